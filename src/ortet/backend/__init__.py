@@ -1,0 +1,1 @@
+"""Where bytes, rows and wake-ups live: three small seams and their implementations."""

@@ -1,0 +1,223 @@
+"""The three seams to the outside: Bucket (bytes), Catalog (rows), Signal (wake-up hint).
+
+Shaped so that S3, PostgreSQL and Valkey fit: batch verbs, ranges, no append, no local paths in results.
+All methods are synchronous and safe to call from several threads and processes at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ortet.ids import Oid
+
+
+class Listing(msgspec.Struct, frozen=True):
+    key: str
+    size: int
+
+
+class Bucket(ABC):
+    """Write-once bytes by key. Keys are relative, `/`-separated, [a-z0-9._-] in each part.
+
+    An object becomes visible whole or not at all, and is durable when `put` returns.
+    """
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> None:
+        """Create; Conflict("exists") if the key is taken."""
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Create from a local file, which is consumed (it may be moved). Same contract as put."""
+        self.put(key, path.read_bytes())
+        path.unlink()
+
+    @abstractmethod
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes [start, start+length), short at the end of the object; NotFound("no_key")."""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Several (start, length) reads of one object, in order."""
+        return [self.get(key, start, length) for start, length in ranges]
+
+    @abstractmethod
+    def size(self, key: str) -> int:
+        """NotFound("no_key") if it is not there."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[Listing]:
+        """In key order."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove; a key that is not there is no error."""
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object can be mapped on this host, or None (the caller then uses get)."""
+        return None
+
+    def close(self) -> None:
+        """Release handles; further calls are undefined."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Where a branch or tag points. `version` grows by one with every move."""
+
+    name: str
+    oid: Oid
+    version: int
+    time: int
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One compare-and-set of a head. `expect` None: must not exist. `to` None: delete."""
+
+    name: str
+    expect: Oid | None
+    to: Oid | None
+
+
+class Op(msgspec.Struct, frozen=True):
+    """A line of the operation log; with `name`, `old` and `new` it is the reflog of that head."""
+
+    seq: int
+    time: int
+    verb: str
+    name: str
+    old: Oid | None
+    new: Oid | None
+    actor: str
+    detail: str
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The right to write under `name` until `expires`. `fence` grows with every new holder."""
+
+    name: str
+    owner: str
+    fence: int
+    expires: int
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A small versioned record: workspaces, machines, holds. `value` is canonical bytes."""
+
+    kind: str
+    key: str
+    value: bytes
+    version: int
+
+
+class Catalog(ABC):
+    """Rows that move: heads, leases, records, and the log of what was done.
+
+    Each method is one atomic, durable transaction. Times come from the clock given at construction.
+    """
+
+    # heads: names are "branch:NAME" and "tag:NAME"; the caller makes and takes off the prefix
+
+    @abstractmethod
+    def head(self, name: str) -> Head | None: ...
+
+    @abstractmethod
+    def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
+        """In name order, names greater than `after`."""
+
+    @abstractmethod
+    def move(
+        self,
+        moves: Sequence[Move],
+        *,
+        verb: str,
+        actor: str = "",
+        detail: str = "",
+        lease: Lease | None = None,
+        rows: Sequence[tuple[str, str, bytes | None]] = (),
+    ) -> None:
+        """All moves, one Op for each, and `rows` (kind, key, value or None to delete), or nothing.
+
+        Conflict("head_moved") with details name/expect/found when an expectation fails;
+        Refused("lease_lost") when `lease` is not the newest of its name or has expired.
+        """
+
+    # operation log
+
+    @abstractmethod
+    def ops(self, name: str | None = None, after: int = 0, limit: int = 1000) -> list[Op]:
+        """Oldest first, seq greater than `after`; of one head when `name` is given."""
+
+    @abstractmethod
+    def last_op(self) -> int:
+        """The newest seq, 0 when there is none."""
+
+    @abstractmethod
+    def trim_ops(self, before_time: int) -> int:
+        """Forget ops older than this, except the newest of every head; returns how many."""
+
+    # leases
+
+    @abstractmethod
+    def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
+        """Refused("lease_held") with details owner/expires while another's is live; the same owner renews
+        and keeps its fence; a new holder gets a higher fence than any before it."""
+
+    @abstractmethod
+    def extend(self, lease: Lease, ttl_ns: int) -> Lease:
+        """Refused("lease_lost") when it was taken over; an expired one nobody took is extended."""
+
+    @abstractmethod
+    def release(self, lease: Lease) -> None:
+        """Give it up; no error if it is already lost."""
+
+    @abstractmethod
+    def seize(self, lease: Lease) -> None:
+        """End this very lease at once (its holder is known dead); no error if it is already gone."""
+
+    @abstractmethod
+    def lease(self, name: str) -> Lease | None:
+        """The newest lease of this name, live or expired."""
+
+    # records
+
+    @abstractmethod
+    def row(self, kind: str, key: str) -> Row | None: ...
+
+    @abstractmethod
+    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
+        """In key order, keys greater than `after`."""
+
+    @abstractmethod
+    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
+        """Write; `expect` is the version that must be there (0: none), Conflict("row_moved") otherwise."""
+
+    @abstractmethod
+    def drop_row(self, kind: str, key: str) -> None:
+        """Delete; a row that is not there is no error."""
+
+    @abstractmethod
+    def check(self) -> list[str]:
+        """What is wrong with the stored rows, in words; empty when sound."""
+
+    def close(self) -> None:
+        """Release handles."""
+
+
+class Signal(ABC):
+    """A hint that something changed under a topic. It may be lost or repeated: never the truth."""
+
+    @abstractmethod
+    def notify(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def token(self, topic: str) -> int:
+        """A mark to wait from: take it, look at the catalog, then wait."""
+
+    @abstractmethod
+    def wait(self, topic: str, token: int, timeout: float) -> bool:
+        """True as soon as the topic was notified after `token`; False at the time-out."""
+
+    def close(self) -> None:
+        """Release handles."""

@@ -1,0 +1,1 @@
+"""Commits, branches, trees: history and its comparison."""

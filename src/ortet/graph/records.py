@@ -1,0 +1,124 @@
+"""The records that are hashed. Positions are the format: append fields with defaults, never reorder."""
+
+from __future__ import annotations
+
+import stat
+from enum import IntFlag
+
+from ortet.codec import Record
+from ortet.ids import Oid
+
+BLOCK = 128 * 1024
+"""Files up to this size are one blob; larger ones are Blocks of blobs of exactly this size (the last shorter)."""
+
+
+class Flag(IntFlag):
+    """Marks that only a difference carries (the system delta of a machine), never a workspace tree."""
+
+    NONE = 0
+    WHITEOUT = 1  # the name is gone from the layer below
+    OPAQUE = 2  # nothing of the layer below shows through this directory
+
+
+class Entry(Record, frozen=True):
+    """One name in a directory, with everything that makes it identical. Size and rdev 0 where meaningless."""
+
+    name: bytes
+    mode: int  # full st_mode, type bits included
+    mtime: int  # ns since 1970, may be negative
+    uid: int = 0
+    gid: int = 0
+    size: int = 0  # regular files only
+    data: bytes = b""  # file: Oid of blob or Blocks (b"" when empty) · directory: Oid of tree · symlink: target
+    cid: bytes = b""  # directory only: its content-only id
+    xattrs: bytes = b""  # Oid of META list[(name, value)] sorted, b"" for none
+    holes: bytes = b""  # Oid of META list[(start, length)], b"" for none
+    rdev: int = 0
+    flags: int = 0
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    @property
+    def content(self) -> tuple[int, bytes]:
+        """What "the same content" means: type, executable bit and data; no times, owners or xattrs."""
+        kind = stat.S_IFMT(self.mode)
+        if self.is_dir:
+            return kind, self.cid
+        return kind | (self.mode & 0o100 if self.is_file else 0), self.data
+
+
+class Blocks(Record, frozen=True):
+    """A large file: `children` is a run of 32-byte Oids, of blobs at level 0, of Blocks above."""
+
+    level: int
+    size: int
+    children: bytes
+
+
+class Page(Record, frozen=True):
+    """A piece of a directory: `entries` at level 0, `pages` above. See graph/tree.py for where it is cut."""
+
+    level: int
+    entries: list[Entry] = []
+    pages: list[PageRef] = []
+
+
+class PageRef(Record, frozen=True):
+    last: bytes  # greatest name in the page
+    oid: bytes
+    cid: bytes
+
+
+class Layer(Record, frozen=True):
+    """What changed on one host mount: a delta tree whose entries may carry flags."""
+
+    mount: bytes
+    root: Entry
+    links: bytes = b""
+
+
+class System(Record, frozen=True):
+    """Changes outside the workspace, against a host or image whose fingerprint must match to apply them."""
+
+    base: str
+    layers: list[Layer] = []
+
+
+class Image(Record, frozen=True):
+    """A frozen machine. `root` is the workspace directory as an Entry with name b""; no host path enters it."""
+
+    root: Entry
+    links: bytes = b""  # Oid of META list[list[path]]: hardlink groups, each sorted, the list sorted; b"" for none
+    system: System | None = None
+    env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
+    cwd: str = ""  # relative to the workspace
+    services: bytes = b""
+    processes: bytes = b""
+
+
+class State(Record, frozen=True):
+    """The whole agent. Its hash is `c.state`."""
+
+    journal: bytes = b""
+    memory: bytes = b""
+    machine: bytes = b""  # Oid of an Image, b"" for none
+
+
+class Commit(Record, frozen=True):
+    """A state with its place in history."""
+
+    state: Oid
+    parents: list[Oid]
+    message: str
+    time: int
+    author: str

@@ -1,0 +1,141 @@
+"""The seam between what is done with a machine and how: Engine opens Machines; a Machine freezes and thaws."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ortet.ids import Oid
+
+Command = str | Sequence[str]
+"""A str goes to sh -c, a list is executed."""
+
+Output = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a command ended. A time-out is exit_code 124 with timed_out set; a signal n is 128 + n."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    duration: float
+    timed_out: bool = False
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """One thing that did not come back, or could not be captured: never silent."""
+
+    path: str
+    what: str  # "owner", "xattr", "device", "unreadable", "system", "process", ...
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a thaw or land did. Paths are relative to the workspace, surrogate-escaped."""
+
+    written: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    losses: list[Loss] = []
+
+
+class Capability(msgspec.Struct, frozen=True):
+    """One line of `ortet doctor`: can this host do it, why not, and the one thing to change."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    fix: str = ""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What to open. `home` is the machine's own directory in the store's local root, made by the caller.
+
+    `path` is the workspace as its processes see it. With `image` the machine starts from that image (private
+    files); without, the directory at `path` is the state (in place).
+    """
+
+    id: str
+    home: Path
+    path: Path
+    image: Oid | None = None
+    scope: Literal["workspace", "host"] = "workspace"
+    hide: tuple[Path, ...] = ()
+
+
+class Machine(ABC):
+    """A live machine. One thread at a time."""
+
+    engine: str
+    path: Path
+    """Where the host can read its files while it is open."""
+
+    @abstractmethod
+    def freeze(self) -> Oid:
+        """Put the present state into the store, not yet flushed; returns the Image's Oid.
+
+        O(changes). The same state gives the same Oid. What could not be captured is in `losses`.
+        """
+
+    @abstractmethod
+    def settle(self, image: Oid) -> None:
+        """The caller has durably committed `image`, the last frozen one: caches may rest on it."""
+
+    @abstractmethod
+    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        """Make the files equal to `image` (only below `paths` when given), touching only what differs.
+
+        All or nothing: when it fails, also by kill -9, the old files are back at the next open.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        output: Output | None = None,
+    ) -> Result:
+        """Run to its end with the workspace as working directory; at the time-out it and all its
+        descendants are killed. `output` is called with each chunk as it comes."""
+
+    @abstractmethod
+    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
+        """Open copies of this machine as of the last settled image, one for each spec; all or none."""
+
+    @property
+    @abstractmethod
+    def losses(self) -> list[Loss]:
+        """What the last freeze could not capture."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop its processes and give back mounts. Files of a private machine stay in its home."""
+
+
+class Engine(ABC):
+    """A way to run machines on this host."""
+
+    name: str
+
+    @abstractmethod
+    def probe(self) -> list[Capability]:
+        """What it needs of the host, checked for real. All ok: it can be used."""
+
+    @abstractmethod
+    def open(self, spec: Spec) -> Machine:
+        """Unsupported, with the reason and the fix, where the host cannot."""
+
+    @abstractmethod
+    def remove(self, home: Path) -> None:
+        """Delete a closed machine's home, leftovers of a crash included."""
+
+

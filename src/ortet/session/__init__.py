@@ -1,0 +1,1 @@
+"""Hub, workspace and (later) session: lifecycle over graph and machine."""

@@ -1,0 +1,1 @@
+"""Objects by hash: blobs, packs, tails, sweep, verify."""

@@ -1,0 +1,58 @@
+"""What the layers above need of a store of objects."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+
+import msgspec
+
+from ortet.codec import Hasher
+from ortet.ids import Oid
+
+
+class Kind(IntEnum):
+    """What an object is. A hint kept beside it in the pack (for prefix search, sweep and statistics): the
+    truth is the position of the reference that names it. Append-only."""
+
+    BLOB = 1
+    BLOCKS = 2
+    TREE = 3
+    META = 4
+    IMAGE = 5
+    STATE = 6
+    COMMIT = 7
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A reference from one object to another, with the kind its position demands."""
+
+    oid: Oid
+    kind: Kind
+
+
+Walk = Callable[[Kind, bytes], Iterable[Link]]
+"""The references inside an object. The graph layer supplies it, so the store need not know records."""
+
+
+class Objects(ABC):
+    """Write-once objects named by the hash of their bytes. Safe to call from several threads."""
+
+    hasher: Hasher
+
+    @abstractmethod
+    def put(self, kind: Kind, data: bytes) -> Oid:
+        """Store unless it is there already; readable at once, durable after `flush`."""
+
+    @abstractmethod
+    def get(self, oid: Oid) -> bytes:
+        """NotFound("no_object") or Corrupt; the bytes were checked against a checksum."""
+
+    @abstractmethod
+    def has(self, oid: Oid) -> bool: ...
+
+    def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
+        """Each distinct object once, in the order that reads fastest."""
+        for oid in dict.fromkeys(oids):
+            yield oid, self.get(oid)
