@@ -2,4 +2,60 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING, Any
+
+from ortet.errors import (
+    Conflict,
+    Corrupt,
+    Diverged,
+    Invalid,
+    NotFound,
+    OrtetError,
+    Refused,
+    Unavailable,
+    Unsettled,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.workspace import Workspace
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "Diverged",
+    "Hub",
+    "Invalid",
+    "NotFound",
+    "OrtetError",
+    "Refused",
+    "Unavailable",
+    "Unsettled",
+    "Unsupported",
+    "Workspace",
+    "__version__",
+    "open",
+]
+
+
+def open(url: str | os.PathLike[str] | None = None) -> Hub:
+    """Open a store: a directory or URL; else $ORTET_URL, the nearest .ortet file, the user's data directory."""
+    from ortet.config import open_hub  # lazily: `ortet --version` must not load a database
+
+    return open_hub(url)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Hub":
+        from ortet.session.hub import Hub
+
+        return Hub
+    if name == "Workspace":
+        from ortet.session.workspace import Workspace
+
+        return Workspace
+    raise AttributeError(f"module 'ortet' has no attribute {name!r}")

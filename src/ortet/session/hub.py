@@ -1,0 +1,400 @@
+"""A hub is an opened store: it opens workspaces, reads history, and looks after the store itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ortet.backend.abc import Bucket, Catalog, Move, Signal
+from ortet.codec import decode
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound
+from ortet.graph import bundle, records
+from ortet.graph.commits import CommitInfo, History
+from ortet.graph.diff import Change, diff_images
+from ortet.graph.refs import Refs
+from ortet.graph.tree import Trees
+from ortet.graph.walk import references
+from ortet.ids import Clock, Oid, Random, from_hex, to_hex, uuid7
+from ortet.machine.abc import Engine, Machine, Report, Spec
+from ortet.machine.materialise import materialise
+from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
+from ortet.session.workspace import Workspace
+from ortet.store.abc import Kind, Link
+from ortet.store.faults import reach
+from ortet.store.objects import LocalObjects
+from ortet.store.sweep import SweepReport, sweep
+from ortet.store.verify import Problem, VerifyReport, verify
+
+Progress = Callable[[int, int], None]
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What a hub is made of; `config.py` chooses each."""
+
+    root: Path
+    catalog: Catalog
+    bucket: Bucket
+    signal: Signal
+    objects: LocalObjects
+    trees: Trees
+    engine: Callable[[str], Engine]  # by name, made at first use
+    strongest: Callable[[], str]  # the engine for private files on this host
+    clock: Clock
+    random: Random
+    author: str
+    host: str
+    scope: Scope
+    hide: tuple[Path, ...]
+
+
+class Hub:
+    """An opened store. Not for use in a forked child: open it again there."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.root = parts.root
+        self.catalog = parts.catalog
+        self.bucket = parts.bucket
+        self.signal = parts.signal
+        self.objects = parts.objects
+        self.trees = parts.trees
+        self.clock = parts.clock
+        self.author = parts.author
+        self.history = History(parts.objects)
+        self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
+        self.registry = Registry(parts.catalog, parts.host)
+        self._parts = parts
+        self._open: list[Workspace] = []
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every workspace it opened, forks too, then the store."""
+        for workspace in reversed(self._open[:]):
+            workspace.close()
+        self.objects.close()
+        self.signal.close()
+        self.bucket.close()
+        self.catalog.close()
+
+    # workspaces
+
+    def workspace(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        engine: str = "auto",
+        files: Files | None = None,
+        scope: Scope | None = None,
+    ) -> Workspace:
+        """Open a directory (or, by `name`, one opened before) and go on where it was.
+
+        In place by default: the directory is the state. "overlay" and "criu" are private: the
+        directory stays untouched until `land`.
+        """
+        if (path is None) == (name is None):
+            raise Invalid("bad_workspace", "give a directory, or name=… of a workspace made before")
+        if name is not None:
+            return self._start(self.registry.need(name))
+        directory = Path(os.path.abspath(os.fspath(path or ".")))
+        if not directory.is_dir():
+            raise NotFound("no_directory", f"{directory} is not a directory: create it first")
+        directory = directory.resolve()
+        self._keep_apart(directory)
+        private = files == "private" or engine in ("overlay", "criu")
+        if files == "inplace" and engine == "overlay":
+            raise Invalid("bad_workspace", "engine='overlay' keeps files private: leave files= out")
+        mode: Files = "private" if private else "inplace"
+        if engine == "auto":
+            engine = self._parts.strongest() if private else "folder"
+            forks = ""
+        else:
+            forks = engine
+        row = self.registry.at(directory, mode)
+        if row is None or (row.engine != engine and private):
+            row = self._register(directory, mode, engine, scope, forks)
+        return self._start(row)
+
+    def reopen(self, name: str, directory: Path) -> Workspace:
+        """Open the in-place workspace a pointer file names, at the directory that holds the pointer.
+
+        A moved directory keeps its history; a copied one (the first still stands) gets its own.
+        """
+        row = self.registry.get(name)
+        directory = directory.resolve()
+        if row is None or row.files != "inplace":
+            return self.workspace(directory)
+        if row.directory != directory:
+            if row.directory.exists():
+                return self.workspace(directory)
+            row = self.registry.move(row, directory)
+        return self._start(row)
+
+    def fork(self, row: WorkspaceRow, machine: Machine, point: Oid, n: int) -> list[Workspace]:
+        """n private workspaces at a commit that `machine` has just settled; all or none."""
+        engine_name = row.forks or self._parts.strongest()
+        engine = self._parts.engine(engine_name)
+        base = self.image_oid(point)
+        rows = [
+            msgspec.structs.replace(
+                row,
+                name=name,
+                engine=engine_name,
+                files="private",
+                machine=uuid7(self.clock, self._parts.random),
+                scope=self._parts.scope if row.files == "inplace" else row.scope,
+                parent=row.name,
+                base=base,
+            )
+            for name in self.registry.free_forks(row.name, n)
+        ]
+        specs = [self._spec(child) for child in rows]
+        reach("fork.before-machines")
+        try:
+            if machine.engine == engine_name:
+                machines = machine.fork(specs)
+            else:
+                machines = _open_all(engine, specs)
+            reach("fork.after-machines")
+            self.catalog.move(
+                [Move(f"branch:{child.name}", None, point) for child in rows],
+                verb="fork",
+                actor=self.author,
+                detail=row.name,
+                rows=[change for child in rows for change in self.registry.rows_of(child)],
+            )
+        except BaseException:
+            for spec in specs:
+                engine.remove(spec.home)
+            raise
+        reach("fork.after-move")
+        pairs = zip(rows, machines, strict=True)
+        return [self._remember(Workspace(self, child, copy)) for child, copy in pairs]
+
+    def drop(self, name: str) -> None:
+        """Forget a workspace and its machine's files; its branch and commits stay."""
+        row = self.registry.need(name)
+        for workspace in self._open[:]:
+            if workspace.name == name:
+                workspace.close()
+        self.registry.drop(row)
+        if row.files == "private":
+            self._parts.engine(row.engine).remove(self._home(row))
+
+    def forget(self, workspace: Workspace) -> None:
+        """A workspace says that it was closed."""
+        if workspace in self._open:
+            self._open.remove(workspace)
+
+    # history
+
+    def log(self, ref: str = "", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, newest first."""
+        return [self.history.info(oid) for oid in self._log(self.refs.resolve(ref), limit)]
+
+    def show(self, ref: str) -> CommitInfo:
+        return self.history.info(self.refs.resolve(ref))
+
+    def diff(self, old: str, new: str) -> list[Change]:
+        before, after = (self.history.image(self.refs.resolve(ref)) for ref in (old, new))
+        return diff_images(self.trees, before, after)
+
+    def restore(
+        self, ref: str, to: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> Report:
+        """Write the workspace files of a commit into a new directory."""
+        image = self.history.image(self.refs.resolve(ref))
+        return materialise(self.objects, self.trees, image, Path(to), progress=progress)
+
+    def image_oid(self, commit: Oid) -> Oid:
+        """The machine image inside a commit."""
+        state = decode(records.State, self.objects.get(self.history.read(commit).state))
+        if not state.machine:
+            raise NotFound("no_files", f"commit {to_hex(commit)[:12]} holds no files")
+        return Oid(state.machine)
+
+    def read_image(self, oid: Oid) -> records.Image:
+        return decode(records.Image, self.objects.get(oid))
+
+    # the store
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Recompute every hash and follow every reference; raises Corrupt with the report in details."""
+        report = verify(self.objects, self._roots, references, progress=progress)
+        rows = [Problem(oid="", where="catalog", what=what) for what in self.catalog.check()]
+        if problems := [*report.problems, *rows]:
+            raise Corrupt(
+                "verify_failed",
+                f"{len(problems)} problem(s) in the store, first: {problems[0].what}; restore the "
+                "damaged files from a backup, or pull the objects from another hub",
+                report=msgspec.to_builtins(msgspec.structs.replace(report, problems=problems)),
+            )
+        return report
+
+    def sweep(
+        self,
+        *,
+        dry_run: bool = False,
+        expire_ns: int | None = None,
+        progress: Progress | None = None,
+    ) -> SweepReport:
+        """Remove objects nothing refers to. With `expire_ns`, reflog older than that lets go first."""
+        if expire_ns is not None and not dry_run:
+            self.catalog.trim_ops(self.clock.now_ns() - expire_ns)
+        return sweep(self.objects, self._roots, references, dry_run=dry_run, progress=progress)
+
+    def export(
+        self,
+        refs: str | Sequence[str],
+        path: str | os.PathLike[str],
+        *,
+        progress: Progress | None = None,
+    ) -> bundle.BundleReport:
+        """Write commits with all they need into one file."""
+        names = [refs] if isinstance(refs, str) else list(refs)
+        heads = {name: self.refs.resolve(name) for name in names}
+        return bundle.export(self.objects, heads, references, Path(path), progress=progress)
+
+    def import_(
+        self, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> dict[str, str]:
+        """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
+        with self.objects.writing():
+            heads = bundle.import_(self.objects, Path(path), references, progress=progress)
+            self.objects.flush()
+            names = {self._free_branch(name, oid): oid for name, oid in heads.items()}
+            moves = [
+                Move(f"branch:{name}", None, oid)
+                for name, oid in names.items()
+                if self.catalog.head(f"branch:{name}") is None
+            ]
+            self.catalog.move(moves, verb="import", actor=self.author, detail=Path(path).name)
+        return {name: to_hex(oid) for name, oid in names.items()}
+
+    # inside
+
+    def _log(self, oid: Oid, limit: int | None) -> Iterator[Oid]:
+        for info in self.history.log(oid, limit=limit):
+            yield from_hex(info.oid)
+
+    def _register(
+        self, path: Path, files: Files, engine: str, scope: Scope | None, forks: str
+    ) -> WorkspaceRow:
+        row = WorkspaceRow(
+            name=self.registry.free_name(path),
+            path=os.fsencode(path),
+            host=self._parts.host,
+            engine=engine,
+            files=files,
+            machine=uuid7(self.clock, self._parts.random),
+            scope=scope or (self._parts.scope if files == "private" else "workspace"),
+            forks=forks,
+        )
+        with self.objects.writing():  # until the row holds the base, a sweep must not take it
+            if files == "private":
+                self._parts.engine(engine)  # refuse before anything is stored
+                row = msgspec.structs.replace(row, base=self._photograph(path))
+            try:
+                self.registry.add(row)
+            except Conflict:
+                found = self.registry.at(path, files)
+                if found is None:
+                    raise
+                return found
+        return row
+
+    def _photograph(self, path: Path) -> Oid:
+        """The image of a directory as it is, durable in the store."""
+        home = self.root / "local" / "machines" / uuid7(self.clock, self._parts.random)
+        home.mkdir(parents=True)
+        engine = self._parts.engine("folder")
+        machine = engine.open(Spec(id=home.name, home=home, path=path))
+        try:
+            image = machine.freeze()
+            self.objects.flush()
+            return image
+        finally:
+            machine.close()
+            shutil.rmtree(home, ignore_errors=True)
+
+    def _start(self, row: WorkspaceRow) -> Workspace:
+        engine = self._parts.engine(row.engine)
+        spec = self._spec(row)
+        return self._remember(Workspace(self, row, engine.open(spec)))
+
+    def _remember(self, workspace: Workspace) -> Workspace:
+        self._open.append(workspace)
+        return workspace
+
+    def _spec(self, row: WorkspaceRow) -> Spec:
+        home = self._home(row)
+        home.mkdir(parents=True, exist_ok=True)
+        return Spec(
+            id=row.machine,
+            home=home,
+            path=row.directory,
+            image=self._start_image(row),
+            scope=row.scope,
+            hide=(*self._parts.hide, self.root),
+        )
+
+    def _start_image(self, row: WorkspaceRow) -> Oid | None:
+        if row.files == "inplace":
+            return None
+        head = self.catalog.head(f"branch:{row.name}")
+        return self.image_oid(head.oid) if head else Oid(row.base)
+
+    def _home(self, row: WorkspaceRow) -> Path:
+        return self.root / "local" / "machines" / row.machine
+
+    def _keep_apart(self, directory: Path) -> None:
+        store = self.root.resolve()
+        if store == directory or directory in store.parents or store in directory.parents:
+            raise Invalid(
+                "store_in_workspace",
+                f"the store {store} and the workspace {directory} overlap: an agent's clean-up would "
+                "delete history; put the store elsewhere (ORTET_URL, or `ortet init --store`)",
+            )
+
+    def _roots(self) -> Iterator[Link]:
+        """Everything that must stay: heads, the reflog, and the images private machines rest on."""
+        after = ""
+        while heads := self.catalog.heads("", after):
+            yield from (Link(head.oid, Kind.COMMIT) for head in heads)
+            after = heads[-1].name
+        seq = 0
+        while ops := self.catalog.ops(after=seq):
+            for op in ops:
+                yield from (Link(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
+            seq = ops[-1].seq
+        for row in self.registry.all():
+            if row.base:
+                yield Link(Oid(row.base), Kind.IMAGE)
+
+    def _free_branch(self, name: str, oid: Oid) -> str:
+        """A bundle's name, or that name with a number when the branch here is another one."""
+        candidate, number = name, 1
+        while (head := self.catalog.head(f"branch:{candidate}")) and head.oid != oid:
+            number += 1
+            candidate = f"{name}-{number}"
+        return candidate
+
+
+def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:
+    opened: list[Machine] = []
+    try:
+        for spec in specs:
+            opened.append(engine.open(spec))
+    except BaseException:
+        for machine in opened:
+            machine.close()
+        raise
+    return opened
