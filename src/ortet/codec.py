@@ -48,7 +48,7 @@ def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 def decode(type_: type[T], data: bytes) -> T:
     """Parse canonical bytes as `type_`; raises Corrupt when they are something else."""
     try:
-        return cast(T, _decoder(type_).decode(data))
+        return cast(T, _decoder(cast(Any, type_)).decode(data))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         name = getattr(type_, "__name__", str(type_))
         raise Corrupt(
@@ -98,7 +98,12 @@ def decompress(data: bytes | memoryview, size: int) -> bytes:
     try:
         plain = zstd.ZstdDecompressor().decompress(data, max_length=size + 1)
     except zstd.ZstdError as error:
-        raise Corrupt("bad_frame", f"compressed data is damaged ({error}): run `ortet verify`") from error
+        raise Corrupt(
+            "bad_frame", f"compressed data is damaged ({error}): run `ortet verify`"
+        ) from error
     if len(plain) != size:
-        raise Corrupt("bad_frame", f"frame holds {len(plain)} bytes, its header says {size}: run `ortet verify`")
+        raise Corrupt(
+            "bad_frame",
+            f"frame holds {len(plain)} bytes, its header says {size}: run `ortet verify`",
+        )
     return plain

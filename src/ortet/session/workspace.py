@@ -214,7 +214,9 @@ class Workspace:
     def land(self, *, favor: str | None = None) -> Report:
         """Apply what this private workspace changed to the original directory, or nothing on conflict."""
         if self._row.files != "private":
-            raise Invalid("not_private", f"{self.name!r} is in place: its directory has it all already")
+            raise Invalid(
+                "not_private", f"{self.name!r} is in place: its directory has it all already"
+            )
         theirs_commit = from_hex(self.commit("before landing").oid)
         theirs = self._hub.history.image(theirs_commit)
         with self._hub.workspace(self._row.directory, engine="folder") as origin:
@@ -231,7 +233,9 @@ class Workspace:
 
     def _live(self) -> Machine:
         if self._closed:
-            raise Invalid("closed", f"workspace {self.name!r} is closed: open it again with the hub")
+            raise Invalid(
+                "closed", f"workspace {self.name!r} is closed: open it again with the hub"
+            )
         return self._machine
 
     def _look(self) -> None:
@@ -270,7 +274,9 @@ class Workspace:
     def _move(self, before: Oid | None, after: Oid, verb: str, detail: str) -> None:
         hub, name = self._hub, f"branch:{self.name}"
         try:
-            hub.catalog.move([Move(name, before, after)], verb=verb, actor=hub.author, detail=detail)
+            hub.catalog.move(
+                [Move(name, before, after)], verb=verb, actor=hub.author, detail=detail
+            )
         except Conflict as error:
             self._look()
             now = to_hex(self._head.oid)[:12] if self._head else "nothing"
@@ -356,7 +362,4 @@ def _refuse(conflicts: Sequence[FileConflict], label: str) -> None:
 
 def _raw(path: str | bytes) -> bytes:
 
-
     return os.fsencode(path).strip(b"/")
-
-

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortet.codec import Compressor, Hasher, Record, checksum, decode, decompress, encode, to_json
+from ortet.errors import Corrupt
+
+
+class Pair(Record, frozen=True):
+    left: int
+    right: dict[str, int] = {}
+
+
+class PairV2(Record, frozen=True):
+    left: int
+    right: dict[str, int] = {}
+    extra: str = "default"
+
+
+def test_the_same_value_has_one_encoding() -> None:
+    assert encode(Pair(1, {"b": 2, "a": 1})) == encode(Pair(1, {"a": 1, "b": 2}))
+
+
+def test_fields_may_be_appended() -> None:
+    assert decode(PairV2, encode(Pair(1))) == PairV2(1)
+    assert decode(Pair, encode(PairV2(1, extra="new"))) == Pair(1)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\x01", encode("text"), encode(Pair(1)) + b"\0"]
+)
+def test_other_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(Pair, data)
+
+
+def test_known_hashes() -> None:
+    """Test vectors of BLAKE3 itself: the id of an object must never change."""
+    assert Hasher().oid(b"").hex() == (
+        "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    )
+    assert Hasher().oid(b"ortet").hex() == Hasher().oid(memoryview(b"ortet")).hex()
+
+
+def test_tenants_share_no_ids() -> None:
+    one, two, open_ = Hasher(b"1" * 32), Hasher(b"2" * 32), Hasher()
+    assert len({hasher.oid(b"same") for hasher in (one, two, open_)}) == 3
+    assert len({one.key_id, two.key_id, open_.key_id}) == 3
+    assert open_.key_id == bytes(8)
+
+
+@given(st.binary(max_size=10_000))
+def test_compression_round_trip(data: bytes) -> None:
+    assert decompress(Compressor().compress(data), len(data)) == data
+
+
+def test_a_compressor_is_reusable() -> None:
+    compressor = Compressor()
+    packed = [compressor.compress(b"a" * n) for n in (1, 1000, 10)]
+    assert [decompress(p, n) for p, n in zip(packed, (1, 1000, 10), strict=True)] == [
+        b"a" * n for n in (1, 1000, 10)
+    ]
+
+
+def test_a_bomb_is_refused_without_expanding_it() -> None:
+    bomb = Compressor().compress(bytes(50_000_000))
+    with pytest.raises(Corrupt) as caught:
+        decompress(bomb, 1000)
+    assert "1001 bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", Compressor().compress(b"whole" * 100)[:-3]])
+def test_damaged_compression_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decompress(data, 500)
+
+
+def test_checksum_is_of_the_whole() -> None:
+    assert checksum(b"ab", b"c") == checksum(b"abc")
+    assert checksum(b"abc") != checksum(b"abd")
+    assert len(checksum(b"")) == 8
+
+
+def test_json_is_for_people() -> None:
+    assert to_json({"b": 1, "a": [2]}) == '{"a":[2],"b":1}'

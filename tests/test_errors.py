@@ -1,0 +1,48 @@
+"""The error table is a contract with HTTP clients and shell scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet import errors
+
+
+@pytest.mark.parametrize(
+    ("cls", "status", "exit_code"),
+    [
+        (errors.NotFound, 404, 4),
+        (errors.Conflict, 409, 5),
+        (errors.Invalid, 422, 2),
+        (errors.Refused, 403, 6),
+        (errors.Unavailable, 503, 7),
+        (errors.Corrupt, 500, 8),
+        (errors.Unsupported, 501, 9),
+        (errors.Diverged, 409, 5),
+        (errors.Unsettled, 409, 5),
+    ],
+)
+def test_each_class_has_one_status_and_exit_code(
+    cls: type[errors.OrtetError], status: int, exit_code: int
+) -> None:
+    assert errors.code_of(cls("a_kind", "do this next")) == (status, exit_code)
+
+
+def test_foreign_exceptions_are_bugs() -> None:
+    assert errors.code_of(ValueError("x")) == (500, 1)
+
+
+def test_one_shape_on_every_surface() -> None:
+    error = errors.Conflict("head_moved", "look again", name="main")
+    assert error.as_dict() == {
+        "error": "conflict",
+        "kind": "head_moved",
+        "message": "look again",
+        "details": {"name": "main"},
+    }
+    assert str(error) == "look again"
+
+
+def test_caller_can_catch_by_what_to_do() -> None:
+    assert issubclass(errors.Diverged, errors.Conflict)
+    assert issubclass(errors.Unsettled, errors.Conflict)
+    assert all(issubclass(cls, errors.OrtetError) for cls in errors.CODES)
