@@ -43,7 +43,7 @@ __all__ = [
 
 
 def open(url: str | os.PathLike[str] | None = None) -> Hub:
-    """Open a store: a directory or URL; else $ORTET_URL, the nearest .ortet file, the user's data directory."""
+    """Open a store; by default $ORTET_URL, the nearest .ortet file or the user's data directory."""
     from ortet.config import open_hub  # lazily: `ortet --version` must not load a database
 
     return open_hub(url)

@@ -1,7 +1,7 @@
 """The only place where bytes are made: canonical encoding, hashing, compression.
 
-Canonical bytes are msgpack with deterministic key order; records are frozen msgspec Structs laid out as
-arrays, so a field's position is part of the format: append fields, never reorder or remove them.
+Canonical bytes are msgpack with deterministic key order; records are frozen msgspec Structs laid
+out as arrays, so a field's position is part of the format: append fields, never reorder or remove.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def to_json(value: Any) -> str:
 
 
 class Hasher:
-    """Makes Oids: BLAKE3-256, keyed where the tenant has a key, so that dedup stays inside a tenant."""
+    """Makes Oids: BLAKE3-256, keyed where the tenant has a key: dedup stays inside a tenant."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key
@@ -84,7 +84,7 @@ def checksum(*parts: bytes | memoryview) -> bytes:
 
 
 class Compressor:
-    """A reused zstd context (a one-shot call costs four times as much). Not thread-safe: one per thread."""
+    """A reused zstd context (a one-shot call costs four times as much). One per thread."""
 
     def __init__(self, level: int = ZSTD_LEVEL) -> None:
         self._zstd = zstd.ZstdCompressor(level)

@@ -107,7 +107,7 @@ def store_url(
     cwd: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """What was asked for; else $ORTET_URL; else the nearest pointer; else the user's data directory."""
+    """What was asked for, else $ORTET_URL, the nearest pointer, the user's data directory."""
     if url is not None:
         return os.fspath(url)
     if environ.get("ORTET_URL"):

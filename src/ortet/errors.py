@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class OrtetError(Exception):
-    """Base of all errors. `kind` is an append-only machine code; the message says what to do next."""
+    """Base of all. `kind` is an append-only machine code; the message says what to do next."""
 
     name: ClassVar[str] = "error"
 

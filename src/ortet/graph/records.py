@@ -1,4 +1,4 @@
-"""The records that are hashed. Positions are the format: append fields with defaults, never reorder."""
+"""The records that are hashed. Positions are the format: append fields, never reorder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ortet.codec import Record
 from ortet.ids import Oid
 
 BLOCK = 128 * 1024
-"""Files up to this size are one blob; larger ones are Blocks of blobs of exactly this size (the last shorter)."""
+"""Files up to this size are one blob; larger ones are Blocks of blobs of this size."""
 
 
 class Flag(IntFlag):
-    """Marks that only a difference carries (the system delta of a machine), never a workspace tree."""
+    """Marks that only a difference (a machine's system delta) carries, never a workspace tree."""
 
     NONE = 0
     WHITEOUT = 1  # the name is gone from the layer below
@@ -21,7 +21,11 @@ class Flag(IntFlag):
 
 
 class Entry(Record, frozen=True):
-    """One name in a directory, with everything that makes it identical. Size and rdev 0 where meaningless."""
+    """One name in a directory, with everything that makes it identical.
+
+    `data` is, of a file, the Oid of its blob or Blocks (b"" when empty); of a directory, the Oid of
+    its tree; of a symlink, the target.
+    """
 
     name: bytes
     mode: int  # full st_mode, type bits included
@@ -29,7 +33,7 @@ class Entry(Record, frozen=True):
     uid: int = 0
     gid: int = 0
     size: int = 0  # regular files only
-    data: bytes = b""  # file: Oid of blob or Blocks (b"" when empty) · directory: Oid of tree · symlink: target
+    data: bytes = b""
     cid: bytes = b""  # directory only: its content-only id
     xattrs: bytes = b""  # Oid of META list[(name, value)] sorted, b"" for none
     holes: bytes = b""  # Oid of META list[(start, length)], b"" for none
@@ -50,7 +54,7 @@ class Entry(Record, frozen=True):
 
     @property
     def content(self) -> tuple[int, bytes]:
-        """What "the same content" means: type, executable bit and data; no times, owners or xattrs."""
+        """What "same content" means: type, executable bit, data; no times, owners or xattrs."""
         kind = stat.S_IFMT(self.mode)
         if self.is_dir:
             return kind, self.cid
@@ -66,7 +70,7 @@ class Blocks(Record, frozen=True):
 
 
 class Page(Record, frozen=True):
-    """A piece of a directory: `entries` at level 0, `pages` above. See graph/tree.py for where it is cut."""
+    """A piece of a directory: `entries` at level 0, `pages` above; graph/tree.py cuts it."""
 
     level: int
     entries: list[Entry] = []
@@ -88,17 +92,20 @@ class Layer(Record, frozen=True):
 
 
 class System(Record, frozen=True):
-    """Changes outside the workspace, against a host or image whose fingerprint must match to apply them."""
+    """Changes outside the workspace, against a base whose fingerprint must match to apply them."""
 
     base: str
     layers: list[Layer] = []
 
 
 class Image(Record, frozen=True):
-    """A frozen machine. `root` is the workspace directory as an Entry with name b""; no host path enters it."""
+    """A frozen machine. No host path enters it: `root` is the workspace with the name b"".
+
+    `links` is the Oid of META list[list[path]], the hardlink groups: each sorted, the list sorted.
+    """
 
     root: Entry
-    links: bytes = b""  # Oid of META list[list[path]]: hardlink groups, each sorted, the list sorted; b"" for none
+    links: bytes = b""
     system: System | None = None
     env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
     cwd: str = ""  # relative to the workspace

@@ -1,4 +1,4 @@
-"""The seam between what is done with a machine and how: Engine opens Machines; a Machine freezes and thaws."""
+"""The seam between what is done with a machine and how: an Engine opens, a Machine freezes, thaws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Output = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a command ended. A time-out is exit_code 124 with timed_out set; a signal n is 128 + n."""
+    """How a command ended. A time-out is exit code 124 with timed_out; a signal n is 128 + n."""
 
     exit_code: int
     stdout: str
@@ -54,10 +54,10 @@ class Capability(msgspec.Struct, frozen=True):
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """What to open. `home` is the machine's own directory in the store's local root, made by the caller.
+    """What to open. `home` is the machine's own directory in the store, made by the caller.
 
-    `path` is the workspace as its processes see it. With `image` the machine starts from that image (private
-    files); without, the directory at `path` is the state (in place).
+    `path` is the workspace as its processes see it. With `image` the machine starts from that image
+    (private files); without, the directory at `path` is the state (in place).
     """
 
     id: str
@@ -88,7 +88,7 @@ class Machine(ABC):
 
     @abstractmethod
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
-        """Make the files equal to `image` (only below `paths` when given), touching only what differs.
+        """Make the files equal to `image` (only below `paths` if given), touching what differs.
 
         All or nothing: when it fails, also by kill -9, the old files are back at the next open.
         """
@@ -109,7 +109,7 @@ class Machine(ABC):
 
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
-        """Open copies of this machine as of the last settled image, one for each spec; all or none."""
+        """Open copies of this machine as of the last settled image, one a spec; all or none."""
 
     @property
     @abstractmethod
@@ -137,5 +137,3 @@ class Engine(ABC):
     @abstractmethod
     def remove(self, home: Path) -> None:
         """Delete a closed machine's home, leftovers of a crash included."""
-
-

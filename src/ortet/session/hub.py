@@ -1,4 +1,4 @@
-"""A hub is an opened store: it opens workspaces, reads history, and looks after the store itself."""
+"""A hub is an opened store: it opens workspaces, reads history, and looks after the store."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Hub:
         return self._start(row)
 
     def reopen(self, name: str, directory: Path) -> Workspace:
-        """Open the in-place workspace a pointer file names, at the directory that holds the pointer.
+        """Open the in-place workspace a pointer file names, at the directory that holds it.
 
         A moved directory keeps its history; a copied one (the first still stands) gets its own.
         """
@@ -227,7 +227,7 @@ class Hub:
     # the store
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Recompute every hash and follow every reference; raises Corrupt with the report in details."""
+        """Recompute every hash, follow every reference; Corrupt carries the report in details."""
         report = verify(self.objects, self._roots, references, progress=progress)
         rows = [Problem(oid="", where="catalog", what=what) for what in self.catalog.check()]
         if problems := [*report.problems, *rows]:
@@ -246,7 +246,7 @@ class Hub:
         expire_ns: int | None = None,
         progress: Progress | None = None,
     ) -> SweepReport:
-        """Remove objects nothing refers to. With `expire_ns`, reflog older than that lets go first."""
+        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first."""
         if expire_ns is not None and not dry_run:
             self.catalog.trim_ops(self.clock.now_ns() - expire_ns)
         return sweep(self.objects, self._roots, references, dry_run=dry_run, progress=progress)
@@ -360,8 +360,8 @@ class Hub:
         if store == directory or directory in store.parents or store in directory.parents:
             raise Invalid(
                 "store_in_workspace",
-                f"the store {store} and the workspace {directory} overlap: an agent's clean-up would "
-                "delete history; put the store elsewhere (ORTET_URL, or `ortet init --store`)",
+                f"the store {store} and the workspace {directory} overlap: an agent's clean-up "
+                "would delete history; put the store elsewhere (ORTET_URL, or `ortet init --store`)",
             )
 
     def _roots(self) -> Iterator[Link]:

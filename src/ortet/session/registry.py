@@ -82,7 +82,7 @@ class Registry:
         return name
 
     def free_forks(self, parent: str, count: int) -> list[str]:
-        """The next `count` names below `parent`; a number is never used twice while its branch lives."""
+        """The next `count` names below `parent`; a living branch's number is not used again."""
         prefix, last, after = f"branch:{parent}/", 0, ""
         while heads := self._catalog.heads(prefix, after):
             tails = (head.name[len(prefix) :] for head in heads)

@@ -1,9 +1,9 @@
-"""A workspace: a branch with a machine. The verbs of DESIGN on files, each atomic and with a way back."""
+"""A workspace: a branch with a machine. Each verb is atomic and has a way back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 import os
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,7 +146,7 @@ class Workspace:
         only: Collection[str] | None = None,
         paths: Sequence[str | bytes] | None = None,
     ) -> Report:
-        """Make the files those of `ref` and move the branch there; uncommitted work is committed first.
+        """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
 
         With `paths`, only these come back and the branch stays where it is.
         """
@@ -212,7 +212,7 @@ class Workspace:
         return MergeResult(commit=info, conflicts=merged.conflicts)
 
     def land(self, *, favor: str | None = None) -> Report:
-        """Apply what this private workspace changed to the original directory, or nothing on conflict."""
+        """Apply what this private workspace changed to the original directory, all or nothing."""
         if self._row.files != "private":
             raise Invalid(
                 "not_private", f"{self.name!r} is in place: its directory has it all already"
@@ -354,8 +354,8 @@ def _refuse(conflicts: Sequence[FileConflict], label: str) -> None:
         some = ", ".join(conflict.path for conflict in open_[:5])
         raise Conflict(
             "merge_conflict",
-            f"{len(open_)} file(s) changed on both sides of {label!r} ({some}); nothing was changed: "
-            "edit one side and merge again, or choose favor='ours' or 'theirs'",
+            f"{len(open_)} file(s) changed on both sides of {label!r} ({some}); nothing was "
+            "changed: edit one side and merge again, or choose favor='ours' or 'theirs'",
             conflicts=[msgspec.to_builtins(conflict) for conflict in open_],
         )
 
