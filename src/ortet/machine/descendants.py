@@ -1,0 +1,102 @@
+"""Find and kill all that a command started, however far it ran: setsid, double fork, fork bomb."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import NamedTuple
+
+MARK = "ORTET_RUN"
+"""Environment variable that names the run a process belongs to; nested runs append with a colon."""
+
+GIVE_UP = 10.0
+"""Seconds after which a process that outlives SIGKILL (it waits for a device) is left alone."""
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+
+
+def kill_run(mark: str, leader: int) -> None:
+    """Kill the command `leader`, not yet reaped so that the pid is its own, and all descendants.
+
+    A descendant is in the leader's session, carries `mark` in its environment, or has a descendant
+    as parent. All are stopped before any is killed, so that none can fork away in between.
+    """
+    if not os.path.isdir("/proc/self"):
+        _signal_group(leader)
+        return
+    deadline = time.monotonic() + GIVE_UP
+    immortal: set[int] = set()
+    while (members := find_run(mark, leader) - immortal) and time.monotonic() < deadline:
+        stopped: set[int] = set()
+        while fresh := members - stopped:
+            immortal |= {pid for pid in fresh if not _send(pid, signal.SIGSTOP)}
+            stopped |= fresh
+            members = find_run(mark, leader)
+        immortal |= {pid for pid in members if not _send(pid, signal.SIGKILL)}
+        time.sleep(0.001)  # dying takes a moment, and the processor
+
+
+def find_run(mark: str, leader: int) -> set[int]:
+    """The living processes of a run; zombies do not count."""
+    alive = list(_processes())
+    token = mark.encode()
+    members = {p.pid for p in alive if leader in (p.session, p.pid)}
+    members |= {p.pid for p in alive if p.pid not in members and _carries(p.pid, token)}
+    grown = True
+    while grown:
+        children = {p.pid for p in alive if p.parent in members} - members
+        members |= children
+        grown = bool(children)
+    return members - {os.getpid()}
+
+
+def _processes() -> list[_Process]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        text = _read(f"/proc/{name}/stat")
+        # the command's name stands in parentheses and may itself hold spaces and parentheses
+        fields = text[text.rfind(b")") + 1 :].split(None, 4)
+        if len(fields) == 5 and fields[0] not in (b"Z", b"X"):
+            found.append(_Process(int(name), int(fields[1]), int(fields[3])))
+    return found
+
+
+def _carries(pid: int, token: bytes) -> bool:
+    key = MARK.encode() + b"="
+    for item in _read(f"/proc/{pid}/environ").split(b"\0"):
+        if item.startswith(key):
+            return token in item[len(key) :].split(b":")
+    return False
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, or nothing where the process is gone or another user's."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _send(pid: int, number: signal.Signals) -> bool:
+    """False when the process may not be signalled; one that is already gone is no failure."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
+
+
+def _signal_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
