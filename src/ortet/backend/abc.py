@@ -1,6 +1,6 @@
 """The three seams to the outside: Bucket (bytes), Catalog (rows), Signal (wake-up hint).
 
-Shaped so that S3, PostgreSQL and Valkey fit: batch verbs, ranges, no append, no local paths in results.
+Shaped so that S3, PostgreSQL and Valkey fit: batch verbs, ranges, no append, no local paths.
 All methods are synchronous and safe to call from several threads and processes at once.
 """
 
@@ -55,11 +55,11 @@ class Bucket(ABC):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove; a key that is not there is no error."""
 
-    def local_path(self, key: str) -> Path | None:
+    def local_path(self, key: str) -> Path | None:  # noqa: ARG002
         """Where the object can be mapped on this host, or None (the caller then uses get)."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release handles; further calls are undefined."""
 
 
@@ -161,12 +161,14 @@ class Catalog(ABC):
 
     @abstractmethod
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
-        """Refused("lease_held") with details owner/expires while another's is live; the same owner renews
-        and keeps its fence; a new holder gets a higher fence than any before it."""
+        """The same owner renews and keeps its fence; a new holder gets one higher than any before.
+
+        Refused("lease_held") with details owner/expires while another's is live.
+        """
 
     @abstractmethod
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
-        """Refused("lease_lost") when it was taken over; an expired one nobody took is extended."""
+        """Refused("lease_lost") if it was taken over; an expired one nobody took is extended."""
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
@@ -191,7 +193,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
-        """Write; `expect` is the version that must be there (0: none), Conflict("row_moved") otherwise."""
+        """Write; `expect` is the version that must be there (0: none), else "row_moved"."""
 
     @abstractmethod
     def drop_row(self, kind: str, key: str) -> None:
@@ -201,7 +203,7 @@ class Catalog(ABC):
     def check(self) -> list[str]:
         """What is wrong with the stored rows, in words; empty when sound."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release handles."""
 
 
@@ -219,5 +221,5 @@ class Signal(ABC):
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         """True as soon as the topic was notified after `token`; False at the time-out."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release handles."""

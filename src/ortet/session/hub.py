@@ -95,16 +95,17 @@ class Hub:
         files: Files | None = None,
         scope: Scope | None = None,
     ) -> Workspace:
-        """Open a directory (or, by `name`, one opened before) and go on where it was.
+        """Open a directory (or, by `name` alone, one opened before) and go on where it was.
 
+        A directory opened for the first time gets `name`, or its base name.
         In place by default: the directory is the state. "overlay" and "criu" are private: the
         directory stays untouched until `land`.
         """
-        if (path is None) == (name is None):
-            raise Invalid("bad_workspace", "give a directory, or name=… of a workspace made before")
-        if name is not None:
+        if path is None:
+            if name is None:
+                raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
             return self._start(self.registry.need(name))
-        directory = Path(os.path.abspath(os.fspath(path or ".")))
+        directory = Path(os.path.abspath(os.fspath(path)))
         if not directory.is_dir():
             raise NotFound("no_directory", f"{directory} is not a directory: create it first")
         directory = directory.resolve()
@@ -120,7 +121,14 @@ class Hub:
             forks = engine
         row = self.registry.at(directory, mode)
         if row is None or (row.engine != engine and private):
-            row = self._register(directory, mode, engine, scope, forks)
+            row = self._register(
+                directory, mode, engine=engine, scope=scope, forks=forks, name=name
+            )
+        elif name not in (None, row.name):
+            raise Conflict(
+                "name_taken",
+                f"{directory} is workspace {row.name!r} already: leave the name out to go on with it",
+            )
         return self._start(row)
 
     def reopen(self, name: str, directory: Path) -> Workspace:
@@ -128,18 +136,21 @@ class Hub:
 
         A moved directory keeps its history; a copied one (the first still stands) gets its own.
         """
-        row = self.registry.get(name)
-        directory = directory.resolve()
-        if row is None or row.files != "inplace":
-            return self.workspace(directory)
-        if row.directory != directory:
-            if row.directory.exists():
-                return self.workspace(directory)
-            row = self.registry.move(row, directory)
-        return self._start(row)
+        row = self.locate(name, directory)
+        return self._start(row) if row else self.workspace(directory)
 
-    def fork(self, row: WorkspaceRow, machine: Machine, point: Oid, n: int) -> list[Workspace]:
-        """n private workspaces at a commit that `machine` has just settled; all or none."""
+    def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
+        """The row `reopen` opens; None when the directory has no history in this store yet."""
+        directory = directory.resolve()
+        row = self.registry.at(directory, "inplace") or self.registry.get(name)
+        if row is None or row.files != "inplace" or row.directory == directory:
+            return row if row and row.files == "inplace" else None
+        return None if row.directory.exists() else self.registry.move(row, directory)
+
+    def fork(
+        self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
+    ) -> list[Workspace]:
+        """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
         engine_name = row.forks or self._parts.strongest()
         engine = self._parts.engine(engine_name)
         base = self.image_oid(point)
@@ -159,7 +170,7 @@ class Hub:
         specs = [self._spec(child) for child in rows]
         reach("fork.before-machines")
         try:
-            if machine.engine == engine_name:
+            if machine is not None and machine.engine == engine_name:
                 machines = machine.fork(specs)
             else:
                 machines = _open_all(engine, specs)
@@ -286,10 +297,19 @@ class Hub:
             yield from_hex(info.oid)
 
     def _register(
-        self, path: Path, files: Files, engine: str, scope: Scope | None, forks: str
+        self,
+        path: Path,
+        files: Files,
+        *,
+        engine: str,
+        scope: Scope | None,
+        forks: str,
+        name: str | None,
     ) -> WorkspaceRow:
+        if name is not None:
+            self.refs.check_new(name)
         row = WorkspaceRow(
-            name=self.registry.free_name(path),
+            name=name or self.registry.free_name(path),
             path=os.fsencode(path),
             host=self._parts.host,
             engine=engine,
@@ -360,8 +380,9 @@ class Hub:
         if store == directory or directory in store.parents or store in directory.parents:
             raise Invalid(
                 "store_in_workspace",
-                f"the store {store} and the workspace {directory} overlap: an agent's clean-up "
-                "would delete history; put the store elsewhere (ORTET_URL, or `ortet init --store`)",
+                f"the store {store} and the workspace {directory} overlap, so an agent's "
+                "clean-up could delete history; put the store elsewhere (ORTET_URL, "
+                "or `ortet init --store`)",
             )
 
     def _roots(self) -> Iterator[Link]:
