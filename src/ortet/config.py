@@ -72,8 +72,8 @@ def find_pointer(start: Path) -> Pointer | None:
     for directory in (start, *start.parents):
         file = directory / POINTER
         if file.is_file():
-            line = file.read_text("utf-8", "surrogateescape").strip()
-            url, _, workspace = line.partition("#")
+            line = file.read_text("utf-8", "surrogateescape").removesuffix("\n")
+            url, _, workspace = line.rpartition("#") if "#" in line else (line, "", "")
             if not url or "\n" in line:
                 raise Invalid(
                     "bad_pointer",
@@ -139,11 +139,15 @@ def open_hub(
     *,
     cwd: Path | None = None,
     create: bool = True,
+    watch: bool | None = None,
     clock: Clock | None = None,
     random: Random = os.urandom,
     environ: Mapping[str, str] = os.environ,
 ) -> Hub:
-    """Open the store, making it when it is not there and `create` is true."""
+    """Open the store, making it when it is not there and `create` is true.
+
+    `watch` overrides the setting: a short-lived process looks once and needs no watcher.
+    """
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     if not create and not (root / "FORMAT").exists():
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
@@ -161,7 +165,8 @@ def open_hub(
         reserve=settings.reserve * MIB,
     )
     trees = Trees(objects)
-    engine = _engines(objects, trees, clock, root=root, watch=settings.watch)
+    watch = settings.watch if watch is None else watch
+    engine = _engines(objects, trees, clock, root=root, watch=watch)
     return Hub(
         Parts(
             root=root,

@@ -142,10 +142,14 @@ class Hub:
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
         """The row `reopen` opens; None when the directory has no history in this store yet."""
         directory = directory.resolve()
-        row = self.registry.at(directory, "inplace") or self.registry.get(name)
-        if row is None or row.files != "inplace" or row.directory == directory:
-            return row if row and row.files == "inplace" else None
-        return None if row.directory.exists() else self.registry.move(row, directory)
+        row = self.registry.get(name)
+        if row is None or row.files != "inplace":
+            return self.registry.at(directory, "inplace")
+        if row.directory == directory:
+            return row
+        if row.directory.exists():  # this one is a copy
+            return self.registry.at(directory, "inplace")
+        return self.registry.move(row, directory)
 
     def fork(
         self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
