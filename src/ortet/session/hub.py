@@ -127,7 +127,7 @@ class Hub:
         elif name not in (None, row.name):
             raise Conflict(
                 "name_taken",
-                f"{directory} is workspace {row.name!r} already: leave the name out to go on with it",
+                f"{directory} is workspace {row.name!r} already: leave the name out to go on",
             )
         return self._start(row)
 
