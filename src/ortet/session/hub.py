@@ -310,10 +310,8 @@ class Hub:
         forks: str,
         name: str | None,
     ) -> WorkspaceRow:
-        if name is not None:
-            self.refs.check_new(name)
         row = WorkspaceRow(
-            name=name or self.registry.free_name(path),
+            name=self.registry.free_name(path) if name is None else self.registry.claim(name),
             path=os.fsencode(path),
             host=self._parts.host,
             engine=engine,

@@ -12,7 +12,8 @@ import msgspec
 
 from ortet.backend.abc import Catalog
 from ortet.codec import decode, encode
-from ortet.errors import NotFound
+from ortet.errors import Conflict, NotFound
+from ortet.graph.refs import check_name
 
 Files = Literal["inplace", "private"]
 Scope = Literal["workspace", "host"]
@@ -79,6 +80,16 @@ class Registry:
         while self.get(name) is not None or self._catalog.head(f"branch:{name}") is not None:
             number += 1
             name = f"{stem}-{number}"
+        return name
+
+    def claim(self, name: str) -> str:
+        """A name chosen by the user; a branch without a workspace may have it, and is gone on with."""
+        row = self.get(check_name(name))
+        if row is not None:
+            raise Conflict(
+                "name_taken",
+                f"workspace {name!r} is at {row.directory} already: choose another name",
+            )
         return name
 
     def free_forks(self, parent: str, count: int) -> list[str]:
