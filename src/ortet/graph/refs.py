@@ -1,0 +1,222 @@
+"""Names for commits: branches, tags, their reflog, and the ways to write a commit down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+import msgspec
+
+from ortet.backend.abc import Catalog, Head, Lease, Move, Op
+from ortet.errors import Invalid, NotFound
+from ortet.graph.commits import History
+from ortet.ids import OID_BYTES, Oid, to_hex
+from ortet.store.abc import Kind, Objects
+
+RefKind = Literal["branch", "tag"]
+Find = Callable[[str], list[tuple[Oid, Kind]]]
+"""A prefix in hex -> the objects whose ids start with it."""
+
+MAX_NAME = 200
+MIN_PREFIX = 4
+
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+_SUFFIXES = re.compile(
+    r"(?P<base>.*?)(?:@\{(?P<at>\d{1,9})\})?(?P<steps>(?:[~^]\d{0,9})*)", re.DOTALL
+)
+_STEP = re.compile(r"([~^])(\d*)")
+_HEX = re.compile(r"[0-9a-fA-F]+")
+
+
+def check_name(name: str) -> str:
+    """The name, when it may be one: git's rules for a ref, no leading `-`, at most 200 bytes."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = MAX_NAME + 1
+    parts = name.split("/")
+    bad = (
+        not 0 < size <= MAX_NAME
+        or name in ("HEAD", "@")
+        or name.startswith("-")
+        or name.endswith(".")
+        or _FORBIDDEN.search(name) is not None
+        or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
+        or (len(name) == 2 * OID_BYTES and _HEX.fullmatch(name) is not None)
+    )
+    if bad:
+        raise Invalid(
+            "bad_name",
+            f"{name!r} cannot name a branch or tag: use letters, digits and - _ . / without "
+            "spaces, `..`, `@{` or any of ~^:?*[\\, not starting with `-` or `.`, up to 200 bytes",
+        )
+    return name
+
+
+class Refs:
+    """Branches and tags over the catalog's heads. Every change leaves a line in the reflog."""
+
+    def __init__(self, catalog: Catalog, objects: Objects, find: Find) -> None:
+        self._catalog = catalog
+        self._history = History(objects)
+        self._find = find
+
+    def branches(self) -> list[Head]:
+        """In name order, names without prefix."""
+        return self._list("branch")
+
+    def tags(self) -> list[Head]:
+        return self._list("tag")
+
+    def get(self, name: str, *, kind: RefKind = "branch") -> Head | None:
+        head = self._catalog.head(f"{kind}:{name}")
+        return None if head is None else msgspec.structs.replace(head, name=name)
+
+    def create(
+        self,
+        name: str,
+        oid: Oid,
+        *,
+        kind: RefKind = "branch",
+        actor: str = "",
+        detail: str = "",
+    ) -> None:
+        """Conflict("head_moved") when the name is taken."""
+        self._history.read(oid)
+        move = Move(f"{kind}:{check_name(name)}", None, oid)
+        self._catalog.move([move], verb=f"create {kind}", actor=actor, detail=detail)
+
+    def move(
+        self,
+        name: str,
+        to: Oid,
+        *,
+        expect: Oid | None,
+        kind: RefKind = "branch",
+        verb: str = "move",
+        actor: str = "",
+        detail: str = "",
+        lease: Lease | None = None,
+    ) -> None:
+        """Compare and set; Conflict("head_moved") when it is not at `expect` (None: not there)."""
+        move = Move(f"{kind}:{check_name(name)}", expect, to)
+        self._catalog.move([move], verb=verb, actor=actor, detail=detail, lease=lease)
+
+    def delete(
+        self,
+        name: str,
+        *,
+        kind: RefKind = "branch",
+        expect: Oid | None = None,
+        actor: str = "",
+        detail: str = "",
+    ) -> Oid:
+        """Returns where it pointed; the reflog still holds it. `expect` makes it compare first."""
+        head = self._catalog.head(f"{kind}:{name}")
+        if head is None:
+            raise self._unknown(name)
+        move = Move(head.name, head.oid if expect is None else expect, None)
+        self._catalog.move([move], verb=f"delete {kind}", actor=actor, detail=detail)
+        return head.oid
+
+    def reflog(self, name: str, *, kind: RefKind = "branch") -> list[Op]:
+        """Every move of a branch or tag, newest first, of deleted ones too."""
+        found: list[Op] = []
+        while page := self._catalog.ops(f"{kind}:{name}", after=found[-1].seq if found else 0):
+            found += page
+        return found[::-1]
+
+    def resolve(self, text: str, default_branch: str | None = None) -> Oid:
+        """The commit that `text` means.
+
+        A full id, a branch, a tag, `branch:NAME`, `tag:NAME`, a unique prefix of an id (4 digits or
+        more), HEAD or "" (the default branch); after it `@{n}` (where it was n moves ago), then any
+        of `~n` (n back along first parents) and `^n` (the n-th parent).
+        """
+        match = _SUFFIXES.fullmatch(text)
+        if match is None:
+            raise self._unknown(text)
+        base, at = match["base"], match["at"]
+        if base in ("", "HEAD", "@"):
+            base = f"branch:{default_branch or self._only_branch()}"
+        oid = self._base(base) if at is None else self._was(base, int(at))
+        for sign, digits in _STEP.findall(match["steps"]):
+            count = int(digits or 1)
+            go = self._history.nth_parent if sign == "~" else self._history.parent
+            oid = go(oid, count)
+        return oid
+
+    def _base(self, text: str) -> Oid:
+        full = len(text) == 2 * OID_BYTES and _HEX.fullmatch(text) is not None
+        head = None if full else self._named(text)
+        if head is not None:
+            return head.oid
+        if len(text) < MIN_PREFIX or not _HEX.fullmatch(text):
+            raise self._unknown(text)
+        found = self._find(text.lower())
+        commits = sorted(oid for oid, kind in found if kind == Kind.COMMIT)
+        if len(commits) == 1:
+            return commits[0]
+        if commits:
+            ids = [to_hex(oid) for oid in commits]
+            raise Invalid(
+                "ambiguous",
+                f"{text} is the start of {len(ids)} commits ({_some(ids)}): give more digits",
+                candidates=ids,
+            )
+        if found:
+            raise NotFound(
+                "no_commit",
+                f"{text} is a {found[0][1].name.lower()}, not a commit: `ortet log` lists commits",
+            )
+        raise self._unknown(text)
+
+    def _named(self, text: str) -> Head | None:
+        if text.startswith(("branch:", "tag:")):
+            return self._catalog.head(text)
+        return self._catalog.head(f"branch:{text}") or self._catalog.head(f"tag:{text}")
+
+    def _was(self, text: str, moves: int) -> Oid:
+        """Where a branch (or tag) was some moves ago."""
+        name = text.removeprefix("branch:")
+        ops = self.reflog(name)
+        if not ops:
+            name = text.removeprefix("tag:")
+            ops = self.reflog(name, kind="tag")
+        if not ops:
+            raise self._unknown(text)
+        values = [op.new for op in ops] + [ops[-1].old]
+        oid = values[moves] if moves < len(values) else None
+        if oid is None:
+            raise NotFound(
+                "no_reflog",
+                f"{name!r} had no commit {moves} moves ago: use a smaller number in @{{}}",
+            )
+        return oid
+
+    def _only_branch(self) -> str:
+        names = [head.name for head in self.branches()]
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise NotFound("no_commit", "there is no branch yet: make a first commit")
+        raise Invalid("no_default", f"say which branch you mean: {_some(names)}", candidates=names)
+
+    def _unknown(self, text: str) -> NotFound:
+        names = [head.name for head in (*self.branches(), *self.tags())]
+        near = get_close_matches(text, names, n=3)
+        hint = f"did you mean {_some(near)}?" if near else "`ortet branch` lists what there is"
+        return NotFound("no_ref", f"no branch, tag or commit is called {text!r}: {hint}", near=near)
+
+    def _list(self, kind: RefKind) -> list[Head]:
+        prefix = f"{kind}:"
+        found: list[Head] = []
+        while page := self._catalog.heads(prefix, after=found[-1].name if found else ""):
+            found += page
+        return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in found]
+
+
+def _some(names: Sequence[str], count: int = 5) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

@@ -1,0 +1,168 @@
+"""What each object refers to, checked: sweep, verify and import all go by this one function."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Sequence
+
+from ortet.codec import decode
+from ortet.errors import Corrupt, Unsupported
+from ortet.graph.pages import TOP
+from ortet.graph.records import BLOCK, Blocks, Commit, Entry, Flag, Image, Page, State
+from ortet.ids import OID_BYTES, Oid
+from ortet.store.abc import Kind, Link, Objects
+
+
+def references(kind: Kind, data: bytes) -> list[Link]:
+    """Every reference inside an object of this kind; Corrupt when it is not what its kind says.
+
+    A name that could leave its directory is Corrupt("bad_tree"): what passes here can be restored.
+    """
+    return _WALKS[kind](data)
+
+
+def read_links(objects: Objects, oid: bytes) -> list[list[bytes]]:
+    """Hardlink groups of an image: lists of safe relative paths, b"" for none."""
+    if not oid:
+        return []
+    groups: list[list[bytes]] = decode(list[list[bytes]], objects.get(Oid(oid)))
+    for group in groups:
+        for path in group:
+            for name in path.split(b"/"):
+                if not _is_name(name):
+                    raise _bad_tree(f"hardlink path {path!r} could leave the workspace")
+    return groups
+
+
+def _nothing(data: bytes) -> list[Link]:
+    del data
+    return []
+
+
+def _commit(data: bytes) -> list[Link]:
+    commit = decode(Commit, data)
+    links = [_link(commit.state, Kind.STATE)]
+    links += [_link(parent, Kind.COMMIT) for parent in commit.parents]
+    return links
+
+
+def _state(data: bytes) -> list[Link]:
+    state = decode(State, data)
+    _only_known(state.journal, state.memory)
+    return _optional(state.machine, Kind.IMAGE)
+
+
+def _image(data: bytes) -> list[Link]:
+    image = decode(Image, data)
+    _only_known(image.services, image.processes)
+    parts = [(image.root, image.links)]
+    if image.system is not None:
+        parts += [(layer.root, layer.links) for layer in image.system.layers]
+    if any(not _is_name(name) for name in image.cwd.encode().split(b"/")) and image.cwd:
+        raise Corrupt("bad_image", f"working directory {image.cwd!r} is not below the workspace")
+    links: list[Link] = []
+    for root, groups in parts:
+        if root.name or not root.is_dir:
+            raise _bad_tree("the root of an image is not a nameless directory")
+        links += _entry(root)
+        links += _optional(groups, Kind.META)
+    return links
+
+
+def _tree(data: bytes) -> list[Link]:
+    page = decode(Page, data)
+    if page.level == 0 and not page.pages:
+        _check_names([entry.name for entry in page.entries])
+        return [link for entry in page.entries for link in _entry(entry)]
+    if not 0 < page.level <= TOP or page.entries or not page.pages:
+        raise _bad_tree(f"a page of level {page.level} holds what does not belong there")
+    _check_names([ref.last for ref in page.pages])
+    for ref in page.pages:
+        _check_oid(ref.cid)
+    return [_link(ref.oid, Kind.TREE) for ref in page.pages]
+
+
+def _blocks(data: bytes) -> list[Link]:
+    blocks = decode(Blocks, data)
+    run = blocks.children
+    if blocks.level < 0 or not run or len(run) % OID_BYTES:
+        raise Corrupt("bad_blocks", "a file's list of blocks is malformed: run `ortet verify`")
+    kind = Kind.BLOCKS if blocks.level else Kind.BLOB
+    starts = range(0, len(run), OID_BYTES)
+    return [Link(Oid(run[start : start + OID_BYTES]), kind) for start in starts]
+
+
+def _entry(entry: Entry) -> list[Link]:
+    """References of one entry."""
+    kind = stat.S_IFMT(entry.mode)
+    links: list[Link] = []
+    if kind == stat.S_IFREG:
+        if bool(entry.size) != bool(entry.data) or entry.size < 0:
+            raise _bad_tree(f"file {entry.name!r} has size {entry.size} but not the data for it")
+        links = _optional(entry.data, Kind.BLOB if entry.size <= BLOCK else Kind.BLOCKS)
+    elif kind == stat.S_IFDIR:
+        _check_oid(entry.cid)
+        links = [_link(entry.data, Kind.TREE)]
+    elif kind == stat.S_IFLNK:
+        if not entry.data or b"\0" in entry.data:
+            raise _bad_tree(f"symlink {entry.name!r} has no usable target")
+    elif entry.data or (kind == 0 and not entry.flags & Flag.WHITEOUT):
+        raise _bad_tree(f"{entry.name!r} is of unknown type {entry.mode:o}")
+    if entry.xattrs:
+        links.append(_link(entry.xattrs, Kind.META))
+    if entry.holes:
+        links.append(_link(entry.holes, Kind.META))
+    return links
+
+
+def _optional(oid: bytes, kind: Kind) -> list[Link]:
+    return [_link(oid, kind)] if oid else []
+
+
+def _link(oid: bytes, kind: Kind) -> Link:
+    _check_oid(oid)
+    return Link(Oid(oid), kind)
+
+
+def _check_oid(oid: bytes) -> None:
+    if len(oid) != OID_BYTES:
+        raise _bad_tree(f"a reference is {len(oid)} bytes long instead of {OID_BYTES}")
+
+
+def _check_names(names: Sequence[bytes]) -> None:
+    before = b""
+    for name in names:
+        if not _is_name(name):
+            raise _bad_tree(f"{name!r} cannot be a file name")
+        if name <= before:
+            raise _bad_tree(f"name {name!r} is out of order or there twice")
+        before = name
+
+
+def _is_name(name: bytes) -> bool:
+    return bool(name) and name not in (b".", b"..") and b"/" not in name and b"\0" not in name
+
+
+def _only_known(*fields: bytes) -> None:
+    # what cannot be followed must stop a sweep, or it would delete what a newer release refers to
+    if any(fields):
+        raise Unsupported(
+            "newer_record",
+            "this store holds sessions or processes, which this version of ortet cannot follow: "
+            "upgrade ortet",
+        )
+
+
+def _bad_tree(what: str) -> Corrupt:
+    return Corrupt("bad_tree", f"{what}: run `ortet verify` to see which commits are damaged")
+
+
+_WALKS: dict[Kind, Callable[[bytes], list[Link]]] = {
+    Kind.BLOB: _nothing,
+    Kind.BLOCKS: _blocks,
+    Kind.TREE: _tree,
+    Kind.META: _nothing,
+    Kind.IMAGE: _image,
+    Kind.STATE: _state,
+    Kind.COMMIT: _commit,
+}
