@@ -1,4 +1,4 @@
-"""The one gate for names that reach a backend: what passes here is safe as a path, an S3 key and a column."""
+"""The one gate for names that reach a backend: what passes is safe as path, S3 key and column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_key(key: str) -> str:
 def check_prefix(prefix: str) -> str:
     """The beginning of a key, which may end in the middle of a part."""
     if prefix:
-        # A digit completes the unfinished part ("a/.." may go on as "a/..0"); whole parts stay as they are.
+        # A digit completes the unfinished part ("a/.." may go on as "a/..0") and no other.
         check_key(prefix + "0")
     return prefix
 
@@ -43,7 +43,8 @@ def check_name(name: str) -> str:
         return name
     raise Invalid(
         "bad_name",
-        f"{name[:100]!r} cannot be stored as a name: give 1 to {MAX_NAME} characters of text without NUL",
+        f"{name[:100]!r} cannot be stored as a name: "
+        f"give 1 to {MAX_NAME} characters of text without NUL",
     )
 
 
@@ -57,7 +58,9 @@ def check_limit(limit: int) -> int:
 def check_range(start: int, length: int | None) -> None:
     """A range of bytes, or Invalid("bad_range")."""
     if start < 0 or (length is not None and length < 0):
-        raise Invalid("bad_range", f"no range starts at {start} with length {length}: give numbers >= 0")
+        raise Invalid(
+            "bad_range", f"no range starts at {start} with length {length}: give numbers >= 0"
+        )
 
 
 def _is_text(name: str) -> bool:

@@ -1,0 +1,239 @@
+"""A SQLite file opened the only way Ortet opens one: WAL, FULL, migrated, never across a fork."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+
+import apsw
+
+from ortet.backend.files import sync_directory
+from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
+
+MIGRATIONS = ("0001_ground.sql",)
+"""In order; `user_version` is how many of them a file has had."""
+
+OLDEST_SAFE = 3_051_003
+"""Before 3.51.3 two connections that reset the WAL at once could lose a commit."""
+
+APPLICATION_ID = 1869771877
+
+
+class Handle:
+    """One connection of this process under a lock: `with handle as connection`.
+
+    Leaving by an exception rolls back and turns SQLite's errors into ours. The kernel keeps file
+    locks per process and SQLite remembers them in memory, so a connection that lives through
+    fork(2) can damage the file, even when the child merely closes it: it is closed before every
+    fork and opened again at the next use.
+    """
+
+    def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._busy_ms = busy_ms
+        self._lock = RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._connection: apsw.Connection | None = open_connection(self._path, create, busy_ms)
+        _close_at_fork(self)
+
+    def __enter__(self) -> apsw.Connection:
+        self._lock.acquire()
+        try:
+            return (
+                self._connection
+                if self._pid == os.getpid() and self._connection
+                else self._reopen()
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._connection is not None and self._connection.in_transaction:
+            with suppress(apsw.Error):
+                self._connection.execute("ROLLBACK")
+        self._lock.release()
+        if isinstance(error, apsw.Error):
+            raise translated(error, self._path) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+            self._closed = True
+
+    def _drop(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+            self._connection = None
+
+    def _reopen(self) -> apsw.Connection:
+        if self._closed:
+            raise Invalid("closed", "the catalog was closed: open the store again")
+        if self._connection is not None:
+            raise Unsupported(
+                "forked_handle",
+                "this process was forked behind Python's back while the catalog was open: "
+                "use os.fork or multiprocessing, or open the store only in the child",
+            )
+        self._pid = os.getpid()
+        self._connection = open_connection(self._path, False, self._busy_ms)
+        return self._connection
+
+    def before_fork(self) -> None:
+        """Waits for other threads' transactions: the child must not inherit half of one."""
+        self._lock.acquire()
+        self._drop()
+
+    def after_fork(self) -> None:
+        self._lock.release()
+
+
+def _close_at_fork(handle: Handle) -> None:
+    ref = weakref.ref(handle)  # hooks cannot be taken back, so they must not keep the handle alive
+    held: list[Handle] = []
+
+    def before() -> None:
+        found = ref()
+        if found is not None:
+            found.before_fork()
+            held.append(found)
+
+    def after() -> None:
+        while held:
+            held.pop().after_fork()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+
+def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
+    """A connection to a catalog of the newest migration, made first where `create` allows it."""
+    check_library(apsw.SQLITE_VERSION_NUMBER)
+    try:
+        new = not path.exists() or path.stat().st_size == 0
+        if new and not create:
+            raise _missing(path)
+        connection = _connect(path, busy_ms)
+        try:
+            _migrate(connection, path, create)
+        except BaseException:
+            connection.close()
+            raise
+        if new:
+            sync_directory(path.parent)  # SQLite syncs the name of its log, but not of the database
+        return connection
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    except OSError as error:
+        raise _no_access(path, error) from error
+
+
+def check_library(version: int) -> None:
+    if version < OLDEST_SAFE:
+        raise Unsupported(
+            "old_sqlite",
+            f"SQLite {version // 1_000_000}.{version // 1000 % 1000}.{version % 1000} can lose "
+            "commits in WAL mode: install apsw 3.51.3 or newer",
+        )
+
+
+def _connect(path: Path, busy_ms: int) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(busy_ms)
+    deadline = time.monotonic() + busy_ms / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+            break
+        except apsw.BusyError:
+            # The change to WAL wants the file alone and, unlike all else, does not wait for it.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+    if mode != "wal":
+        raise Unsupported(
+            "no_wal",
+            f"{path.parent} cannot hold a WAL database ({mode}): "
+            "put the store on a local file system",
+        )
+    connection.execute(
+        "PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF"
+    )
+    return connection
+
+
+def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
+    if _version(connection, path) == len(MIGRATIONS):
+        return
+    # Costs 6 ms to import and is needed once in the life of a store.
+    from importlib.resources import files  # noqa: PLC0415
+
+    connection.execute("BEGIN IMMEDIATE")
+    done = _version(connection, path)  # again: another process may have been faster
+    if done == 0 and not create:
+        raise _missing(path)
+    for number, name in enumerate(MIGRATIONS[done:], done + 1):
+        connection.execute((files("ortet.backend") / "migrations" / name).read_text("utf-8"))
+        connection.execute(f"PRAGMA user_version = {number}")
+    connection.execute("COMMIT")
+
+
+def _version(connection: apsw.Connection, path: Path) -> int:
+    version = int(connection.execute("PRAGMA user_version").get)
+    ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
+    empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    if not ours and not empty:
+        raise Corrupt(
+            "not_a_catalog", f"{path} is another program's database: name another directory"
+        )
+    if version > len(MIGRATIONS):
+        raise Unsupported(
+            "newer_format",
+            f"{path} was written by a newer Ortet (format {version}, known here: "
+            f"{len(MIGRATIONS)}): upgrade Ortet",
+        )
+    return version
+
+
+def translated(error: apsw.Error, path: Path) -> OrtetError:
+    """What SQLite says, in our words."""
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return Unavailable(
+                "busy", f"{path} is locked by another process: try again in a moment"
+            )
+        case apsw.FullError() | apsw.IOError():
+            return Unavailable(
+                "disk_full",
+                f"{path} cannot be read or written ({error}): free some space, check the disk",
+            )
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError():
+            return Corrupt(
+                "catalog_damaged",
+                f"{path} is damaged ({error}): keep the file and restore it from a copy; "
+                "the objects are not touched by this",
+            )
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return _no_access(path, error)
+    return OrtetError("sqlite", f"{path}: {error}: please report this as a bug of Ortet")
+
+
+def _no_access(path: Path, error: Exception) -> Unavailable:
+    return Unavailable("no_access", f"{path} cannot be opened ({error}): check its permissions")
+
+
+def _missing(path: Path) -> Corrupt:
+    return Corrupt(
+        "no_catalog",
+        f"{path} is missing or empty: restore it from a copy; the objects are still there",
+    )
