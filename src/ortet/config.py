@@ -14,21 +14,19 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from ortet.backend.files import FileBucket
-from ortet.backend.signals import HostSignal
-from ortet.backend.sqlite import SqliteCatalog
-from ortet.codec import Hasher
 from ortet.errors import Invalid, NotFound, Unsupported
-from ortet.graph.tree import Trees
 from ortet.ids import Clock, Random, SystemClock
-from ortet.machine.abc import Engine
-from ortet.session.hub import Hub, Parts
-from ortet.store.objects import LocalObjects
+
+if TYPE_CHECKING:
+    from ortet.graph.tree import Trees
+    from ortet.machine.abc import Engine
+    from ortet.session.hub import Hub
+    from ortet.store.objects import LocalObjects
 
 POINTER = ".ortet"
 MIB = 1 << 20
@@ -89,16 +87,19 @@ def write_pointer(directory: Path, store: Path, workspace: str) -> None:
     text = f"{store}#{workspace}\n"
     (directory / POINTER).write_text(text, "utf-8", "surrogateescape")
     os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-    exclude = directory / ".git" / "info" / "exclude"
-    if exclude.parent.parent.is_dir():
-        _exclude(exclude)
+    for repository in (directory, *directory.parents):
+        if (repository / ".git").is_dir():
+            pattern = f"/{(directory / POINTER).relative_to(repository)}"
+            _exclude(repository / ".git" / "info" / "exclude", pattern)
+            break
 
 
-def _exclude(file: Path) -> None:
-    lines = file.read_text().splitlines() if file.exists() else []
-    if f"/{POINTER}" not in lines:
+def _exclude(file: Path, pattern: str) -> None:
+    text = file.read_text("utf-8", "surrogateescape") if file.exists() else ""
+    if pattern not in text.splitlines():
         file.parent.mkdir(exist_ok=True)
-        file.write_text("\n".join([*lines, f"/{POINTER}"]) + "\n")
+        end = "" if not text or text.endswith("\n") else "\n"
+        file.write_text(f"{text}{end}{pattern}\n", "utf-8", "surrogateescape")
 
 
 def store_url(
@@ -117,6 +118,23 @@ def store_url(
         return pointer.url
     data = environ.get("XDG_DATA_HOME")
     return str((Path(data) if data else Path.home() / ".local" / "share") / "ortet")
+
+
+def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """The store `ortet init` uses: a broken pointer, which it replaces, does not stop it."""
+    try:
+        return store_url(store, cwd=directory, environ=environ)
+    except Invalid:
+        return store_url(None, cwd=directory.parent, environ=environ)
+
+
+def debugging(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to show tracebacks."""
+    return environ.get("ORTET_DEBUG", "") not in ("", "0")
+
+
+def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def store_path(url: str) -> Path:
@@ -148,6 +166,15 @@ def open_hub(
 
     `watch` overrides the setting: a short-lived process looks once and needs no watcher.
     """
+    # here, so that asking this module for a pointer or a setting does not load a database
+    from ortet.backend.files import FileBucket
+    from ortet.backend.signals import HostSignal
+    from ortet.backend.sqlite import SqliteCatalog
+    from ortet.codec import Hasher
+    from ortet.graph.tree import Trees
+    from ortet.session.hub import Hub, Parts
+    from ortet.store.objects import LocalObjects
+
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     if not create and not (root / "FORMAT").exists():
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")

@@ -1,0 +1,44 @@
+"""What happens to a workspace when its branch is renamed or deleted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ortet.backend.abc import Move
+from ortet.errors import Conflict, NotFound, Refused
+from ortet.graph.refs import check_name
+from ortet.ids import Oid
+from ortet.session.hub import Hub
+
+
+def rename(hub: Hub, old: str, new: str) -> Oid:
+    """Give a branch, and the workspace that works on it, another name; returns where it points."""
+    head = _need(hub, old)
+    row = hub.registry.get(old)
+    if hub.refs.get(check_name(new)) or hub.registry.get(new):
+        raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
+    rows = [("workspace", old, None)] if row else []
+    if row:
+        rows += hub.registry.rows_of(msgspec.structs.replace(row, name=new))
+    moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
+    hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)
+    return head
+
+
+def delete(hub: Hub, name: str) -> Oid:
+    """Delete a branch no workspace works on; its commits stay in the reflog until that expires."""
+    head = _need(hub, name)
+    if hub.registry.get(name):
+        raise Refused(
+            "branch_in_use",
+            f"workspace {name!r} works on this branch: `ortet drop {name} --branch` forgets both",
+        )
+    return hub.refs.delete(name, expect=head, actor=hub.author)
+
+
+def _need(hub: Hub, name: str) -> Oid:
+    head = hub.refs.get(name)
+    if head is None:
+        names = ", ".join(found.name for found in hub.refs.branches()[:5])
+        raise NotFound("no_branch", f"no branch is called {name!r}: there is {names or 'none yet'}")
+    return head.oid

@@ -1,0 +1,218 @@
+"""One call of the command line: what was asked, how it is answered, and on which store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ortet.errors import NotFound, OrtetError, code_of
+from ortet.surface import render
+from ortet.surface.progress import Progress
+
+if TYPE_CHECKING:
+    from ortet.config import Pointer
+    from ortet.ids import Oid
+    from ortet.machine.abc import Loss
+    from ortet.session.hub import Hub
+    from ortet.session.registry import WorkspaceRow
+    from ortet.session.workspace import Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Call:
+    """Made once a process; the store is opened at first use and closed with the `with` block."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+        self.exit_code = 0
+        self._stack = ExitStack()
+        self._hub: Hub | None = None
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    # where
+
+    def enter(self, directory: str) -> None:
+        """-C: relative paths of every later argument mean this directory."""
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            raise NotFound(
+                "no_directory", f"{directory}: {error.strerror}; give -C a directory that exists"
+            ) from error
+
+    @property
+    def hub(self) -> Hub:
+        """The store of this directory; NotFound("no_store") when nobody made it yet."""
+        if self._hub is None:
+            self._hub = self.open_hub(create=False)
+        return self._hub
+
+    def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        from ortet.config import open_hub
+
+        # a process this short looks once: a watcher would cost more than it saves
+        hub = open_hub(url, cwd=Path.cwd(), create=create, watch=False)
+        return self._stack.enter_context(hub)
+
+    def pointer(self) -> Pointer | None:
+        from ortet.config import find_pointer
+
+        return find_pointer(Path.cwd())
+
+    def workspace(self, name: str | None = None) -> Workspace:
+        """The one named, else the one whose directory this is, opened."""
+        if name is not None:
+            return self.hub.workspace(name=name)
+        pointer = self.pointer()
+        if pointer is None:
+            raise _no_workspace()
+        workspace = self.hub.reopen(pointer.workspace, pointer.directory)
+        if workspace.name != pointer.workspace:
+            from ortet.config import write_pointer
+
+            # a copied directory must not claim the history of the one it was copied from
+            write_pointer(pointer.directory, self.hub.root, workspace.name)
+        return workspace
+
+    def row(self, name: str | None = None) -> WorkspaceRow:
+        """The same, not opened: enough to read history."""
+        if name is not None:
+            return self.hub.registry.need(name)
+        pointer = self.pointer()
+        row = self.hub.locate(pointer.workspace, pointer.directory) if pointer else None
+        if row is None:
+            raise _no_workspace()
+        return row
+
+    def branch(self) -> str | None:
+        """The branch HEAD means here; None outside every workspace."""
+        pointer = self.pointer()
+        row = self.hub.locate(pointer.workspace, pointer.directory) if pointer else None
+        return row.name if row else None
+
+    def resolve(self, ref: str, branch: str | None = None) -> Oid:
+        return self.hub.refs.resolve(ref, default_branch=branch or self.branch())
+
+    # answers
+
+    def emit(self, data: object, lines: Iterable[str] = ()) -> None:
+        """`data` with --json, nothing with -q, else the lines."""
+        if self.json:
+            sys.stdout.write(render.to_json(data) + "\n")
+        elif not self.quiet:
+            for line in lines:
+                sys.stdout.write(line + "\n")
+
+    def note(self, line: str) -> None:
+        """A remark beside the answer."""
+        if not self.json and not self.quiet:
+            sys.stderr.write(line + "\n")
+
+    def progress(self, label: str) -> Progress:
+        """For a `with` block around slow work."""
+        shown = sys.stderr.isatty() and not self.quiet and not self.json
+        return Progress(label, sys.stderr, shown=shown)
+
+    def losses(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
+            self.note(f"not kept: {render.safe(loss.path)}: {loss.what} ({render.safe(loss.why)})")
+
+    def paint(self, text: str, **style: Any) -> str:
+        """Colour, where somebody can see it and did not ask for none."""
+        return click.style(text, **style) if render.coloured(sys.stdout) else text
+
+    # errors
+
+    def fail(self, error: OrtetError) -> int:
+        """Say what went wrong; returns the exit code."""
+        from ortet.config import debugging
+
+        if debugging():
+            traceback.print_exception(error)
+        if self.json:
+            sys.stderr.write(render.to_json(error.as_dict()) + "\n")
+        else:
+            head = "error:"
+            if render.coloured(sys.stderr):
+                head = click.style(head, fg="red", bold=True)
+            sys.stderr.write(f"{head} {render.safe(error.message, lines=True)}\n")
+            for conflict in error.details.get("conflicts", ()):
+                sys.stderr.write(f"  {render.conflict(conflict)}\n")
+        return code_of(error).exit_code
+
+    def crash(self, error: Exception) -> int:
+        """A bug of ours: short, and how to see the rest."""
+        from ortet.config import debugging
+
+        if debugging():
+            traceback.print_exception(error)
+        text = f"{type(error).__name__}: {error}"
+        message = f"this is a bug in ortet ({text}); set ORTET_DEBUG=1 to see where, and report it"
+        bug = {"error": "bug", "kind": "bug", "message": message, "details": {}}
+        line = render.to_json(bug) if self.json else f"error: {render.safe(message)}"
+        sys.stderr.write(line + "\n")
+        return code_of(error).exit_code
+
+
+def _no_workspace() -> NotFound:
+    return NotFound(
+        "no_workspace",
+        f"{Path.cwd()} is in no workspace: run `ortet init` in the directory to keep, or choose "
+        "one with -w (`ortet branch` lists them)",
+    )
+
+
+def common(function: F) -> F:
+    """--json and -q, before the verb and after it."""
+    for flags, name, text in (
+        (("-q", "--quiet"), "quiet", "Print nothing but errors."),
+        (("--json",), "json", "Print the answer, or the error, as JSON."),
+    ):
+        function = click.option(
+            *flags, name, is_flag=True, expose_value=False, callback=_switch_on, help=text
+        )(function)
+    return function
+
+
+def _switch_on(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        setattr(ctx.obj, str(param.name), True)
+
+
+def verb(
+    name: str | None = None, **settings: Any
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that takes the Call first and has the common options."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        return click.command(name, **settings)(common(click.pass_obj(function)))
+
+    return decorate
+
+
+which = click.option(
+    "-w", "--workspace", "name", metavar="NAME", help="The workspace or fork, such as proj/1."
+)
+
+
+def as_text(message: str) -> str:
+    """A message from the command line as text: bytes that are no UTF-8 are replaced."""
+    try:
+        message.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(message).decode("utf-8", "replace")
+    return message

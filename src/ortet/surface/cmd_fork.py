@@ -1,0 +1,157 @@
+"""fork, merge, land, drop: try several ways at once, keep what is good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.surface import render
+from ortet.surface.call import Call, as_text, verb, which
+
+if TYPE_CHECKING:
+    from ortet.session.workspace import Workspace
+
+favor_option = click.option(
+    "--favor",
+    type=click.Choice(["ours", "theirs"]),
+    help="Which side wins where both changed the same.",
+)
+
+
+@verb()
+@click.argument("ref", required=False)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="How many; 1 unless told.",
+)
+@which
+def fork(call: Call, ref: str | None, count: int, name: str | None) -> None:
+    """Make private copies, each a branch of its own.
+
+    Copies the present state, which is committed first, or the commit REF. Work in a copy with
+    `ortet run -w NAME`; the original directory is untouched until `ortet land NAME`.
+
+    \b
+    Example:
+      ortet fork -n 3
+      ortet fork HEAD~2
+      ortet run -w proj/1 -- make test
+    """
+    with call.progress("fork"):
+        if ref is None:
+            copies = call.workspace(name).fork(count)
+        else:
+            row = call.row(name)
+            copies = call.hub.fork(row, None, call.resolve(ref, row.name), count)
+    data = [_copy(copy) for copy in copies]
+    width = max(len(copy.name) for copy in copies)
+    lines = [
+        f"{copy.name:<{width}}  {copy.engine}  {_path(copy) or ''}".rstrip() for copy in copies
+    ]
+    call.emit(data, lines)
+
+
+def _copy(copy: Workspace) -> dict[str, object]:
+    head = copy.head
+    return {
+        "name": copy.name,
+        "engine": copy.engine,
+        "path": _path(copy),
+        "head": head.oid if head else None,
+    }
+
+
+def _path(copy: Workspace) -> str | None:
+    """Where its files are when this process has ended; the view of an overlay ends with it."""
+    return str(copy.path) if copy.engine == "folder" else None
+
+
+@verb()
+@click.argument("other")
+@favor_option
+@click.option("-m", "--message", metavar="TEXT", help="The message of the merge commit.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@which
+def merge(
+    call: Call,
+    other: str,
+    *,
+    favor: str | None,
+    message: str | None,
+    dry_run: bool,
+    name: str | None,
+) -> None:
+    """Bring in what another branch or commit changed.
+
+    Text files are merged line by line. Where both sides changed the same lines nothing is touched:
+    the conflicts are listed and the exit code is 5.
+
+    \b
+    Example:
+      ortet merge proj/1
+      ortet merge proj/2 --favor theirs
+    """
+    workspace = call.workspace(name)
+    text = None if message is None else as_text(message)
+    with call.progress("merge"):
+        result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
+    data = {
+        "name": workspace.name,
+        "oid": result.commit.oid if result.commit else None,
+        "state": result.commit.state if result.commit else None,
+        "conflicts": result.conflicts,
+        "dry_run": dry_run,
+    }
+    lines = [render.conflict(conflict) for conflict in result.conflicts]
+    if result.commit:
+        tag = call.paint(f"[{workspace.name} {render.short(result.commit.oid)}]", fg="yellow")
+        lines.append(f"{tag} {render.title(result.commit.message)}")
+    elif not lines:
+        lines.append(f"{other} merges without conflict")
+    call.emit(data, lines)
+
+
+@verb()
+@click.argument("fork_name", metavar="[NAME]", required=False)
+@favor_option
+@which
+def land(call: Call, fork_name: str | None, favor: str | None, name: str | None) -> None:
+    """Apply what a fork changed to the original directory.
+
+    All or nothing: with a conflict the directory stays as it is and the exit code is 5.
+
+    \b
+    Example:
+      ortet land proj/1
+    """
+    workspace = call.workspace(fork_name or name)
+    with call.progress("land"):
+        report = workspace.land(favor=favor)
+    data = {"name": workspace.name, **render.fields(report)}
+    call.emit(data, [f"landed {workspace.name}: {render.report(report)}"])
+    call.losses(report.losses)
+
+
+@verb()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--branch", is_flag=True, help="Delete the branch too.")
+def drop(call: Call, names: tuple[str, ...], branch: bool) -> None:
+    """Forget workspaces with their private files.
+
+    Branches and commits stay, unless --branch is given. The directory of a workspace that is in
+    place is not touched.
+
+    \b
+    Example:
+      ortet drop proj/2 proj/3
+    """
+    for name in names:
+        call.hub.drop(name)
+        if branch and call.hub.refs.get(name):
+            call.hub.refs.delete(name, actor=call.hub.author)
+    call.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])

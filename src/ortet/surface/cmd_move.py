@@ -1,0 +1,121 @@
+"""restore and rewind: go back, with a way forth again."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.errors import Invalid
+from ortet.surface import render
+from ortet.surface.call import Call, verb, which
+
+if TYPE_CHECKING:
+    from ortet.machine.abc import Report
+    from ortet.session.workspace import Workspace
+
+
+@verb()
+@click.argument("ref")
+@click.argument("paths", nargs=-1)
+@click.option("--only", metavar="PARTS", help="Parts to bring back, by comma; today: files.")
+@click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
+@which
+def restore(
+    call: Call,
+    ref: str,
+    paths: tuple[str, ...],
+    *,
+    only: str | None,
+    to: str | None,
+    name: str | None,
+) -> None:
+    """Make the files those of a commit.
+
+    The whole workspace, or only PATHS (then the branch stays where it is). What was not committed
+    is committed first, so `ortet restore HEAD@{1}` undoes a restore.
+
+    \b
+    Example:
+      ortet restore 1a2b3c4d
+      ortet restore HEAD~1 src/parser.py
+      ortet restore proj/2 --to ../second-try
+    """
+    if to is not None:
+        if paths:
+            raise Invalid("bad_usage", "--to writes everything: leave the paths out")
+        _write_out(call, ref, to, name)
+        return
+    workspace = call.workspace(name)
+    parts = None if only is None else only.split(",")
+    began = time.perf_counter()
+    with call.progress("restore"):
+        inside = [_inside(call, path, name) for path in paths] or None
+        report = workspace.restore(ref, only=parts, paths=inside)
+    _tell(call, workspace, "restored", report, began)
+
+
+def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
+    oid = call.resolve(ref, name).hex()
+    began = time.perf_counter()
+    with call.progress("restore") as progress:
+        report = call.hub.restore(oid, to, progress=progress)
+    data = {"oid": oid, "path": os.path.abspath(to), **render.fields(report)}
+    took = render.seconds(time.perf_counter() - began)
+    line = f"{render.short(oid)} in {render.safe(to)}: {render.report(report)}  ({took})"
+    call.emit(data, [line])
+    call.losses(report.losses)
+
+
+def _inside(call: Call, path: str, name: str | None) -> str:
+    """A path as the user wrote it -> relative to the workspace."""
+    pointer = call.pointer()
+    if name is not None or pointer is None:
+        return os.path.normpath(path)
+    # the directory may be reached through a link: compare real places, but keep the last name
+    full = Path.cwd() / path
+    real = Path(os.path.realpath(full.parent)) / full.name if full.name != ".." else full.resolve()
+    relative = os.path.relpath(real, os.path.realpath(pointer.directory))
+    if relative == ".." or relative.startswith("../"):
+        raise Invalid("bad_path", f"{path} is outside the workspace {pointer.directory}")
+    return relative
+
+
+def _tell(call: Call, workspace: Workspace, verb_: str, report: Report, began: float) -> None:
+    head = workspace.head
+    oid = head.oid if head else ""
+    data = {
+        "name": workspace.name,
+        "oid": oid,
+        "state": head.state if head else None,
+        **render.fields(report),
+    }
+    tag = call.paint(f"[{workspace.name} {render.short(oid)}]", fg="yellow")
+    took = render.seconds(time.perf_counter() - began)
+    call.emit(data, [f"{tag} {verb_}: {render.report(report)}  ({took})"])
+    call.losses(report.losses)
+
+
+@verb()
+@click.argument("count", metavar="[N]", type=int, default=1)
+@which
+def rewind(call: Call, count: int, name: str | None) -> None:
+    """Restore the N-th commit back on this branch; 1 unless told.
+
+    What was not committed is committed first, so `ortet restore HEAD@{1}` undoes a rewind.
+
+    \b
+    Example:
+      ortet rewind
+      ortet rewind 3 -w proj/1
+    """
+    if count < 1:
+        raise Invalid("bad_count", f"cannot rewind {count} commits: give a number from 1")
+    workspace = call.workspace(name)
+    began = time.perf_counter()
+    with call.progress("rewind"):
+        report = workspace.rewind(count)
+    _tell(call, workspace, "rewound", report, began)

@@ -1,0 +1,196 @@
+"""init, status, commit, run: the everyday verbs of a workspace."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.errors import Invalid
+from ortet.surface import render
+from ortet.surface.call import Call, as_text, verb, which
+
+if TYPE_CHECKING:
+    from ortet.graph.commits import CommitInfo
+    from ortet.session.workspace import Status, Workspace
+
+
+@verb()
+@click.option("--store", metavar="DIR", help="Keep history in DIR, not in your data directory.")
+@click.option("--name", metavar="NAME", help="Call the workspace so, not like the directory.")
+def init(call: Call, store: str | None, name: str | None) -> None:
+    """Make this directory a workspace.
+
+    Leaves one file, .ortet, that says where its history is. Running it again is harmless.
+
+    \b
+    Example:
+      ortet init
+      ortet -C path/to/project init --store /mnt/big/history
+    """
+    from ortet.config import init_url, write_pointer
+
+    directory = Path.cwd()
+    hub = call.open_hub(init_url(store, directory), create=True)
+    with hub.workspace(directory, name=name, engine="folder") as workspace:
+        write_pointer(directory, hub.root, workspace.name)
+        head = workspace.head
+        answer = {
+            "name": workspace.name,
+            "directory": str(directory),
+            "store": str(hub.root),
+            "head": head.oid if head else None,
+        }
+    call.emit(answer, [f"workspace {answer['name']}, history in {render.safe(str(hub.root))}"])
+
+
+@verb()
+@which
+def status(call: Call, name: str | None) -> None:
+    """Show what a commit would record now.
+
+    \b
+    Example:
+      ortet status
+      ortet status -w proj/1 --json
+    """
+    workspace = call.workspace(name)
+    with call.progress("looking"):
+        found = workspace.status()
+    data = {
+        "name": found.name,
+        "engine": found.engine,
+        "head": found.head,
+        "clean": found.clean,
+        "changes": found.changes,
+        "losses": found.losses,
+    }
+    call.emit(data, _status_lines(call, workspace, found))
+    call.losses(found.losses)
+
+
+def _status_lines(call: Call, workspace: Workspace, found: Status) -> Iterator[str]:
+    head = workspace.head
+    at = f"at {render.short(head.oid)} {render.title(head.message)}" if head else "no commit yet"
+    yield f"{found.name} ({found.engine}), {at}".rstrip()
+    if found.clean:
+        yield "nothing changed since" if head else "nothing to commit"
+    yield from render.change_lines(found.changes, call.paint)
+
+
+@verb()
+@click.option("-m", "--message", default="", metavar="TEXT", help="What this state is.")
+@which
+def commit(call: Call, message: str, name: str | None) -> None:
+    """Record the present state of everything in the workspace.
+
+    With nothing changed it returns the head and records nothing.
+
+    \b
+    Example:
+      ortet commit -m "tests pass"
+      ortet commit -m "step 7" --json
+    """
+    workspace = call.workspace(name)
+    before = workspace.head
+    began = time.perf_counter()
+    with call.progress("commit"):
+        info = workspace.commit(as_text(message))
+    took = time.perf_counter() - began
+    created = before is None or before.oid != info.oid
+    changed = 0 if call.quiet or not created else _count(call, before, info)
+    data = {
+        **render.fields(info),
+        "name": workspace.name,
+        "created": created,
+        "changed": changed,
+        "seconds": took,
+        "losses": workspace.losses,
+    }
+    what = f"{changed} changed" if created else "nothing changed"
+    tag = call.paint(f"[{workspace.name} {render.short(info.oid)}]", fg="yellow")
+    call.emit(data, [f"{tag} {render.title(info.message)}  ({what}, {render.seconds(took)})"])
+    call.losses(workspace.losses)
+
+
+def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
+    from ortet.graph.diff import diff_images
+    from ortet.ids import from_hex
+
+    history = call.hub.history
+    old = history.image(from_hex(before.oid)) if before else None
+    return len(diff_images(call.hub.trees, old, history.image(from_hex(after.oid))))
+
+
+@verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@which
+@click.option(
+    "--timeout", type=float, metavar="SECONDS", help="Kill it and its children after this."
+)
+@click.option("--env", multiple=True, metavar="K=V", help="Set a variable; may be repeated.")
+@click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
+@click.option("-i", "--stdin", "stdin", is_flag=True, help="Give it our standard input.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    call: Call,
+    command: tuple[str, ...],
+    *,
+    name: str | None,
+    timeout: float | None,
+    env: tuple[str, ...],
+    cwd: str,
+    stdin: bool,
+) -> None:
+    """Run a command in the workspace and exit as it did.
+
+    One word is given to sh, several are executed as they are. It starts in the workspace's top
+    directory. A time-out ends with 124.
+
+    \b
+    Example:
+      ortet run -- pytest -q
+      ortet run -w proj/1 --timeout 60 "make && make test"
+    """
+    workspace = call.workspace(name)
+    screen = _Screen(silent=call.json)
+    result = workspace.run(
+        command[0] if len(command) == 1 else list(command),
+        env=dict(map(_pair, env)),
+        cwd=cwd,
+        timeout=timeout,
+        stdin=sys.stdin.buffer.read() if stdin else None,
+        output=screen.show,
+    )
+    if call.json:
+        call.emit(result)
+    elif not screen.used:  # what could not be started has no streams, only a message
+        sys.stderr.write(result.stderr)
+    if result.timed_out:
+        call.note(f"killed after {timeout:g} s")
+    call.exit_code = result.exit_code
+
+
+class _Screen:
+    """Passes a command's output on as it comes."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self.used = False
+        self._silent = silent
+
+    def show(self, stream: str, data: bytes) -> None:
+        self.used = True
+        if not self._silent:
+            target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+            target.write(data)
+            target.flush()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not name or not mark:
+        raise Invalid("bad_env", f"--env {text!r}: write NAME=VALUE")
+    return name, value
