@@ -83,7 +83,7 @@ class Registry:
         return name
 
     def claim(self, name: str) -> str:
-        """A name chosen by the user; a branch without a workspace may have it, and is gone on with."""
+        """A name its user chose; a branch that has it, and no workspace, is gone on with."""
         row = self.get(check_name(name))
         if row is not None:
             raise Conflict(
