@@ -1,0 +1,177 @@
+"""Directories below a root by open descriptors: no link is followed, no path is too long."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from ortet.errors import Corrupt, OrtetError, Refused, Unavailable, Unsupported
+
+OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+STAGE = b".ortet.stage."
+"""How the name of every directory we build in begins; such a name is never state."""
+
+
+class Dirs:
+    """Descriptors of directories below `root`, opened name by name; the last `keep` used stay open.
+
+    `fd(path)` is good until `keep` other paths were asked for. One thread at a time.
+    """
+
+    def __init__(self, root: int, *, keep: int = 64) -> None:
+        self._root = root
+        self._keep = keep
+        self._open: dict[bytes, int] = {}
+
+    def fd(self, path: bytes) -> int:
+        if not path:
+            return self._root
+        found = self._open.pop(path, None)
+        if found is None:
+            found = self._descend(path)
+        self._open[path] = found
+        return found
+
+    def parent(self, path: bytes) -> tuple[int, bytes]:
+        """The descriptor of the directory that holds `path`, and the checked last name."""
+        above, _, name = path.rpartition(b"/")
+        return self.fd(above), check_name(name)
+
+    def forget(self, path: bytes) -> None:
+        """Close `path` and all below it, which are about to be moved or removed."""
+        below = path + b"/"
+        for known in [p for p in self._open if p == path or p.startswith(below)]:
+            os.close(self._open.pop(known))
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Dirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _descend(self, path: bytes) -> int:
+        """Open from the nearest directory above that is open, remembering those on the way."""
+        above, rest = path, []
+        while above and above not in self._open:
+            above, _, name = above.rpartition(b"/")
+            rest.append(check_name(name))
+        here = self._open[above] if above else self._root
+        while True:
+            name = rest.pop()
+            here = os.open(name, OPEN_DIR, dir_fd=here)
+            if not rest:
+                break
+            above = above + b"/" + name if above else name
+            self._open[above] = here
+            self._trim()
+        self._trim()
+        return here
+
+    def _trim(self) -> None:
+        while len(self._open) >= self._keep:
+            os.close(self._open.pop(next(iter(self._open))))
+
+
+def check_name(name: bytes) -> bytes:
+    """One plain name, or Corrupt: the last gate before a name from a store meets the filesystem."""
+    if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+        raise Corrupt(
+            "bad_name",
+            f"the image holds the name {name!r}, which could lead outside: run `ortet verify`",
+        )
+    return name
+
+
+@contextlib.contextmanager
+def directory(path: str | bytes | os.PathLike[str], at: int | None = None) -> Iterator[int]:
+    """An open directory for the length of a block."""
+    fd = os.open(path, OPEN_DIR, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove(at: int, name: bytes) -> None:
+    """Delete whatever is there, a directory with all it holds; nothing there is no error.
+
+    What lies deeper is first moved up, so that no depth exhausts descriptors or the stack.
+    """
+    if not _unlink(at, name):
+        return
+    with _unlocked(at, name) as top:
+        waiting = _clear(top)
+        taken = set(waiting)
+        count = 0
+        while waiting:
+            here = waiting.pop()
+            with _unlocked(top, here) as fd:
+                for inner in _clear(fd):
+                    while (moved := b"%s%d" % (STAGE, count)) in taken:
+                        count += 1
+                    taken.add(moved)
+                    with _unlocked(fd, inner):  # whose parent changes must be writable
+                        os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
+                    waiting.append(moved)
+            os.rmdir(here, dir_fd=top)
+    os.rmdir(name, dir_fd=at)
+
+
+def _clear(fd: int) -> list[bytes]:
+    """Remove all but the directories in a directory, whose names are returned."""
+    names = [os.fsencode(name) for name in os.listdir(fd)]
+    return [name for name in names if _unlink(fd, name)]
+
+
+def _unlink(at: int, name: bytes) -> bool:
+    """Remove what is no directory; True when it is one."""
+    try:
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _unlocked(at: int, name: bytes) -> Iterator[int]:
+    """An open directory of ours that we may change, whatever its mode was."""
+    try:
+        fd = os.open(name, OPEN_DIR, dir_fd=at)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=at)
+        fd = os.open(name, OPEN_DIR, dir_fd=at)
+    try:
+        if os.fstat(fd).st_mode & 0o700 != 0o700 and os.geteuid():
+            os.fchmod(fd, 0o700)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def failure(error: OSError, doing: str) -> OrtetError:
+    """The error of a file system in words of the user's act, with what to do next."""
+    why = f"{doing}: {error.strerror or error}"
+    code = error.errno
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return Unavailable("disk_full", f"{why}; free some space, then repeat the call")
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Refused("not_permitted", f"{why}; make the place writable, or choose another")
+    if code in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EEXIST, errno.EFBIG):
+        return Unsupported(
+            "file_system", f"{why}; this file system cannot hold it, choose another place"
+        )
+    if code in (errno.EXDEV, errno.EBUSY):
+        return Unsupported("crosses_mount", f"{why}; another file system is mounted there")
+    return Unavailable("io_error", f"{why}; look at the disk, then repeat the call")
