@@ -1,1 +1,1 @@
-"""Conformance suites for authors of backends and engines: subclass, supply a fixture, inherit the tests."""
+"""Conformance suites for authors of backends and engines: subclass, supply a fixture, run."""

@@ -1,0 +1,104 @@
+"""Work done by several processes at once, for the suites.
+
+Imports no test framework, so that the children start fast.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, TypeVar
+
+from ortet.backend.abc import Bucket, Catalog, Move, Signal
+from ortet.errors import Conflict, Refused
+from ortet.ids import Clock, Oid, SystemClock
+
+T = TypeVar("T")
+
+BucketOpener = Callable[[], Bucket]
+CatalogOpener = Callable[[Clock], Catalog]
+SignalOpener = Callable[[], Signal]
+
+WAIT = 60.0
+"""Seconds after which something that should happen at once is taken to have failed."""
+
+
+def in_threads(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Results of one call a job, all begun at the same moment, each in a thread."""
+    barrier = Barrier(len(jobs))
+
+    def begin(job: tuple[Any, ...]) -> T:
+        barrier.wait(WAIT)
+        return work(*job)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(begin, jobs))
+
+
+def in_processes(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Results of one call a job, begun together, each in a fresh process; all must be picklable."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(len(jobs))
+    with ProcessPoolExecutor(
+        len(jobs), mp_context=context, initializer=barrier.wait, initargs=(WAIT,)
+    ) as pool:
+        return [future.result() for future in [pool.submit(work, *job) for job in jobs]]
+
+
+def oid(number: int) -> Oid:
+    """An id for tests that only compare it."""
+    return Oid(number.to_bytes(32, "big"))
+
+
+def raise_head(opener: CatalogOpener, name: str, times: int) -> int:
+    """Add one to the number a head holds, `times` times, by compare-and-set; returns lost races."""
+    catalog = opener(SystemClock())
+    lost = 0
+    for _ in range(times):
+        while True:
+            head = catalog.head(name)
+            value = int.from_bytes(head.oid, "big") if head else 0
+            move = Move(name, head.oid if head else None, oid(value + 1))
+            try:
+                catalog.move([move], verb="raise")
+                break
+            except Conflict:
+                lost += 1
+    catalog.close()
+    return lost
+
+
+def try_lease(opener: CatalogOpener, name: str, owner: str) -> int:
+    """The fence of a lease, or 0 when another has it."""
+    catalog = opener(SystemClock())
+    try:
+        return catalog.acquire(name, owner, 3600 * 10**9).fence
+    except Refused:
+        return 0
+    finally:
+        catalog.close()
+
+
+def try_put(opener: BucketOpener, key: str, data: bytes) -> bool:
+    """Whether this process made the object."""
+    bucket = opener()
+    try:
+        bucket.put(key, data)
+        return True
+    except Conflict:
+        return False
+    finally:
+        bucket.close()
+
+
+def listen(opener: SignalOpener, topic: str, ready: Callable[[], None]) -> bool:
+    """Take a token, say so, wait."""
+    signal = opener()
+    try:
+        token = signal.token(topic)
+        ready()
+        return signal.wait(topic, token, WAIT)
+    finally:
+        signal.close()

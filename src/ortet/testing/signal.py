@@ -1,0 +1,142 @@
+"""The contract of Signal as tests.
+
+    class TestMine(SignalTests):
+        @pytest.fixture
+        def signal(self) -> Iterator[Signal]:
+            signal = MySignal()
+            yield signal
+            signal.close()
+
+A signal between processes proves more with `SharedSignalTests`, whose fixture is `opener`: a
+picklable function without arguments; each call joins the same signal.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from ortet.backend.abc import Signal
+from ortet.errors import Invalid
+from ortet.testing.processes import WAIT, SignalOpener, listen
+
+
+class SignalTests:
+    """Supply the fixture `signal`: one that nobody else uses."""
+
+    def test_nothing_happens(self, signal: Signal) -> None:
+        token = signal.token("topic")
+        assert signal.wait("topic", token, 0.0) is False
+        assert signal.wait("topic", token, 0.01) is False
+
+    def test_notify_between_token_and_wait_is_seen(self, signal: Signal) -> None:
+        token = signal.token("topic")
+        signal.notify("topic")
+        assert signal.wait("topic", token, WAIT) is True
+
+    def test_a_token_stays_good(self, signal: Signal) -> None:
+        token = signal.token("topic")
+        signal.notify("topic")
+        assert signal.wait("topic", token, WAIT) is True
+        assert signal.wait("topic", token, WAIT) is True
+
+    def test_one_token_for_each_look(self, signal: Signal) -> None:
+        for _ in range(3):
+            token = signal.token("topic")
+            signal.notify("topic")
+            assert signal.wait("topic", token, WAIT) is True
+
+    def test_notify_of_one_topic_is_seen_among_others(self, signal: Signal) -> None:
+        tokens = {topic: signal.token(topic) for topic in ("a", "b", "c")}
+        for topic in tokens:
+            signal.notify(topic)
+        for topic, token in tokens.items():
+            assert signal.wait(topic, token, WAIT) is True
+
+    def test_a_flood_hides_nothing(self, signal: Signal) -> None:
+        token = signal.token("rare")
+        for n in range(3000):
+            signal.notify(f"common-{n % 7}")
+        signal.notify("rare")
+        for n in range(3000):
+            signal.notify(f"common-{n % 7}")
+        assert signal.wait("rare", token, WAIT) is True
+
+    def test_waiting_threads_all_wake(self, signal: Signal) -> None:
+        token = signal.token("topic")
+        waiting = [Event() for _ in range(4)]
+
+        def wait(ready: Event) -> bool:
+            ready.set()
+            return signal.wait("topic", token, WAIT)
+
+        with ThreadPoolExecutor(len(waiting)) as pool:
+            results = [pool.submit(wait, ready) for ready in waiting]
+            for ready in waiting:
+                assert ready.wait(WAIT)
+            signal.notify("topic")
+            assert [result.result() for result in results] == [True] * len(waiting)
+
+    def test_each_thread_waits_for_its_own_topic(self, signal: Signal) -> None:
+        topics = [f"topic-{n}" for n in range(4)]
+        tokens = [signal.token(topic) for topic in topics]
+        with ThreadPoolExecutor(len(topics)) as pool:
+            results = [
+                pool.submit(signal.wait, topic, token, WAIT)
+                for topic, token in zip(topics, tokens, strict=True)
+            ]
+            for topic, result in zip(reversed(topics), reversed(results), strict=True):
+                signal.notify(topic)
+                assert result.result() is True
+
+    @pytest.mark.parametrize("topic", ["", "a\0b", "\udc80"])
+    def test_bad_topic(self, signal: Signal, topic: str) -> None:
+        for verb in (
+            lambda: signal.notify(topic),
+            lambda: signal.token(topic),
+            lambda: signal.wait(topic, 0, 0.0),
+        ):
+            with pytest.raises(Invalid) as caught:
+                verb()
+            assert caught.value.kind == "bad_name"
+
+    def test_topics_are_any_text(self, signal: Signal) -> None:
+        token = signal.token("branch:späť/1")
+        signal.notify("branch:späť/1")
+        assert signal.wait("branch:späť/1", token, WAIT) is True
+
+    def test_close(self, signal: Signal) -> None:
+        signal.token("topic")
+        signal.close()
+
+
+class SharedSignalTests(SignalTests):
+    """Supply the fixture `opener`, see above."""
+
+    @pytest.fixture
+    def signal(self, opener: SignalOpener) -> Iterator[Signal]:
+        signal = opener()
+        yield signal
+        signal.close()
+
+    def test_another_handle_is_reached(self, signal: Signal, opener: SignalOpener) -> None:
+        other = opener()
+        tokens = signal.token("topic"), other.token("topic")
+        opener().notify("topic")
+        assert signal.wait("topic", tokens[0], WAIT) is True
+        assert other.wait("topic", tokens[1], WAIT) is True
+        other.close()
+
+    def test_other_processes_are_reached(self, signal: Signal, opener: SignalOpener) -> None:
+        context = multiprocessing.get_context("spawn")
+        with context.Manager() as manager, context.Pool(2) as pool:
+            ready = [manager.Event() for _ in range(2)]
+            heard = [pool.apply_async(listen, (opener, "topic", event.set)) for event in ready]
+            for event in ready:
+                assert event.wait(WAIT)
+            signal.notify("topic")
+            assert [result.get(WAIT) for result in heard] == [True, True]

@@ -1,0 +1,25 @@
+"""Every signal through the shipped suite."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ortet.backend.abc import Signal
+from ortet.backend.signals import HostSignal, ProcessSignal
+from ortet.testing.processes import SignalOpener
+from ortet.testing.signal import SharedSignalTests, SignalTests
+
+
+class TestProcessSignal(SignalTests):
+    @pytest.fixture
+    def signal(self) -> Signal:
+        return ProcessSignal()
+
+
+class TestHostSignal(SharedSignalTests):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> SignalOpener:
+        return partial(HostSignal, tmp_path / "signal")
