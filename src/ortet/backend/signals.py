@@ -84,8 +84,8 @@ class HostSignal(Signal):
         data = check_name(topic).encode()
         try:
             names = [name for name in os.listdir(self._directory) if name.endswith(".sock")]
-        except FileNotFoundError:
-            return  # nobody has ever listened
+        except OSError:
+            return  # nobody can be listening there
         if names:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
