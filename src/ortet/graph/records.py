@@ -7,9 +7,21 @@ from enum import IntFlag
 
 from ortet.codec import Record
 from ortet.ids import Oid
+from ortet.store.blobs import BLOCK, Blocks
 
-BLOCK = 128 * 1024
-"""Files up to this size are one blob; larger ones are Blocks of blobs of this size."""
+__all__ = [
+    "BLOCK",
+    "Blocks",
+    "Commit",
+    "Entry",
+    "Flag",
+    "Image",
+    "Layer",
+    "Page",
+    "PageRef",
+    "State",
+    "System",
+]
 
 
 class Flag(IntFlag):
@@ -59,14 +71,6 @@ class Entry(Record, frozen=True):
         if self.is_dir:
             return kind, self.cid
         return kind | (self.mode & 0o100 if self.is_file else 0), self.data
-
-
-class Blocks(Record, frozen=True):
-    """A large file: `children` is a run of 32-byte Oids, of blobs at level 0, of Blocks above."""
-
-    level: int
-    size: int
-    children: bytes
 
 
 class Page(Record, frozen=True):

@@ -13,8 +13,11 @@ from ortet.ids import Oid
 
 
 class Kind(IntEnum):
-    """What an object is. A hint kept beside it in the pack (for prefix search, sweep and statistics): the
-    truth is the position of the reference that names it. Append-only."""
+    """What an object is. Append-only.
+
+    A hint kept beside it in the pack, for prefix search, sweep and statistics; the truth is the
+    position of the reference that names it.
+    """
 
     BLOB = 1
     BLOCKS = 2
@@ -33,7 +36,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 Walk = Callable[[Kind, bytes], Iterable[Link]]
-"""The references inside an object. The graph layer supplies it, so the store need not know records."""
+"""The references inside an object; the graph layer supplies it: the store knows no records."""
 
 
 class Objects(ABC):

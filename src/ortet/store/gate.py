@@ -1,0 +1,143 @@
+"""Who may write while the store is swept: gc.lock, shared by commits, exclusive for the end of a
+sweep."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ortet.errors import Invalid, Unavailable
+
+_POLL = 0.002
+
+
+class Gate:
+    """The locks of one store handle. Re-entrant: nested and concurrent writers of a process share
+    one lock.
+
+    `gc.lock` holds the sweep epoch. `gc.gate` lets a waiting sweep stop new writers, which would
+    otherwise keep it waiting for ever. `gc.busy` keeps sweeps and verifications apart.
+    """
+
+    def __init__(self, local: Path) -> None:
+        self._local = local
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._depth = 0
+        self._inside: dict[int, int] = {}
+        self._lock = _open(self._local / "gc.lock")
+        self._gate = _open(self._local / "gc.gate")
+
+    def after_fork(self) -> None:
+        """In a child: leave the parent's locks alone and begin anew."""
+        os.close(self._lock)
+        os.close(self._gate)
+        self._start()
+
+    def close(self) -> None:
+        os.close(self._lock)
+        os.close(self._gate)
+
+    def enter(self) -> int:
+        """Begin to write; returns the sweep epoch, which can not change before `leave`."""
+        me = threading.get_ident()
+        with self._mutex:
+            if not self._depth:
+                fcntl.flock(self._gate, fcntl.LOCK_SH)
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_SH)
+                finally:
+                    fcntl.flock(self._gate, fcntl.LOCK_UN)
+            self._depth += 1
+            self._inside[me] = self._inside.get(me, 0) + 1
+        return self.epoch()
+
+    def leave(self) -> None:
+        me = threading.get_ident()
+        with self._mutex:
+            left = self._inside.pop(me, 1) - 1
+            if left:
+                self._inside[me] = left
+            self._depth -= 1
+            if not self._depth:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def epoch(self) -> int:
+        return int(os.pread(self._lock, 32, 0) or b"0")
+
+    @contextmanager
+    def exclusive(self, patience: float) -> Iterator[None]:
+        """Keep all writers out, of this process too; Unavailable when one does not finish in
+        time."""
+        if threading.get_ident() in self._inside:
+            raise Invalid(
+                "inside_writing", "a sweep can not run inside writing(): finish the commit first"
+            )
+        lock, gate = _open(self._local / "gc.lock"), _open(self._local / "gc.gate")
+        try:
+            deadline = time.monotonic() + patience
+            _wait(gate, deadline)
+            _wait(lock, deadline)
+            yield
+        finally:
+            _give_back(lock)
+            _give_back(gate)
+
+    def bump(self) -> int:
+        """A new epoch, durable; only inside `exclusive`."""
+        epoch = self.epoch() + 1
+        fd = _open(self._local / "gc.lock")
+        try:
+            os.pwrite(fd, b"%-31d\n" % epoch, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return epoch
+
+    @contextmanager
+    def busy(self, *, alone: bool) -> Iterator[None]:
+        """For the time of a sweep (alone) or a verification (beside others)."""
+        fd = _open(self._local / "gc.busy")
+        try:
+            try:
+                fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    "sweep_busy",
+                    "a sweep or verify of this store is running: repeat when it has ended",
+                ) from None
+            yield
+        finally:
+            _give_back(fd)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _give_back(fd: int) -> None:
+    """Unlock by word: a child of fork(2) may still hold the descriptor."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def _wait(fd: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    "writer_busy", "a commit did not finish in time: repeat the sweep later"
+                ) from None
+            time.sleep(_POLL)
+        else:
+            return

@@ -1,0 +1,211 @@
+"""Objects of a store on this host: what is put goes to a tail, what is sealed lies in packs, all of
+it is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ortet.backend.abc import Bucket
+from ortet.codec import Hasher
+from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
+from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
+from ortet.store.abc import Kind, Objects
+from ortet.store.fetch import fetch
+from ortet.store.gate import Gate
+from ortet.store.root import Space, open_root
+from ortet.store.shelf import Shelf
+from ortet.store.source import FrameCache, Spot, no_object
+from ortet.store.tail import SEAL_AT
+from ortet.store.writer import Writer
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """How much a store holds. Objects stored twice count twice until a sweep."""
+
+    objects: int
+    packs: int
+    tails: int
+    pack_bytes: int
+    tail_bytes: int
+
+
+class LocalObjects(Objects):
+    """A handle on the store at `root`, whose sealed packs lie in `bucket`. Threads share it; a
+    child of fork(2) may go on using it and writes to a tail of its own; other processes open their
+    own."""
+
+    def __init__(
+        self,
+        root: Path,
+        bucket: Bucket,
+        *,
+        hasher: Hasher,
+        clock: Clock,
+        random: Random = os.urandom,
+        quota: int | None = None,
+        reserve: int = 0,
+        seal_at: int = SEAL_AT,
+    ) -> None:
+        self.hasher = hasher
+        self.root = open_root(root, hasher)
+        self.bucket = bucket
+        self.cache = FrameCache()
+        self.space = Space(self.root, bucket, clock=clock, quota=quota, reserve=reserve)
+        self.shelf = Shelf(
+            self.root, bucket, key_id=hasher.key_id, new_id=lambda: uuid7(clock, random)
+        )
+        self.writer = Writer(
+            self.shelf, self.space, self.cache, key_id=hasher.key_id, seal_at=seal_at
+        )
+        self.gate = Gate(self.root.local)
+        self.epoch = self.gate.epoch()
+        self._pending = self.writer.pending
+        self._pid = os.getpid()
+        self.shelf.refresh()
+
+    # the Objects contract
+
+    def put(self, kind: Kind, data: bytes) -> Oid:
+        oid = self.hasher.oid(data)
+        if oid not in self._pending and self.shelf.find_sure(oid) is None:
+            self._here()
+            self.writer.add(oid, kind, data)
+        return oid
+
+    def get(self, oid: Oid) -> bytes:
+        item = self._pending.get(oid)
+        if item is not None:
+            return item[2]
+        try:
+            spot = self.shelf.find(oid)
+            if spot is not None:
+                return self._read(spot)
+        except (NotFound, Corrupt):
+            pass
+        return self._get_again(oid)
+
+    def _read(self, spot: Spot) -> bytes:
+        source, offset, start, length, _ = spot
+        return self.cache.load(source, offset)[start : start + length]
+
+    def _get_again(self, oid: Oid) -> bytes:
+        """Another process may have sealed, swept or appended; another copy may be sound where one
+        is not."""
+        self._here()
+        self.shelf.refresh(anew=True)
+        failure: OrtetError | None = None
+        for spot in self.shelf.copies(oid):
+            try:
+                return self._read(spot)
+            except (NotFound, Corrupt) as error:
+                failure = error
+        if isinstance(failure, Corrupt):
+            raise failure
+        raise no_object(oid)
+
+    def has(self, oid: Oid) -> bool:
+        """Whether it is stored, as far as this host knows; what is here becomes durable with the
+        next flush."""
+        if oid in self._pending or self.shelf.find_sure(oid) is not None:
+            return True
+        self._here()
+        tail = self.shelf.find_other(oid)
+        if tail is None and self.shelf.refresh_if_changed():
+            if self.shelf.find_sure(oid) is not None:
+                return True
+            tail = self.shelf.find_other(oid)
+        if tail is None:
+            return False
+        self.writer.rely_on(tail)
+        return True
+
+    def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
+        wanted = dict.fromkeys(oids)
+        spots: list[tuple[Oid, Spot]] = []
+        for oid in wanted:
+            spot = None if oid in self._pending else self.shelf.find(oid)
+            if spot is None:
+                yield oid, self.get(oid)
+            else:
+                spots.append((oid, spot))
+        yield from fetch(spots, self.cache, again=self.get)
+
+    # beyond it
+
+    def flush(self, *, sync: bool = True) -> None:
+        """Write what was put; with `sync` it is durable on return. Refused and Unavailable lose
+        nothing: what could not be written is tried again by the next flush."""
+        self._here()
+        self.writer.flush(sync=sync)
+
+    @contextmanager
+    def writing(self) -> Iterator[int]:
+        """For the time of a commit, from its first put until its head has moved: no sweep takes an
+        object away.
+
+        Gives the sweep epoch. When it is not what it was before, objects that are not reachable may
+        be gone: callers who remember Oids from earlier drop them.
+        """
+        self._here()
+        epoch = self.gate.enter()
+        try:
+            if epoch != self.epoch:
+                self.forget(epoch)
+            yield epoch
+        finally:
+            self.gate.leave()
+
+    def forget(self, epoch: int) -> None:
+        """After a sweep: drop what is remembered and look at the disk again."""
+        self.cache.clear()
+        self.shelf.refresh()
+        self.epoch = epoch
+
+    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
+        """Objects whose id begins with these hex digits, in order."""
+        low, high = _bounds(prefix)
+        self._here()
+        self.shelf.refresh_if_changed()
+        found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
+        for source in self.shelf.sources():
+            found.update(source.prefix(low, high))
+        return [(oid, Kind(found[oid])) for oid in sorted(found)]
+
+    def stats(self) -> Stats:
+        self._here()
+        self.shelf.refresh()
+        tails = (*self.shelf.mine, *self.shelf.others)
+        packs = self.shelf.packs
+        return Stats(
+            objects=sum(len(tail) for tail in tails) + sum(pack.index().count for pack in packs),
+            packs=len(packs),
+            tails=len(tails),
+            pack_bytes=sum(pack.size for pack in packs),
+            tail_bytes=sum(tail.end for tail in tails),
+        )
+
+    def close(self) -> None:
+        """Flush, and let other processes adopt our tail."""
+        self._here()
+        self.writer.close()
+        self.gate.close()
+        self.cache.clear()
+
+    def _here(self) -> None:
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self.gate.after_fork()
+            self.writer.after_fork(self.shelf.after_fork())
+
+
+def _bounds(prefix: str) -> tuple[bytes, bytes]:
+    digits = 2 * OID_BYTES
+    text = prefix.lower()
+    if not 0 < len(text) <= digits or not set(text) <= set("0123456789abcdef"):
+        raise Invalid("bad_oid", f"{prefix!r} does not begin an object id: give hexadecimal digits")
+    return bytes.fromhex(text.ljust(digits, "0")), bytes.fromhex(text.ljust(digits, "f"))

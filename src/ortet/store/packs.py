@@ -1,0 +1,125 @@
+"""Sealed packs: read through the Bucket, found through an index that is made again when missing or
+damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ortet.backend.abc import Bucket
+from ortet.errors import Corrupt, NotFound
+from ortet.ids import Oid
+from ortet.store import frame
+from ortet.store.index import Index, Located, write_index
+from ortet.store.source import File, Source, Spot
+from ortet.store.tail import pack_key
+
+_PREFIX = "packs/"
+_SUFFIX = ".pack"
+
+
+class Pack(Source):
+    """One sealed pack. Opened at first use; NotFound when it has been swept away meanwhile."""
+
+    def __init__(
+        self, bucket: Bucket, id_: str, *, size: int, index_dir: Path, key_id: bytes
+    ) -> None:
+        self.id = id_
+        self.size = size
+        self.index_path = index_dir / f"{id_}.idx"
+        self._bucket = bucket
+        self._key_id = key_id
+        self._file: File | None = None
+        self._index: Index | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        if self._file is not None:
+            return os.pread(self._file.fd, length, offset)
+        # Not mapped: a pack cut short by accident must be an error here, not a SIGBUS.
+        path = self._bucket.local_path(pack_key(self.id))
+        if path is None:
+            return self._bucket.get(pack_key(self.id), offset, length)
+        try:
+            self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
+        return os.pread(self._file.fd, length, offset)
+
+    def stop(self) -> int:
+        return self.size
+
+    def find(self, oid: Oid) -> Spot | None:
+        try:
+            place = (self._index or self.index()).find(oid)
+        except Corrupt:
+            place = self.rebuild().find(oid)
+        return None if place is None else (self, *place)
+
+    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        try:
+            return iter(list(self.index().prefix(low, high)))
+        except Corrupt:
+            return self.rebuild().prefix(low, high)
+
+    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+        try:
+            entries = list(self.index())
+        except Corrupt:
+            entries = list(self.rebuild())
+        return ((entry[0], (self, *entry[1:])) for entry in entries)
+
+    def index(self) -> Index:
+        """The index, made from the pack when it is not there or not sound."""
+        if self._index is None:
+            try:
+                self._index = Index(self.index_path, pack_bytes=self.size)
+            except (FileNotFoundError, Corrupt):
+                return self.rebuild()
+        return self._index
+
+    def rebuild(self) -> Index:
+        """Make the index again from the headers in the pack, as far as they are sound."""
+        entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
+        write_index(self.index_path, entries, pack_bytes=self.size)
+        self._index = Index(self.index_path, pack_bytes=self.size)
+        return self._index
+
+    def _entries(self, lead: frame.Lead) -> Iterator[Located]:
+        if lead.header.key_id != self._key_id:
+            return
+        start = 0
+        for oid, kind, length in lead.rows():
+            yield oid, lead.offset, start, length, kind
+            start += length
+
+
+def sound_leads(source: Source) -> Iterator[frame.Lead]:
+    """Every frame with a sound header, going on behind damaged ones."""
+    at: int | None = 0
+    stop = source.stop()
+    while at is not None:
+        start = at
+        try:
+            for lead in frame.scan(source.read, start, stop):
+                yield lead
+                start = lead.offset + lead.header.size
+            return
+        except Corrupt:
+            at = frame.resync(source.read, start + 1, stop)
+
+
+def list_packs(bucket: Bucket) -> dict[str, int]:
+    """Id and size of every sealed pack."""
+    found: dict[str, int] = {}
+    for item in bucket.list(_PREFIX):
+        if item.key.endswith(_SUFFIX):
+            found[item.key.removeprefix(_PREFIX).removesuffix(_SUFFIX)] = item.size
+    return found
+
+
+def drop_index(pack: Pack) -> None:
+    """Forget the index of a pack that is no more."""
+    with contextlib.suppress(FileNotFoundError):
+        pack.index_path.unlink()

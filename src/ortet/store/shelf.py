@@ -1,0 +1,192 @@
+"""Everything this process can read: its own tails, those of other writers, and the sealed packs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+from ortet.backend.abc import Bucket
+from ortet.errors import Corrupt, NotFound
+from ortet.ids import Oid
+from ortet.store.packs import Pack, list_packs
+from ortet.store.recovery import adopt, create, follow
+from ortet.store.root import Root
+from ortet.store.source import Source, Spot
+from ortet.store.tail import Tail
+
+
+class Shelf:
+    """The sources of one store handle. Look-ups take no lock: changes replace whole tuples, and
+    what moves from one to the next is in both for a moment."""
+
+    def __init__(
+        self, root: Root, bucket: Bucket, *, key_id: bytes, new_id: Callable[[], str]
+    ) -> None:
+        self._root = root
+        self._bucket = bucket
+        self._key_id = key_id
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self.mine: tuple[Tail, ...] = ()
+        self.others: tuple[Tail, ...] = ()
+        self.packs: tuple[Pack, ...] = ()
+
+    def sources(self) -> Iterator[Source]:
+        yield from self.mine
+        yield from self.others
+        yield from self.packs
+
+    def find(self, oid: Oid) -> Spot | None:
+        """Where an object is, as far as known without looking at the disk again."""
+        spot = self.find_sure(oid)
+        if spot is None and (tail := self.find_other(oid)) is not None:
+            spot = tail.find(oid)
+        return spot
+
+    def find_sure(self, oid: Oid) -> Spot | None:
+        """The same, only where it is durable already or will be with our next flush."""
+        for tail in self.mine:
+            spot = tail.find(oid)
+            if spot is not None:
+                return spot
+        for pack in self.packs:
+            with contextlib.suppress(NotFound):
+                spot = pack.find(oid)
+                if spot is not None:
+                    return spot
+        return None
+
+    def find_other(self, oid: Oid) -> Tail | None:
+        """The tail of another writer that has it."""
+        for tail in self.others:
+            if tail.find(oid) is not None:
+                return tail
+        return None
+
+    def copies(self, oid: Oid) -> Iterator[Spot]:
+        """Every place that has the object."""
+        for source in self.sources():
+            with contextlib.suppress(NotFound, Corrupt):
+                spot = source.find(oid)
+                if spot is not None:
+                    yield spot
+
+    def refresh_if_changed(self) -> bool:
+        """Look at the disk again when another process made, sealed or lengthened a tail."""
+        if self._token() == self._seen and not any(tail.moved() for tail in self.others):
+            return False
+        self.refresh()
+        return True
+
+    def _token(self) -> object:
+        return os.stat(self._root.tails).st_mtime_ns
+
+    def refresh(self, *, anew: bool = False) -> None:
+        """Look at the disk again, `anew` also at what was seen of others' tails.
+
+        Tails before packs, so that one sealed in between is seen twice, not never.
+        """
+        with self._lock:
+            token = self._token()
+            ids = self._root.tail_ids()
+            sizes = list_packs(self._bucket)
+            mine = {tail.id for tail in self.mine}
+            self._take_packs(sizes, mine)
+            known = {} if anew else {tail.id: tail for tail in self.others}
+            others: list[Tail] = []
+            for id_ in ids:
+                if id_ in mine or id_ in sizes:
+                    continue
+                tail = known.get(id_)
+                if tail is None:
+                    tail = follow(self._root.tail(id_), key_id=self._key_id)
+                else:
+                    tail.advance()
+                if tail is not None:
+                    others.append(tail)
+            self.others = tuple(others)
+            self._seen = token
+
+    def _take_packs(self, sizes: dict[str, int], mine: set[str]) -> None:
+        known = {pack.id: pack for pack in self.packs}
+        packs = []
+        for id_, size in sizes.items():
+            if id_ not in mine:
+                pack = known.get(id_)
+                packs.append(pack if pack and pack.size == size else self._pack(id_, size))
+        packs.sort(
+            key=lambda pack: pack.id, reverse=True
+        )  # ids are time-ordered: the newest is asked first
+        self.packs = tuple(packs)
+
+    def _pack(self, id_: str, size: int) -> Pack:
+        return Pack(self._bucket, id_, size=size, index_dir=self._root.index, key_id=self._key_id)
+
+    # our own tails
+
+    def take_tail(self) -> Tail:
+        """A tail to write to: one that nobody holds, or a new one."""
+        with self._lock:
+            tail = self._adopt_any() or self._create()
+            self.mine = (*self.mine, tail)
+            self.others = tuple(other for other in self.others if other.id != tail.id)
+            return tail
+
+    def _adopt_any(self) -> Tail | None:
+        for id_ in self._root.tail_ids():
+            if all(tail.id != id_ for tail in self.mine):
+                tail = adopt(self._root.tail(id_), self._bucket, key_id=self._key_id)
+                if tail is not None:
+                    return tail
+        return None
+
+    def _create(self) -> Tail:
+        while True:
+            tail = create(self._root.tail(self._new_id()), key_id=self._key_id)
+            if tail is not None:
+                return tail
+
+    def adopt_all(self) -> list[Tail]:
+        """Take over every tail that nobody holds."""
+        taken: list[Tail] = []
+        with self._lock:
+            while (tail := self._adopt_any()) is not None:
+                taken.append(tail)
+                self.mine = (*self.mine, tail)
+                self.others = tuple(other for other in self.others if other.id != tail.id)
+        return taken
+
+    def seal(self, tail: Tail) -> None:
+        """Turn a tail of ours into a pack."""
+        if not tail.end:
+            self._drop(tail)
+            return
+        pack = self._pack(tail.id, tail.end)
+        tail.seal(pack.index_path, self._bucket)
+        with self._lock:
+            self.packs = (pack, *self.packs)
+        self._drop(tail)
+
+    def _drop(self, tail: Tail) -> None:
+        with self._lock:
+            self.mine = tuple(other for other in self.mine if other is not tail)
+        tail.release()
+
+    def release(self) -> None:
+        """Let others adopt our tails."""
+        with self._lock:
+            for tail in self.mine:
+                tail.release()
+            self.mine = self.others = ()
+            self.packs = ()
+
+    def after_fork(self) -> list[Tail]:
+        """In a child: the parent's tails are another writer's now. Returns them."""
+        self._lock = threading.Lock()
+        parents = self.mine
+        self.others = (*self.others, *parents)
+        self.mine = ()
+        return list(parents)

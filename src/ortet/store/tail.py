@@ -1,0 +1,228 @@
+"""The open end of a writer: frames appended under flock, followed by readers in other processes by
+header."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ortet.backend.abc import Bucket
+from ortet.errors import Corrupt, OrtetError, Unavailable, Unsupported
+from ortet.ids import Oid
+from ortet.store import frame
+from ortet.store.faults import reach
+from ortet.store.index import write_index
+from ortet.store.source import File, Source, Spot
+
+SUFFIX = ".tail"
+SEAL_AT = 64 * 1024 * 1024
+# Opening a store scans the headers of its tails: these bounds keep that near 20 ms.
+SEAL_FRAMES = 2048
+SEAL_OBJECTS = 32_768
+
+
+def pack_key(id_: str) -> str:
+    return f"packs/{id_}.pack"
+
+
+def storage_error(error: OSError, doing: str) -> OrtetError:
+    """What the caller can do about a failed system call."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Unavailable(
+            "disk_full", f"the disk was full while {doing}: free some space, then repeat"
+        )
+    return Unavailable(
+        "storage_error", f"{error.strerror or error} while {doing}: see to the disk, then repeat"
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Tail(Source):
+    """A tail file: ours, locked and writable, or another writer's, which we only follow."""
+
+    def __init__(self, path: Path, fd: int, *, key_id: bytes) -> None:
+        self.id = path.name.removesuffix(SUFFIX)
+        self.path = path
+        self.end = 0
+        self.synced = 0
+        self.frames = 0
+        self._file = File(fd)
+        self._key_id = key_id
+        self._seen = (0, 0)
+        self._syncing = threading.Lock()
+        self._broken: OSError | None = None
+        self._spots: dict[Oid, Spot] = {}
+
+    # reading
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._file.fd, length, offset)
+
+    def stop(self) -> int:
+        return os.fstat(self._file.fd).st_size
+
+    def find(self, oid: Oid) -> Spot | None:
+        return self._spots.get(oid)
+
+    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        return ((oid, spot[4]) for oid, spot in list(self._spots.items()) if low <= oid <= high)
+
+    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+        return iter(list(self._spots.items()))
+
+    def __len__(self) -> int:
+        return len(self._spots)
+
+    def moved(self) -> bool:
+        """Whether the file changed since the last `advance`."""
+        return self._mark() != self._seen
+
+    def _mark(self) -> tuple[int, int]:
+        status = os.fstat(self._file.fd)
+        return status.st_size, status.st_mtime_ns
+
+    def advance(self) -> None:
+        """Take in the whole frames another writer has appended since the last look."""
+        self._seen = self._mark()
+        stop = self._seen[0]
+        if stop < self.end or not self._take(stop):
+            # The writer rolled back a failed append and went on differently: read from the start.
+            self._spots.clear()
+            self.end = self.frames = 0
+            self._take(stop)
+
+    def _take(self, stop: int) -> bool:
+        """Index frames from `end` on; False when what is there can not be a frame in the making."""
+        try:
+            for lead in frame.scan(self.read, self.end, stop):
+                self.add(lead)
+        except Corrupt:
+            return self.stop() != stop or self.read(self.end, 4) == frame.MAGIC
+        except Unsupported:
+            return True
+        return True
+
+    def add(self, lead: frame.Lead) -> None:
+        """Index one frame, the next in order."""
+        if lead.header.key_id == self._key_id:
+            start = 0
+            for oid, kind, length in lead.rows():
+                self._spots[oid] = (self, lead.offset, start, length, kind)
+                start += length
+        self.end = lead.offset + lead.header.size
+        self.frames += 1
+
+    # writing, only by the process that holds the lock
+
+    def append(self, data: bytes, objects: Sequence[frame.Item]) -> int:
+        """Write one frame at the end and index it; on failure the tail is as before. Returns its
+        offset."""
+        offset = self.end
+        try:
+            reach("tail.before-write")
+            self._write(data, offset)
+            reach("tail.after-write")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fd, offset)
+            raise storage_error(error, "writing objects") from error
+        start = 0
+        spots = self._spots
+        for oid, kind, content in objects:
+            spots[oid] = (self, offset, start, len(content), kind)
+            start += len(content)
+        self.end = offset + len(data)
+        self.frames += 1
+        return offset
+
+    def _write(self, data: bytes, offset: int) -> None:
+        done = os.pwrite(self._file.fd, data, offset)
+        while done < len(data):  # a signal, or the disk is nearly full: the next call says which
+            done += os.pwrite(self._file.fd, memoryview(data)[done:], offset + done)
+
+    def sync(self) -> None:
+        """Make everything appended so far durable."""
+        with self._syncing:
+            end = self.end
+            if self.synced >= end:
+                return
+            try:
+                reach("tail.before-sync")
+                if (
+                    self._broken
+                ):  # the kernel reports a failed write once, perhaps to another thread
+                    raise self._broken
+                os.fdatasync(self._file.fd)
+                if not self.synced:
+                    sync_directory(self.path.parent)
+            except OSError as error:
+                self._broken = error
+                raise storage_error(error, "syncing objects") from error
+            reach("tail.after-sync")
+            self.synced = end
+
+    def settle(self) -> None:
+        """Make durable what another writer appended and we rely on."""
+        try:
+            os.fdatasync(self._file.fd)
+        except OSError as error:
+            raise storage_error(error, "syncing objects of another process") from error
+
+    def roll_back(self) -> list[frame.Item]:
+        """After a failed sync nobody knows what is on the disk (the kernel says so once): cut off
+        what was not synced before and hand it back, to be written afresh."""
+        with self._syncing:
+            lost = list(self._unsynced())
+            for oid in [oid for oid, spot in self._spots.items() if spot[1] >= self.synced]:
+                del self._spots[oid]
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fd, self.synced)
+            self.end = self.synced
+            self._broken = None
+            return lost
+
+    def _unsynced(self) -> Iterator[frame.Item]:
+        with contextlib.suppress(Corrupt, Unsupported):
+            for lead in frame.scan(self.read, self.synced, self.end):
+                data, at = self.load(lead.offset), 0
+                for oid, kind, length in lead.rows():
+                    yield oid, kind, data[at : at + length]
+                    at += length
+
+    def full(self, seal_at: int) -> bool:
+        return self.end >= seal_at or self.frames >= SEAL_FRAMES or len(self._spots) >= SEAL_OBJECTS
+
+    def seal(self, index_path: Path, bucket: Bucket) -> None:
+        """Make it a pack: synced, indexed, then given to the bucket whole. Its objects stay
+        readable here."""
+        reach("seal.begin")
+        self.sync()
+        try:
+            entries = [(oid, *spot[1:]) for oid, spot in list(self._spots.items())]
+            write_index(index_path, entries, pack_bytes=self.end)
+            reach("seal.after-index")
+            bucket.put_file(pack_key(self.id), self.path)
+        except OSError as error:
+            raise storage_error(error, "sealing a pack") from error
+        reach("seal.after-put")
+
+    def release(self) -> None:
+        """Let others adopt it; an empty one is removed. Only its owner may, never a child of
+        fork(2)."""
+        if not self.end:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+        fcntl.flock(self._file.fd, fcntl.LOCK_UN)

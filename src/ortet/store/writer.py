@@ -1,0 +1,274 @@
+"""From objects put one by one to frames in the tail: buffered, compressed in two threads, synced
+once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from ortet.codec import Compressor
+from ortet.errors import Invalid, OrtetError
+from ortet.ids import Oid
+from ortet.store import frame
+from ortet.store.abc import Kind
+from ortet.store.root import Space
+from ortet.store.shelf import Shelf
+from ortet.store.source import FrameCache
+from ortet.store.tail import Tail
+
+_SMALL = 64 * 1024
+_IN_FLIGHT = 32 * 1024 * 1024
+_THREADS = 2
+
+
+class _Batch:
+    """Objects that will be one frame."""
+
+    def __init__(self) -> None:
+        self.items: list[frame.Item] = []
+        self.bytes = 0
+
+    def add(self, item: frame.Item) -> bool:
+        """True when it is full."""
+        self.items.append(item)
+        self.bytes += len(item[2])
+        return self.bytes >= frame.FRAME_BYTES or len(self.items) >= frame.FRAME_OBJECTS
+
+
+def _cut(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
+    """Pieces that each fit a frame; mostly the whole, but what was put back after a failure piles
+    up."""
+    batch = _Batch()
+    for item in items:
+        if batch.add(item):
+            yield batch.items
+            batch = _Batch()
+    if batch.items:
+        yield batch.items
+
+
+class Writer:
+    """The writing half of a store handle. Thread-safe.
+
+    An object stays in `pending` until its frame is written, whatever fails in between, so a later
+    flush writes it: nothing that was put is ever silently missing from a flush that succeeds.
+    """
+
+    def __init__(
+        self, shelf: Shelf, space: Space, cache: FrameCache, *, key_id: bytes, seal_at: int
+    ) -> None:
+        self.pending: dict[Oid, frame.Item] = {}
+        self._shelf = shelf
+        self._space = space
+        self._cache = cache
+        self._key_id = key_id
+        self._seal_at = seal_at
+        self._tail: Tail | None = None
+        self._owed: set[Tail] = set()
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()  # batches, jobs and counters; never held during I/O
+        self._room = threading.Condition(self._lock)
+        self._flushing = threading.Lock()
+        self._appending = threading.Lock()  # the tail
+        self._blobs = _Batch()
+        self._rest = _Batch()
+        self._compressors: list[Compressor] = []
+        self._jobs: set[Future[None]] = set()
+        self._sealing: set[Future[None]] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_flight = 0
+        self._failures = 0
+        self._told = 0  # how many of them somebody has been told
+        self._failure: Exception | None = None
+
+    def after_fork(self, parents: Sequence[Tail]) -> None:
+        """In a child: threads and locks are gone; what was pending in the parent is pending here
+        too."""
+        self._start()
+        self._tail = None
+        self._owed.update(parents)
+        for item in self.pending.values():
+            (self._blobs if item[1] == Kind.BLOB else self._rest).add(item)
+
+    def rely_on(self, tail: Tail) -> None:
+        """An object in another writer's tail is taken as stored: make it durable with our next
+        flush."""
+        self._owed.add(tail)
+
+    def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
+        if len(data) > frame.MAX_RAW:
+            raise Invalid(
+                "object_too_large",
+                f"an object has {len(data)} bytes, more than {frame.MAX_RAW}: store it in blocks",
+            )
+        item = (oid, int(kind), data)
+        with self._lock:
+            if oid in self.pending:
+                return
+            self.pending[oid] = item
+            batch = self._blobs if kind == Kind.BLOB else self._rest
+            if not batch.add(item):
+                return
+            if batch is self._blobs:
+                self._blobs = _Batch()
+            else:
+                self._rest = _Batch()
+        self._submit(batch)
+
+    # large amounts: in threads
+
+    def _submit(self, batch: _Batch) -> None:
+        with self._room:
+            while self._in_flight > _IN_FLIGHT:
+                self._room.wait()
+            self._in_flight += batch.bytes
+            self._jobs.add(self._threads().submit(self._job, batch))
+            self._tell(self._told)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
+        return self._pool
+
+    def _job(self, batch: _Batch) -> None:
+        try:
+            self._write_all(batch.items)
+        finally:
+            with self._room:
+                self._in_flight -= batch.bytes
+                self._jobs = {job for job in self._jobs if not job.done()}
+                self._room.notify_all()
+
+    def _write_all(self, items: Sequence[frame.Item]) -> None:
+        """Write, as several frames if need be; what fails goes back to the batches."""
+        try:
+            for cut in _cut(items):
+                self._write(cut)
+        except Exception as error:
+            self._put_back([item for item in items if item[0] in self.pending], error)
+
+    def _tell(self, since: int) -> None:
+        """Raise the last failure if there was one after the first `since`."""
+        if self._failures > since and self._failure is not None:
+            self._told = self._failures
+            raise self._failure
+
+    def _put_back(self, items: Sequence[frame.Item], error: Exception) -> None:
+        with self._lock:
+            self._failures += 1
+            self._failure = error
+            for item in items:
+                self.pending[item[0]] = item
+                (self._blobs if item[1] == Kind.BLOB else self._rest).add(item)
+
+    # one frame
+
+    def _write(self, items: Sequence[frame.Item]) -> None:
+        data = self._build(items)
+        with self._appending:
+            tail = self._tail
+            if tail is None:
+                tail = self._tail = self._shelf.take_tail()
+            self._space.check(len(data))
+            offset = tail.append(data, items)
+            full = tail.full(self._seal_at)
+            if full:
+                self._tail = None
+        if len(data) < _SMALL:
+            self._cache.add((tail.id, offset), b"".join([item[2] for item in items]))
+        for item in items:
+            self.pending.pop(item[0], None)
+        if full:
+            with self._lock:
+                self._sealing.add(self._threads().submit(self._seal, tail))
+
+    def _build(self, items: Sequence[frame.Item]) -> bytes:
+        try:
+            compressor = self._compressors.pop()
+        except IndexError:
+            compressor = Compressor()
+        data = frame.build(items, self._key_id, compressor)
+        self._compressors.append(compressor)
+        return data
+
+    # making durable
+
+    def flush(self, *, sync: bool = True) -> None:
+        """Write what was put before this call; with `sync`, make it durable."""
+        with self._flushing:  # else one could return while another still writes what it took over
+            with self._lock:
+                failures = self._failures
+                blobs, rest, jobs = self._blobs, self._rest, list(self._jobs)
+                if blobs.items or rest.items:
+                    self._blobs, self._rest = _Batch(), _Batch()
+            if blobs.bytes + rest.bytes < _SMALL:
+                blobs.items += rest.items
+            elif rest.items:
+                self._write_all(rest.items)
+            if blobs.items:
+                self._write_all(blobs.items)
+            if jobs:
+                wait(jobs)
+            with self._lock:
+                self._tell(failures)
+            if sync:
+                self._sync()
+
+    def _sync(self) -> None:
+        for tail in self._shelf.mine:
+            if tail.synced < tail.end:
+                self._sync_tail(tail)
+        while self._owed:
+            tail = self._owed.pop()
+            try:
+                tail.settle()
+            except OrtetError:
+                self._owed.add(tail)
+                raise
+
+    def _sync_tail(self, tail: Tail) -> None:
+        try:
+            tail.sync()
+        except OrtetError as error:
+            with self._appending:
+                self._put_back(tail.roll_back(), error)
+            raise
+
+    # sealing
+
+    def _seal(self, tail: Tail) -> None:
+        """Failing is no loss: the tail stays ours, readable and synced by flush, and is adopted
+        later."""
+        try:
+            self._shelf.seal(tail)
+        except OrtetError:
+            return
+
+    def seal_now(self) -> None:
+        """Turn what we have written so far into packs."""
+        self.flush()
+        with self._appending:
+            self._tail = None
+        self._wait_for_seals()
+        for tail in self._shelf.mine:
+            if tail.end:
+                self._shelf.seal(tail)
+
+    def _wait_for_seals(self) -> None:
+        with self._lock:
+            sealing, self._sealing = list(self._sealing), set()
+        wait(sealing)
+
+    def close(self) -> None:
+        """Write and sync what is pending, then let the tails go."""
+        try:
+            self.flush()
+        finally:
+            self._wait_for_seals()
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+            self._shelf.release()
