@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, Protocol
 
 from ortet.errors import Invalid, NotFound
 from ortet.ids import Random
@@ -45,15 +45,15 @@ def run_command(
     raises, the command and all its descendants are killed. A command that cannot be started gives
     127 or 126, as a shell would; only a bad `cwd`, an empty list or a NUL byte raises.
     """
-    argv = _argv(command)
-    _check_directory(cwd)
+    argv = argv_of(command)
+    check_directory(cwd)
     mark = random(8).hex()
     began = time.monotonic()
     try:
         process = subprocess.Popen(
             wrap(argv) if wrap else argv,
             cwd=cwd,
-            env=_environment(env or {}, mark),
+            env=environment(env or {}, mark),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,18 +61,53 @@ def run_command(
             start_new_session=True,
         )
     except OSError as error:
-        return _not_started(argv[0], error, time.monotonic() - began)
+        return not_started(argv[0], error, time.monotonic() - began)
     except ValueError as error:
         message = f"it cannot be run ({error}): correct the command or its environment"
         raise Invalid("bad_command", message) from error
-    run = _Run(process, output=output, limit=limit)
+    return attend(
+        process,
+        pidfd=_pidfd(process.pid),
+        kill=lambda: kill_run(mark, process.pid),
+        began=began,
+        timeout=timeout,
+        stdin=stdin,
+        output=output,
+        limit=limit,
+    )
+
+
+class Process(Protocol):
+    """A started command, wherever it runs: what `subprocess.Popen` and an overlay machine share."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+
+
+def attend(
+    process: Process,
+    *,
+    pidfd: int | None,
+    kill: Callable[[], None],
+    began: float,
+    timeout: float | None,
+    stdin: bytes | None,
+    output: Output | None,
+    limit: int = LIMIT,
+) -> Result:
+    """Feed a started command and read it until it ends; `kill` ends it with all it started."""
+    run = _Run(process, pidfd, output=output, limit=limit)
     try:
         timed_out = run.until(None if timeout is None else began + timeout, stdin)
         if timed_out:
-            kill_run(mark, process.pid)
+            kill()
         code = run.finish()
     except BaseException:
-        kill_run(mark, process.pid)
+        kill()
         run.close()
         raise
     stdout, stderr = run.texts()
@@ -83,7 +118,7 @@ class _Run:
     """The pipes of one started command, pumped by one selector."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], *, output: Output | None, limit: int
+        self, process: Process, pidfd: int | None, *, output: Output | None, limit: int
     ) -> None:
         assert process.stdout is not None and process.stderr is not None
         self._process = process
@@ -97,7 +132,7 @@ class _Run:
         for stream in self._open:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ)
-        self._pidfd = _pidfd(process.pid)
+        self._pidfd = pidfd
         if self._pidfd is not None:
             self._selector.register(self._pidfd, selectors.EVENT_READ)
 
@@ -208,14 +243,14 @@ class _Kept:
             del self._tail[:over]
 
 
-def _argv(command: Command) -> list[str]:
+def argv_of(command: Command) -> list[str]:
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     if not argv or not all(isinstance(part, str) for part in argv):
         raise Invalid("bad_command", "give a string, or a list of strings with the program first")
     return argv
 
 
-def _check_directory(cwd: str | Path) -> None:
+def check_directory(cwd: str | Path) -> None:
     if not os.path.exists(cwd):
         raise NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")
     if not os.path.isdir(cwd):
@@ -224,7 +259,7 @@ def _check_directory(cwd: str | Path) -> None:
         raise Invalid("closed_directory", f"{cwd} may not be entered: give another cwd")
 
 
-def _environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
+def environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
     environment = dict(os.environ)
     outer = environment.get(MARK)
     for name, value in changes.items():
@@ -237,7 +272,7 @@ def _environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]
     return environment
 
 
-def _not_started(program: str, error: OSError, duration: float) -> Result:
+def not_started(program: str, error: OSError, duration: float) -> Result:
     """What a shell says and returns when it cannot execute something."""
     missing = isinstance(error, FileNotFoundError | NotADirectoryError)
     why = "command not found" if missing else (error.strerror or str(error))
