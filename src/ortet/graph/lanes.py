@@ -1,0 +1,92 @@
+"""Where each commit of a drawing goes. Pure: commits, newest first -> rows with lanes and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+
+import msgspec
+
+Edge = tuple[int, int]
+"""From a lane of this row to a lane of the next one."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One commit. Edges from its own lane lead to its parents, the others pass it by."""
+
+    oid: str
+    lane: int
+    edges: list[Edge]
+
+    @property
+    def passing(self) -> list[int]:
+        """Lanes of other commits that go by."""
+        return [start for start, _ in self.edges if start != self.lane]
+
+
+def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[Row]:
+    """Rows for (oid, parents), children before parents. A lane is used again as soon as it is free.
+
+    Lazy; the cost of a row is the number of lanes that are open beside it.
+    """
+    waiting: dict[str, int] = {}  # parent still to come -> its lane
+    free: list[int] = []
+    size = 0
+    for oid, parents in commits:
+        lane = waiting.pop(oid, -1)
+        if lane < 0:
+            lane, size = (heappop(free), size) if free else (size, size + 1)
+        beside = sorted(waiting.values())
+        edges: list[Edge] = []
+        joined = -1  # a lane whose parent moves over into this one
+        mine = True  # whether the commit's own lane is still to be given to a parent
+        for parent in dict.fromkeys(parents):
+            to = waiting.get(parent, -1)
+            if mine and (to < 0 or to > lane):
+                # the older line stays left: what waits for the same parent further right joins it
+                joined, to, mine = to, lane, False
+            elif to < 0:
+                to, size = (heappop(free), size) if free else (size, size + 1)
+            waiting[parent] = to
+            edges.append((lane, to))
+        for gone in [joined] * (joined >= 0) + [lane] * mine:
+            heappush(free, gone)
+        passing = [(other, lane if other == joined else other) for other in beside]
+        yield Row(oid, lane, passing + edges)
+
+
+def render_text(rows: Iterable[Row]) -> Iterator[str]:
+    """For each row what to print before its text; after a newline, a line of edges only."""
+    for row in rows:
+        cells = dict.fromkeys(row.passing, "|") | {row.lane: "*"}
+        text = " ".join(cells.get(lane, " ") for lane in range(max(cells) + 1))
+        if any(start != end for start, end in row.edges):
+            text += "\n" + _edges(row)
+        yield text
+
+
+def draw(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, str]]:
+    """Lines of text with the commit each belongs to; "" for lines of edges only."""
+    for row in lay_out(commits):
+        for text in render_text([row]):
+            first, *rest = text.split("\n")
+            yield first, row.oid
+            yield from ((line, "") for line in rest)
+
+
+def _edges(row: Row) -> str:
+    """Lanes are two columns apart; an edge runs along the foot of the line and then to its lane."""
+    width = 2 * max(max(edge) for edge in row.edges) + 1
+    line = [" "] * width
+    for start, end in row.edges:
+        low, high = 2 * min(start, end), 2 * max(start, end)
+        for column in range(low + 1, high - 1):
+            line[column] = "_"
+    for start, end in row.edges:
+        if start == end:
+            line[2 * start] = "|"
+        elif start < end:
+            line[2 * end - 1] = "\\"
+        else:
+            line[2 * start - 1] = "/"
+    return "".join(line).rstrip()

@@ -1,0 +1,183 @@
+"""Which lines two texts share: the pure core of text diff and text merge.
+
+Lines that are unique in both texts anchor the match (people see blocks, not the shortest edit);
+what lies between anchors is matched by shortest edit, up to a bound: no input takes for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_MAX_EDITS = 400
+"""Beyond this many edits without an anchor, a range counts as rewritten."""
+
+
+class Block(NamedTuple):
+    """a[a : a + size] equals b[b : b + size]."""
+
+    a: int
+    b: int
+    size: int
+
+
+class Change(NamedTuple):
+    """a[a0:a1] became b[b0:b1]; one of them may be empty."""
+
+    a0: int
+    a1: int
+    b0: int
+    b1: int
+
+
+def split(data: bytes) -> list[bytes]:
+    """Lines with their ends. Only LF ends one: CR LF and a missing last LF stay as they are."""
+    lines = [line + b"\n" for line in data.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[Block]:
+    """Common runs, in order, none empty, none touching another in both texts."""
+    ids: dict[bytes, int] = {}
+    left = [ids.setdefault(line, len(ids)) for line in a]
+    right = [ids.setdefault(line, len(ids)) for line in b]
+    pairs = sorted(_pairs(left, right))
+    found: list[Block] = []
+    for i, j in pairs:
+        if found and found[-1].a + found[-1].size == i and found[-1].b + found[-1].size == j:
+            found[-1] = found[-1]._replace(size=found[-1].size + 1)
+        else:
+            found.append(Block(i, j, 1))
+    return found
+
+
+def changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[Change]:
+    """What lies between the common runs."""
+    found, i, j = [], 0, 0
+    for block in [*blocks(a, b), Block(len(a), len(b), 0)]:
+        if i < block.a or j < block.b:
+            found.append(Change(i, block.a, j, block.b))
+        i, j = block.a + block.size, block.b + block.size
+    return found
+
+
+def unified(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[str]:
+    """Hunks of a unified diff, as text: bytes that are not UTF-8 are shown as escapes."""
+    out: list[str] = []
+    group: list[Change] = []
+    for change in changes(a, b):
+        if group and change.a0 - group[-1].a1 > 2 * context:
+            out += _hunk(a, b, group, context)
+            group = []
+        group.append(change)
+    return out + (_hunk(a, b, group, context) if group else [])
+
+
+def _hunk(a: Sequence[bytes], b: Sequence[bytes], group: list[Change], context: int) -> list[str]:
+    before = min(context, group[0].a0)
+    after = min(context, len(a) - group[-1].a1)
+    a0, a1 = group[0].a0 - before, group[-1].a1 + after
+    b0, b1 = group[0].b0 - before, group[-1].b1 + after
+    out = [f"@@ -{_span(a0, a1)} +{_span(b0, b1)} @@\n"]
+    at = a0
+    for change in group:
+        out += [_line(" ", line) for line in a[at : change.a0]]
+        out += [_line("-", line) for line in a[change.a0 : change.a1]]
+        out += [_line("+", line) for line in b[change.b0 : change.b1]]
+        at = change.a1
+    return out + [_line(" ", line) for line in a[at:a1]]
+
+
+def _span(start: int, end: int) -> str:
+    """How unified diffs count: from 1, and from 0 when there is no line."""
+    size = end - start
+    return f"{start + 1}" if size == 1 else f"{start + bool(size)},{size}"
+
+
+def _line(sign: str, line: bytes) -> str:
+    text = sign + line.decode(errors="backslashreplace")
+    return text if text.endswith("\n") else text + "\n\\ No newline at end of file\n"
+
+
+def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
+    """Matching positions. An explicit stack of ranges: depth is up to the input."""
+    todo = [(0, len(a), 0, len(b))]
+    while todo:
+        a0, a1, b0, b1 = todo.pop()
+        while a0 < a1 and b0 < b1 and a[a0] == b[b0]:
+            yield a0, b0
+            a0, b0 = a0 + 1, b0 + 1
+        while a0 < a1 and b0 < b1 and a[a1 - 1] == b[b1 - 1]:
+            a1, b1 = a1 - 1, b1 - 1
+            yield a1, b1
+        if a0 == a1 or b0 == b1:
+            continue
+        anchors = _anchors(a[a0:a1], b[b0:b1])
+        if not anchors:
+            yield from ((a0 + i, b0 + j) for i, j in _shortest(a[a0:a1], b[b0:b1]))
+            continue
+        i, j = a0, b0
+        for at, to in anchors:
+            todo.append((i, a0 + at, j, b0 + to))
+            yield a0 + at, b0 + to
+            i, j = a0 + at + 1, b0 + to + 1
+        todo.append((i, a1, j, b1))
+
+
+def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
+    """Longest rising run of lines that are in each text exactly once."""
+    once_a, once_b = Counter(a), Counter(b)
+    where = {line: j for j, line in enumerate(b) if once_b[line] == 1}
+    tops: list[int] = []  # smallest end of a rising run of each length
+    chain: list[tuple[int, int, int]] = []  # (i, j, index of the one before)
+    ends: list[int] = []
+    for i, line in enumerate(a):
+        j = where.get(line, -1) if once_a[line] == 1 else -1
+        if j < 0:
+            continue
+        at = bisect_left(tops, j)
+        chain.append((i, j, ends[at - 1] if at else -1))
+        tops[at : at + 1] = [j]
+        ends[at : at + 1] = [len(chain) - 1]
+    found: list[tuple[int, int]] = []
+    at = ends[-1] if ends else -1
+    while at >= 0:
+        i, j, at = chain[at]
+        found.append((i, j))
+    return found[::-1]
+
+
+def _shortest(a: list[int], b: list[int]) -> list[tuple[int, int]]:
+    """Matches of a shortest edit (Myers' greedy search); none when it would be too long."""
+    size_a, size_b = len(a), len(b)
+    reach = {1: 0}
+    trace: list[dict[int, int]] = []
+    for edits in range(min(size_a + size_b, _MAX_EDITS) + 1):
+        trace.append(reach.copy())
+        for k in range(-edits, edits + 1, 2):
+            down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
+            x = reach[k + 1] if down else reach[k - 1] + 1
+            while x < size_a and x - k < size_b and a[x] == b[x - k]:
+                x += 1
+            reach[k] = x
+            if x >= size_a and x - k >= size_b:
+                return _trace_back(trace, size_a, size_b)
+    return []
+
+
+def _trace_back(trace: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for edits in range(len(trace) - 1, -1, -1):
+        reach, k = trace[edits], x - y
+        down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
+        before = k + 1 if down else k - 1
+        x0 = reach[before] if edits else 0
+        y0 = x0 - before if edits else 0
+        while x > x0 and y > y0 and x and y:
+            x, y = x - 1, y - 1
+            found.append((x, y))
+        x, y = x0, y0
+    return found
