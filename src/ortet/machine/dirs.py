@@ -107,18 +107,18 @@ def remove(at: int, name: bytes) -> None:
     """
     if not _unlink(at, name):
         return
-    with _unlocked(at, name) as top:
+    with unlocked(at, name) as top:
         waiting = _clear(top)
         taken = set(waiting)
         count = 0
         while waiting:
             here = waiting.pop()
-            with _unlocked(top, here) as fd:
+            with unlocked(top, here) as fd:
                 for inner in _clear(fd):
                     while (moved := b"%s%d" % (STAGE, count)) in taken:
                         count += 1
                     taken.add(moved)
-                    with _unlocked(fd, inner):  # whose parent changes must be writable
+                    with unlocked(fd, inner):  # whose parent changes must be writable
                         os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
                     waiting.append(moved)
             os.rmdir(here, dir_fd=top)
@@ -145,7 +145,7 @@ def _unlink(at: int, name: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _unlocked(at: int, name: bytes) -> Iterator[int]:
+def unlocked(at: int, name: bytes) -> Iterator[int]:
     """An open directory of ours that we may change, whatever its mode was."""
     try:
         fd = os.open(name, OPEN_DIR, dir_fd=at)
@@ -158,6 +158,20 @@ def _unlocked(at: int, name: bytes) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def movable(at: int, name: bytes) -> Iterator[None]:
+    """For the length of a rename: a directory that gets another parent must be writable by us."""
+    now = os.stat(name, dir_fd=at, follow_symlinks=False)
+    if not stat.S_ISDIR(now.st_mode) or now.st_mode & 0o200 or not os.geteuid():
+        yield
+        return
+    with unlocked(at, name) as fd:
+        try:
+            yield
+        finally:
+            os.fchmod(fd, stat.S_IMODE(now.st_mode))
 
 
 def failure(error: OSError, doing: str) -> OrtetError:
