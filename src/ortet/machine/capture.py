@@ -9,6 +9,7 @@ import stat
 from ortet.codec import encode
 from ortet.graph.records import Entry
 from ortet.machine.abc import Loss
+from ortet.machine.mapped import sync
 from ortet.machine.statindex import seen
 from ortet.store.abc import Kind, Objects
 from ortet.store.blobs import put_file
@@ -60,15 +61,19 @@ def look(
     *,
     path: bytes,
     losses: list[Loss],
+    mapped: bool = False,
 ) -> tuple[Entry, os.stat_result] | None:
-    """As `capture`, with the stat that belongs to the Entry; None: gone, or a directory by now."""
+    """As `capture`, with the stat that belongs to the Entry; None: gone, or a directory by now.
+
+    Raises Unreadable where the name is there and cannot be read. `mapped`: see mapped.py.
+    """
     try:
         if stat.S_ISREG(st.st_mode):
-            return _file(objects, dirfd, name, st, path=path, losses=losses)
+            return _file(objects, dirfd, name, st, path=path, losses=losses, mapped=mapped)
         return _other(objects, dirfd, name, st)
     except OSError as error:
         if error.errno in CLOSED:
-            raise Unreadable(_loss(path, "unreadable", error.strerror or str(error))) from error
+            raise Unreadable(unreadable(path, error)) from error
         if error.errno not in GONE:
             raise
     return _replaced(objects, dirfd, name, st, path=path, losses=losses)
@@ -101,10 +106,14 @@ def _file(
     *,
     path: bytes,
     losses: list[Loss],
+    mapped: bool,
 ) -> tuple[Entry, os.stat_result] | None:
-    fd = _open(name, dirfd)
+    fd = open_quietly(name, dirfd)
     try:
         for _ in range(TRIES):
+            if mapped:
+                sync(fd)
+                st = os.fstat(fd)
             holes = find_holes(fd, st)
             data = put_file(objects, fd, st.st_size, holes) if st.st_size else b""
             xattrs = put_xattrs(objects, fd)
@@ -116,20 +125,21 @@ def _file(
             was, st = st, now
     finally:
         os.close(fd)
-    loss = _loss(path, "changing", "it was written to during each of our reads")
+    loss = Loss(os.fsdecode(path), "changing", "it was written to during each of our reads")
     if now.st_size < was.st_size:
         raise Unreadable(loss)
     losses.append(loss)
     return _entry(objects, name, was, data=data, xattrs=xattrs, holes=holes), was
 
 
-def _open(name: bytes, dirfd: int) -> int:
+def open_quietly(name: bytes | str, dirfd: int, flags: int = _OPEN) -> int:
+    """Open for reading without following a link, and without moving atime where we may."""
     if _NOATIME:
         try:
-            return os.open(name, _OPEN | _NOATIME, dir_fd=dirfd)
+            return os.open(name, flags | _NOATIME, dir_fd=dirfd)
         except PermissionError:
             pass  # only a file's owner may ask for it
-    return os.open(name, _OPEN, dir_fd=dirfd)
+    return os.open(name, flags, dir_fd=dirfd)
 
 
 def find_holes(fd: int, st: os.stat_result) -> list[tuple[int, int]]:
@@ -227,5 +237,5 @@ def read_xattrs(at: int | bytes) -> list[tuple[bytes, bytes]]:
     return sorted(found)
 
 
-def _loss(path: bytes, what: str, why: str) -> Loss:
-    return Loss(os.fsdecode(path), what, why)
+def unreadable(path: bytes, error: OSError) -> Loss:
+    return Loss(os.fsdecode(path), "unreadable", error.strerror or str(error))

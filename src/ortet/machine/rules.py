@@ -54,6 +54,17 @@ class Rules:
             self._patterns.pop(directory, None)
             self._digests.pop(directory, None)
 
+    @property
+    def empty(self) -> bool:
+        """No file says anything: only our own names are left out."""
+        return not self._patterns
+
+    def forget(self, directory: bytes) -> None:
+        """The directory is gone, and all below it."""
+        below = directory + b"/"
+        for at in [at for at in self._patterns if at == directory or at.startswith(below)]:
+            self.set(at, None)
+
     def known(self, directory: bytes) -> bool:
         return directory in self._patterns
 

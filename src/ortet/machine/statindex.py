@@ -7,16 +7,20 @@ those recorded since that tree was made (`pending`). So 30 000 files load in som
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+
+import msgspec
 
 from ortet.codec import Record, checksum, decode, encode
 from ortet.errors import Corrupt
 from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
+from ortet.machine.abc import Loss
 
 Seen = tuple[int, ...]
 """mode, ino, dev, nlink, uid, gid, size, mtime, ctime; a tenth item holds marks, and then it equals
@@ -43,26 +47,36 @@ def mark_of(was: Seen) -> int:
     return was[9] if len(was) > 9 else 0
 
 
+def is_linked(was: Seen) -> bool:
+    return was[3] > 1 and not stat.S_ISDIR(was[0])
+
+
 class Node:
     """A directory as last seen: its Entry, the stat of every name in it, its directories."""
 
-    __slots__ = ("dirs", "entry", "packed", "rules", "seen")
+    __slots__ = ("dirs", "entry", "linked", "packed", "rules", "seen")
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
         self.rules = b""
         self.seen: dict[str, Seen] = {}
         self.dirs: dict[str, Node] = {}
+        self.linked: set[str] = set()  # names of files that have other names too
         self.packed: tuple[bytes, bytes, list[tuple[bytes, int]]] | None = None
 
     def put(self, name: str, was: Seen) -> None:
         self.seen[name] = was
         self.packed = None
+        if is_linked(was):
+            self.linked.add(name)
+        elif self.linked:
+            self.linked.discard(name)
 
     def drop(self, name: str) -> None:
         self.packed = None
         self.seen.pop(name, None)
         self.dirs.pop(name, None)
+        self.linked.discard(name)
 
     def pack(self) -> tuple[bytes, bytes, list[tuple[bytes, int]]]:
         """Names, stats, marks; kept, because most directories do not change between two saves."""
@@ -79,6 +93,7 @@ class Node:
         self.seen = dict(zip(os.fsdecode(names).split("/"), _STAT.iter_unpack(stats), strict=True))
         for name, mark in marks:
             self.seen[os.fsdecode(name)] += (mark,)
+        self.linked = {name for name, was in self.seen.items() if was[3] > 1 and is_linked(was)}
         self.packed = names, stats, marks
 
 
@@ -96,6 +111,7 @@ class _File(Record, frozen=True):
     image: bytes
     root: list[int]
     pending: dict[bytes, dict[bytes, Entry | None]]
+    mapped: list[bytes]
     directories: list[_Directory]
 
 
@@ -112,6 +128,9 @@ class StatIndex:
         self.root = Node()
         self.root_seen: Seen = ()
         self.pending: dict[bytes, dict[bytes, Entry | None]] = {}
+        self.links: bytes | None = None  # Oid of the hardlink groups, None: to be found again
+        self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name; not saved
+        self.mapped: set[bytes] = set()  # paths to look at every time
         self.horizon = CALM
         self.image = Oid(b"")
 
@@ -127,6 +146,7 @@ class StatIndex:
         if node is not None:
             node.entry = entry
             self.pending.pop(path, None)
+        self.links = None
         if not path:
             self.root_seen = was
             return
@@ -135,14 +155,15 @@ class StatIndex:
         key = os.fsdecode(name)
         if node is None and key in above.dirs:
             above.drop(key)
-            self._forget_pending(path)
+            self.forget_below(path)
         above.put(key, was)
         self.pending.setdefault(parent, {})[name] = entry
 
-    def judge(self, st: os.stat_result, entry: Entry) -> Seen:
+    def judge(self, st: os.stat_result, entry: Entry, mark: int = 0) -> Seen:
         """The stat to remember beside an Entry, with its marks."""
         was = seen(st)
-        mark = RACY if st.st_ctime_ns >= self.horizon and not entry.is_dir else 0
+        if st.st_ctime_ns >= self.horizon and not entry.is_dir:
+            mark |= RACY
         if (entry.mode, entry.uid, entry.gid, entry.mtime) != (was[0], was[4], was[5], was[7]):
             mark |= ODD
         return (*was, mark) if mark else was
@@ -150,8 +171,10 @@ class StatIndex:
     def forget(self, path: bytes) -> None:
         """`path` is gone, with everything below it."""
         if not path:
-            self.root, self.root_seen = Node(), ()
+            self.root, self.root_seen, self.links = Node(), (), None
             self.pending.clear()
+            self.losses.clear()
+            self.mapped.clear()
             return
         parent, _, name = path.rpartition(b"/")
         node = self.find(parent)
@@ -159,8 +182,9 @@ class StatIndex:
             return
         key = os.fsdecode(name)
         if key in node.dirs:
-            self._forget_pending(path)
+            self.forget_below(path)
         node.drop(key)
+        self.links = None
         self.pending.setdefault(parent, {})[name] = None
 
     def lookup(self, path: bytes, st: os.stat_result) -> Entry | None:
@@ -209,7 +233,9 @@ class StatIndex:
             _Directory(depth, os.fsencode(name), node.entry, node.rules, *node.pack())
             for depth, name, node in self.nodes()
         ]
-        body = encode(_File(image, list(self.root_seen), self.pending, directories))
+        body = encode(
+            _File(image, list(self.root_seen), self.pending, sorted(self.mapped), directories)
+        )
         fresh = file.with_name(file.name + ".new")
         fresh.write_bytes(_MAGIC + checksum(body) + body)
         fresh.replace(file)
@@ -241,6 +267,7 @@ class StatIndex:
             else:
                 self.root = node
             trail.append(node)
+        self.mapped = set(stored.mapped)
         return self
 
     def _node(self, path: bytes) -> Node:
@@ -249,8 +276,37 @@ class StatIndex:
             node = node.dirs.get(name) or node.dirs.setdefault(name, Node())
         return node
 
-    def _forget_pending(self, path: bytes) -> None:
-        """What was recorded below a directory went with it."""
+    def forget_below(self, path: bytes) -> None:
+        """What waits or is remembered by path in a directory goes with it."""
         below = path + b"/"
-        for at in [at for at in list(self.pending) if at == path or at.startswith(below)]:
-            self.pending.pop(at, None)
+        for known in (self.pending, self.losses):
+            for at in [at for at in list(known) if at == path or at.startswith(below)]:
+                known.pop(at, None)
+        self.mapped = {at for at in self.mapped if not at.startswith(below)}
+
+    def mark_mapped(self, path: bytes, mapped: bool) -> None:
+        """Some process writes this file through memory (read it again), or none does any more."""
+        parent, _, name = path.rpartition(b"/")
+        node, key = self.find(parent), os.fsdecode(name)
+        if node is None or key not in node.seen:
+            return
+        was = node.seen[key]
+        mark = mark_of(was) | MAPPED | RACY if mapped else mark_of(was) & ~MAPPED
+        node.put(key, (*was[:9], mark) if mark else was[:9])
+        if mapped:
+            self.mapped.add(path)
+        else:
+            self.mapped.discard(path)
+
+
+def carry(entry: Entry, was: Seen, old: Entry | None) -> Entry:
+    """Where a field looks on disk as it did, what could not be applied there is still meant."""
+    if old is None or stat.S_IFMT(old.mode) != stat.S_IFMT(entry.mode):
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        mode=old.mode if entry.mode == was[0] else entry.mode,
+        uid=old.uid if entry.uid == was[4] else entry.uid,
+        gid=old.gid if entry.gid == was[5] else entry.gid,
+        mtime=old.mtime if entry.mtime == was[7] else entry.mtime,
+    )

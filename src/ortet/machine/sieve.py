@@ -1,0 +1,73 @@
+"""Which names of a directory are state, and what is known to be missing from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ortet.machine.abc import Loss
+from ortet.machine.capture import open_quietly
+from ortet.machine.frames import Found, Frame
+from ortet.machine.links import join
+from ortet.machine.rules import FILE, Rules
+from ortet.machine.statindex import StatIndex
+
+_FILE = os.fsdecode(FILE)
+_OURS = ".ortet"
+_MOST = 1 << 20
+
+
+class Sieve:
+    """Applies the rules of a workspace to the directories of a scan."""
+
+    def __init__(self, index: StatIndex, rules: Rules) -> None:
+        self._index = index
+        self._rules = rules
+
+    def apply(self, frame: Frame, found: Found) -> None:
+        """Read this directory's ignore file; where the rules changed, ask again for every name."""
+        node, path = frame.node, frame.path
+        if _FILE in node.seen or any(name == _FILE for name, _ in found.fresh):
+            self._rules.set(path, _read(frame.fd))
+        elif self._rules.known(path):
+            self._rules.set(path, None)
+        digest = self._rules.digest(path)
+        if digest != node.rules:
+            node.rules = digest
+            for name, was in node.seen.items():
+                if self.left_out(frame, name, was[0], size=was[6]):
+                    found.gone.add(name)
+
+    def left_out(self, frame: Frame, name: str, mode: int, *, size: int) -> bool:
+        """Is it no state? Being too large for a rule is a loss, too."""
+        rules = self._rules
+        if rules.empty and not name.startswith(_OURS):
+            return False
+        path = join(frame.path, os.fsencode(name))
+        if rules.ignored(path, stat.S_ISDIR(mode)):
+            return True
+        limit = rules.limit(path) if stat.S_ISREG(mode) else None
+        if limit is None or size <= limit:
+            return False
+        why = f"its {size} bytes are more than the {limit} that {_FILE} allows"
+        self.lose(frame, name, Loss(os.fsdecode(path), "size", why))
+        return True
+
+    def lose(self, frame: Frame, name: str, *losses: Loss) -> None:
+        self._index.losses.setdefault(frame.path, {})[name] = list(losses)
+
+    def forget(self, path: bytes) -> None:
+        """A directory is gone, with its ignore files."""
+        self._rules.forget(path)
+
+
+def _read(fd: int) -> bytes | None:
+    """The text of an ignore file that is a plain file."""
+    try:
+        own = open_quietly(FILE, fd)
+    except OSError:
+        return None
+    try:
+        return os.read(own, _MOST) if stat.S_ISREG(os.fstat(own).st_mode) else None
+    finally:
+        os.close(own)
