@@ -9,6 +9,7 @@ from ortet.errors import Conflict, NotFound, Refused
 from ortet.graph.refs import check_name
 from ortet.ids import Oid
 from ortet.session.hub import Hub
+from ortet.session.registry import RowChange
 
 
 def rename(hub: Hub, old: str, new: str) -> Oid:
@@ -17,8 +18,9 @@ def rename(hub: Hub, old: str, new: str) -> Oid:
     row = hub.registry.get(old)
     if hub.refs.get(check_name(new)) or hub.registry.get(new):
         raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
-    rows = [("workspace", old, None)] if row else []
+    rows: list[RowChange] = []
     if row:
+        rows.append(("workspace", old, None))
         rows += hub.registry.rows_of(msgspec.structs.replace(row, name=new))
     moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
     hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)

@@ -17,6 +17,7 @@ from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.merge import FileConflict, merge_images
+from ortet.graph.textmerge import Favor
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
 from ortet.session.registry import WorkspaceRow
@@ -177,7 +178,7 @@ class Workspace:
         other: Workspace | str,
         *,
         message: str | None = None,
-        favor: str | None = None,
+        favor: Favor | None = None,
         dry_run: bool = False,
     ) -> MergeResult:
         """Bring in what `other` changed since the common ancestor.
@@ -211,7 +212,7 @@ class Workspace:
         info = self._apply(merged.image, message or f"merge {label}", [ours, theirs])
         return MergeResult(commit=info, conflicts=merged.conflicts)
 
-    def land(self, *, favor: str | None = None) -> Report:
+    def land(self, *, favor: Favor | None = None) -> Report:
         """Apply what this private workspace changed to the original directory, all or nothing."""
         if self._row.files != "private":
             raise Invalid(
@@ -327,7 +328,7 @@ class Workspace:
         return other, self._resolve(other)
 
     def _land_on(
-        self, origin: Workspace, theirs: records.Image, theirs_commit: Oid, favor: str | None
+        self, origin: Workspace, theirs: records.Image, theirs_commit: Oid, favor: Favor | None
     ) -> Report:
         ours_commit = from_hex(origin.commit(f"before landing {self.name}").oid)
         ours = self._hub.history.image(ours_commit)

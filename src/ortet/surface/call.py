@@ -149,7 +149,8 @@ class Call:
             head = "error:"
             if render.coloured(sys.stderr):
                 head = click.style(head, fg="red", bold=True)
-            sys.stderr.write(f"{head} {render.safe(error.message, lines=True)}\n")
+            message = render.safe(error.message, keep="\n")
+            sys.stderr.write(f"{head} {message}\n")
             for conflict in error.details.get("conflicts", ()):
                 sys.stderr.write(f"  {render.conflict(conflict)}\n")
         return code_of(error).exit_code
@@ -199,7 +200,10 @@ def verb(
     """A command that takes the Call first and has the common options."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        return click.command(name, **settings)(common(click.pass_obj(function)))
+        return click.command(name, click.Command, **settings)(common(wrapped(function)))
+
+    def wrapped(function: Callable[..., None]) -> Callable[..., None]:
+        return click.pass_obj(function)
 
     return decorate
 

@@ -10,6 +10,7 @@ from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb, which
 
 if TYPE_CHECKING:
+    from ortet.graph.textmerge import Favor
     from ortet.session.workspace import Workspace
 
 favor_option = click.option(
@@ -81,7 +82,7 @@ def merge(
     call: Call,
     other: str,
     *,
-    favor: str | None,
+    favor: Favor | None,
     message: str | None,
     dry_run: bool,
     name: str | None,
@@ -120,7 +121,7 @@ def merge(
 @click.argument("fork_name", metavar="[NAME]", required=False)
 @favor_option
 @which
-def land(call: Call, fork_name: str | None, favor: str | None, name: str | None) -> None:
+def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | None) -> None:
     """Apply what a fork changed to the original directory.
 
     All or nothing: with a conflict the directory stays as it is and the exit code is 5.

@@ -66,7 +66,7 @@ def status(call: Call, name: str | None) -> None:
         "engine": found.engine,
         "head": found.head,
         "clean": found.clean,
-        "changes": found.changes,
+        "changes": list(map(render.change, found.changes)),
         "losses": found.losses,
     }
     call.emit(data, _status_lines(call, workspace, found))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ortet.graph.diff import Change
     from ortet.graph.merge import FileConflict
     from ortet.machine.abc import Report
+    from ortet.store.abc import Objects
 
 if TYPE_CHECKING:
     pass
@@ -19,6 +20,14 @@ SHORT = 12
 """Digits of an id shown to people."""
 
 MARKS = {"added": "A", "removed": "D", "modified": "M", "metadata": "m", "renamed": "R"}
+CONFLICTS = {
+    "content": "both sides changed it",
+    "added": "both sides added it",
+    "deleted_by_us": "deleted here, changed there",
+    "deleted_by_them": "changed here, deleted there",
+    "type": "it became different things",
+    "metadata": "both sides changed its owner, mode or attributes",
+}
 COLOURS = {"added": "green", "removed": "red", "modified": "yellow", "renamed": "cyan"}
 
 
@@ -37,11 +46,11 @@ def coloured(stream: IO[str]) -> bool:
     return wants_colour()
 
 
-def safe(text: str, *, lines: bool = False) -> str:
+def safe(text: str, *, keep: str = "") -> str:
     """Text that cannot drive a terminal: control characters and stray bytes become escapes."""
     if text.isprintable():
         return text
-    return "".join(map(_safe_or_newline if lines else _safe, text))
+    return "".join(char if char in keep else _safe(char) for char in text)
 
 
 def _safe(char: str) -> str:
@@ -51,11 +60,7 @@ def _safe(char: str) -> str:
         return f"\\x{ord(char) - 0xDC00:02x}"
     if char.isspace() and ord(char) >= 0xA0:
         return char
-    return char.encode("unicode_escape", "surrogatepass").decode()
-
-
-def _safe_or_newline(char: str) -> str:
-    return char if char == "\n" else _safe(char)
+    return char.encode("unicode_escape").decode()
 
 
 def short(oid: str) -> str:
@@ -119,13 +124,57 @@ def report(found: Report) -> str:
     return ", ".join(parts)
 
 
+def change(found: Change, objects: Objects | None = None, *, patch: bool = False) -> dict[str, Any]:
+    """A change for JSON; with `patch`, its changed lines too."""
+    data = {
+        "path": found.path,
+        "kind": found.kind,
+        "old_path": found.old_path,
+        "content_changed": found.content_changed,
+        "fields": found.fields,
+        "old_size": found.old.size if found.old else None,
+        "new_size": found.new.size if found.new else None,
+    }
+    return {**data, "patch": patch_text(found, objects)} if patch and objects else data
+
+
+def patch_text(found: Change, objects: Objects) -> str:
+    """The change as a unified diff; a line in words where there is no content to compare."""
+    from ortet.graph.diff import file_diff
+
+    old, new = (None if entry and entry.is_dir else entry for entry in (found.old, found.new))
+    text = ""
+    if old or new:
+        text = file_diff(objects, old, new, path=found.path, old_path=found.old_path)
+    return text or f"{found.kind}: {_move(found)}\n"
+
+
 def change_lines(changes: Iterable[Change], paint: Callable[..., str]) -> Iterator[str]:
-    for change in changes:
-        mark = paint(MARKS.get(change.kind, "?"), fg=COLOURS.get(change.kind))
-        old = f"{safe(change.old_path)} -> " if change.old_path else ""
-        yield f"  {mark} {old}{safe(change.path)}"
+    for found in changes:
+        mark = paint(MARKS[found.kind], fg=COLOURS.get(found.kind))
+        slash = "/" if _is_dir(found) else ""
+        what = f" ({', '.join(found.fields)})" if found.kind == "metadata" else ""
+        yield f"  {mark} {_move(found)}{slash}{what}"
+
+
+def _is_dir(found: Change) -> bool:
+    entry = found.new or found.old
+    return entry is not None and entry.is_dir
+
+
+def _move(found: Change) -> str:
+    old = f"{safe(found.old_path)} -> " if found.old_path else ""
+    return f"{old}{safe(found.path)}"
+
+
+def tally(changes: Sequence[Change]) -> list[str]:
+    counts = {kind: sum(found.kind == kind for found in changes) for kind in MARKS}
+    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    return [", ".join(parts) or "no difference"]
 
 
 def conflict(found: FileConflict | Mapping[str, Any]) -> str:
-    get = found.get if isinstance(found, Mapping) else lambda key: getattr(found, key)
-    return f"{safe(get('path'))}: {get('what')}"
+    path, kind = (
+        (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
+    )
+    return f"{safe(path)}: {CONFLICTS.get(kind, kind)}"

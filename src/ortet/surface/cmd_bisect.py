@@ -1,0 +1,201 @@
+"""bisect: which commit broke it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.errors import Conflict
+from ortet.surface import render
+from ortet.surface.call import Call, common, verb
+
+if TYPE_CHECKING:
+    from ortet.graph.bisect import Answer, BisectState
+    from ortet.surface.bisecting import Search, Step, Verdict
+
+good_option = click.option(
+    "--good", multiple=True, metavar="REF", help="A commit known to be good; may be repeated."
+)
+bad_option = click.option(
+    "--bad", default="HEAD", show_default=True, metavar="REF", help="A commit known to be bad."
+)
+
+
+@click.group()
+@common
+def bisect() -> None:
+    """Find the commit that broke a command.
+
+    Halves what is left with every test. Each candidate is tested in a private copy: your files are
+    not touched.
+
+    \b
+    Example:
+      ortet bisect run --good HEAD~20 -- pytest -q tests/test_login.py
+    """
+
+
+@verb()
+@good_option
+@bad_option
+def start(call: Call, good: tuple[str, ...], bad: str) -> None:
+    """Begin a search that you answer yourself.
+
+    \b
+    Example:
+      ortet bisect start --good v1 --bad HEAD
+      ortet run -w proj/4 -- make test
+      ortet bisect good
+    """
+    from ortet.surface import bisecting
+
+    row = call.row()
+    if bisecting.running(call.hub, row):
+        raise Conflict("bisect_running", "a search is under way: go on, or `ortet bisect reset`")
+    _tell(call, bisecting.go_on(call.hub, row, _state(call, good, bad)))
+
+
+def _judge(call: Call, verdict: Verdict, ref: str | None) -> None:
+    from ortet.surface import bisecting
+
+    oid = call.resolve(ref).hex() if ref else None
+    _tell(call, bisecting.judge(call.hub, call.row(), verdict, oid))
+
+
+@verb()
+@click.argument("ref", required=False)
+def good(call: Call, ref: str | None) -> None:
+    """The commit under test works.
+
+    \b
+    Example:
+      ortet bisect good
+    """
+    _judge(call, "good", ref)
+
+
+@verb()
+@click.argument("ref", required=False)
+def bad(call: Call, ref: str | None) -> None:
+    """The commit under test is broken.
+
+    \b
+    Example:
+      ortet bisect bad
+    """
+    _judge(call, "bad", ref)
+
+
+@verb()
+@click.argument("ref", required=False)
+def skip(call: Call, ref: str | None) -> None:
+    """The commit under test cannot be judged.
+
+    \b
+    Example:
+      ortet bisect skip
+    """
+    _judge(call, "skip", ref)
+
+
+@verb()
+def reset(call: Call) -> None:
+    """Give up the search.
+
+    \b
+    Example:
+      ortet bisect reset
+    """
+    from ortet.surface import bisecting
+
+    bisecting.end(call.hub, call.row())
+    call.emit({"running": False}, ["no search is under way"])
+
+
+@verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@good_option
+@bad_option
+@click.option("--timeout", type=float, metavar="SECONDS", help="Longer than this is bad.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    call: Call,
+    command: tuple[str, ...],
+    *,
+    good: tuple[str, ...],
+    bad: str,
+    timeout: float | None,
+) -> None:
+    """Let a command answer: 0 is good, 125 cannot say, anything else bad.
+
+    Without --good it goes on with the search that `bisect start` began.
+
+    \b
+    Example:
+      ortet bisect run --good HEAD~20 -- make test
+      ortet bisect run --good v1 --bad v2 "grep -q login app.py"
+    """
+    from ortet.graph.bisect import Answer
+    from ortet.surface import bisecting
+
+    row = call.row()
+    state = _state(call, good, bad) if good else bisecting.load(call.hub, row).state
+    words = command[0] if len(command) == 1 else list(command)
+    steps: list[Step] = []
+    for found in bisecting.try_all(call.hub, row, state, command=words, timeout=timeout):
+        if isinstance(found, Answer):
+            if not good:
+                bisecting.end(call.hub, row)
+            _answer(call, found, steps)
+        else:
+            steps.append(found)
+            call.note(_step_line(call, found))
+
+
+def _state(call: Call, good: tuple[str, ...], bad: str) -> BisectState:
+    from ortet.graph.bisect import BisectState
+
+    return BisectState(bad=call.resolve(bad).hex(), good=[call.resolve(ref).hex() for ref in good])
+
+
+def _tell(call: Call, found: Search | Answer) -> None:
+    from ortet.graph.bisect import Answer
+
+    if isinstance(found, Answer):
+        _answer(call, found, [])
+        return
+    info = call.hub.show(found.current)
+    data = {"running": True, "oid": found.current, "workspace": found.copy, "state": found.state}
+    lines = [
+        f"test {render.short(info.oid)} {render.title(info.message)}",
+        f"  ortet run -w {found.copy} -- COMMAND",
+        "  ortet bisect good | bad | skip",
+    ]
+    call.emit(data, lines)
+
+
+def _answer(call: Call, answer: Answer, steps: list[Step]) -> None:
+    data = {
+        "running": False,
+        "first_bad": answer.first_bad,
+        "suspects": answer.suspects,
+        "steps": steps,
+    }
+    found = [call.hub.show(oid) for oid in answer.suspects]
+    lines = [f"{render.short(info.oid)} {render.title(info.message)}" for info in found]
+    head = "the first bad commit is" if answer.first_bad else "the first bad commit is one of"
+    call.emit(data, [head, *(f"  {line}" for line in lines)])
+
+
+def _step_line(call: Call, step: Step) -> str:
+    info = call.hub.show(step.oid)
+    took = render.seconds(step.seconds)
+    return f"{render.short(step.oid)}  {step.verdict:<4}  {render.title(info.message)}  ({took})"
+
+
+bisect.add_command(start)
+bisect.add_command(good)
+bisect.add_command(bad)
+bisect.add_command(skip)
+bisect.add_command(run)
+bisect.add_command(reset)
