@@ -194,6 +194,11 @@ class Pages:
             node = self.load(Oid(node.items[-1].oid), node.level - 1)
         return node
 
+    def clear(self) -> None:
+        with self._lock:
+            self._cache.clear()
+            self._held = 0
+
     def _keep(self, oid: Oid, node: Node, size: int) -> None:
         cost = size * _DECODED
         with self._lock:

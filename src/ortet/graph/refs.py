@@ -30,26 +30,29 @@ _STEP = re.compile(r"([~^])(\d*)")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 
 
-def check_name(name: str) -> str:
-    """The name, when it may be one: git's rules for a ref, no leading `-`, at most 200 bytes."""
+def is_name(name: str) -> bool:
+    """Git's rules for a ref, and: no leading `-`, no full id, at most 200 bytes."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        size = MAX_NAME + 1
-    parts = name.split("/")
-    bad = (
-        not 0 < size <= MAX_NAME
-        or name in ("HEAD", "@")
-        or name.startswith("-")
-        or name.endswith(".")
-        or _FORBIDDEN.search(name) is not None
-        or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
-        or (len(name) == 2 * OID_BYTES and _HEX.fullmatch(name) is not None)
+        return False
+    return (
+        0 < size <= MAX_NAME
+        and name not in ("HEAD", "@")
+        and not name.startswith("-")
+        and not name.endswith(".")
+        and _FORBIDDEN.search(name) is None
+        and all(part and part[0] != "." and not part.endswith(".lock") for part in name.split("/"))
+        and not (len(name) == 2 * OID_BYTES and _HEX.fullmatch(name))
     )
-    if bad:
+
+
+def check_name(name: str) -> str:
+    """The name, when a branch or tag may have it; else Invalid("bad_name")."""
+    if not is_name(name):
         raise Invalid(
             "bad_name",
-            f"{name!r} cannot name a branch or tag: use letters, digits and - _ . / without "
+            f"{name[:100]!r} cannot name a branch or tag: use letters, digits and - _ . / without "
             "spaces, `..`, `@{` or any of ~^:?*[\\, not starting with `-` or `.`, up to 200 bytes",
         )
     return name
@@ -174,16 +177,18 @@ class Refs:
         raise self._unknown(text)
 
     def _named(self, text: str) -> Head | None:
-        if text.startswith(("branch:", "tag:")):
+        prefix, colon, name = text.rpartition(":")
+        if not is_name(name) or prefix not in ("", "branch", "tag"):
+            return None
+        if colon:
             return self._catalog.head(text)
         return self._catalog.head(f"branch:{text}") or self._catalog.head(f"tag:{text}")
 
     def _was(self, text: str, moves: int) -> Oid:
         """Where a branch (or tag) was some moves ago."""
         name = text.removeprefix("branch:")
-        ops = self.reflog(name)
-        if not ops:
-            name = text.removeprefix("tag:")
+        ops = self.reflog(name) if is_name(name) else []
+        if not ops and is_name(name := text.removeprefix("tag:")):
             ops = self.reflog(name, kind="tag")
         if not ops:
             raise self._unknown(text)
@@ -206,9 +211,11 @@ class Refs:
 
     def _unknown(self, text: str) -> NotFound:
         names = [head.name for head in (*self.branches(), *self.tags())]
-        near = get_close_matches(text, names, n=3)
+        near = get_close_matches(text[:MAX_NAME], names, n=3)
         hint = f"did you mean {_some(near)}?" if near else "`ortet branch` lists what there is"
-        return NotFound("no_ref", f"no branch, tag or commit is called {text!r}: {hint}", near=near)
+        return NotFound(
+            "no_ref", f"no branch, tag or commit is called {text[:100]!r}: {hint}", near=near
+        )
 
     def _list(self, kind: RefKind) -> list[Head]:
         prefix = f"{kind}:"

@@ -27,6 +27,10 @@ class Trees:
         self.objects = objects
         self._pages = Pages(objects, cache_bytes)
 
+    def forget(self) -> None:
+        """Drop cached pages: after a sweep, what is remembered may be gone from the store."""
+        self._pages.clear()
+
     def build(self, entries: Iterable[Entry]) -> TreeRef:
         """Store a directory with exactly these entries, in any order; names must differ."""
         node = leaf(list(entries))

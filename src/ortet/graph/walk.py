@@ -11,6 +11,7 @@ from ortet.graph.pages import TOP
 from ortet.graph.records import BLOCK, Blocks, Commit, Entry, Flag, Image, Page, State
 from ortet.ids import OID_BYTES, Oid
 from ortet.store.abc import Kind, Link, Objects
+from ortet.store.blobs import FAN
 
 
 def references(kind: Kind, data: bytes) -> list[Link]:
@@ -85,7 +86,9 @@ def _tree(data: bytes) -> list[Link]:
 def _blocks(data: bytes) -> list[Link]:
     blocks = decode(Blocks, data)
     run = blocks.children
-    if blocks.level < 0 or not run or len(run) % OID_BYTES:
+    sane = 0 <= blocks.level < 8 and blocks.size > 0
+    count = -(-blocks.size // (BLOCK * FAN**blocks.level)) if sane else 0
+    if not 0 < count <= FAN or len(run) != count * OID_BYTES:
         raise Corrupt("bad_blocks", "a file's list of blocks is malformed: run `ortet verify`")
     kind = Kind.BLOCKS if blocks.level else Kind.BLOB
     starts = range(0, len(run), OID_BYTES)

@@ -1,0 +1,206 @@
+"""Every reference is found with its kind, and nothing malformed passes."""
+
+from __future__ import annotations
+
+import stat
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortet.codec import encode
+from ortet.errors import Corrupt, OrtetError, Unsupported
+from ortet.graph.records import (
+    BLOCK,
+    Blocks,
+    Commit,
+    Entry,
+    Flag,
+    Image,
+    Layer,
+    Page,
+    PageRef,
+    State,
+    System,
+)
+from ortet.graph.walk import read_links, references
+from ortet.ids import Oid
+from ortet.store.abc import Kind, Link, Objects
+from ortet.store.blobs import put_bytes
+
+A, B, C, D = (Oid(letter * 32) for letter in (b"a", b"b", b"c", b"d"))
+
+
+def file(name: bytes, **fields: Any) -> Entry:
+    return Entry(**{"name": name, "mode": stat.S_IFREG | 0o644, "mtime": 0, **fields})
+
+
+def folder(name: bytes, **fields: Any) -> Entry:
+    mode = stat.S_IFDIR | 0o755
+    return Entry(**{"name": name, "mode": mode, "mtime": 0, "data": A, "cid": B, **fields})
+
+
+ROOT = folder(b"")
+
+
+def test_commit() -> None:
+    data = encode(Commit(A, [B, C], "message", 1, "me"))
+    assert references(Kind.COMMIT, data) == [
+        Link(A, Kind.STATE),
+        Link(B, Kind.COMMIT),
+        Link(C, Kind.COMMIT),
+    ]
+
+
+def test_state() -> None:
+    assert references(Kind.STATE, encode(State(machine=A))) == [Link(A, Kind.IMAGE)]
+    assert references(Kind.STATE, encode(State())) == []
+
+
+def test_image_with_links_xattrs_and_system() -> None:
+    layer = Layer(b"/", folder(b"", data=C, xattrs=D), links=B)
+    image = Image(root=ROOT, links=C, system=System("base", [layer]), cwd="src/deep")
+    assert references(Kind.IMAGE, encode(image)) == [
+        Link(A, Kind.TREE),
+        Link(C, Kind.META),
+        Link(C, Kind.TREE),
+        Link(D, Kind.META),
+        Link(B, Kind.META),
+    ]
+
+
+def test_tree_leaf() -> None:
+    entries = [
+        folder(b"dir"),
+        file(b"empty"),
+        file(b"large", size=BLOCK + 1, data=C, holes=D),
+        Entry(b"link", stat.S_IFLNK | 0o777, 0, data=b"../anywhere"),
+        Entry(b"pipe", stat.S_IFIFO | 0o644, 0),
+        file(b"small", size=BLOCK, data=B, xattrs=A),
+        Entry(b"white", 0, 0, flags=Flag.WHITEOUT),
+    ]
+    assert references(Kind.TREE, encode(Page(0, entries))) == [
+        Link(A, Kind.TREE),
+        Link(C, Kind.BLOCKS),
+        Link(D, Kind.META),
+        Link(B, Kind.BLOB),
+        Link(A, Kind.META),
+    ]
+
+
+def test_tree_page_of_pages() -> None:
+    page = Page(1, [], [PageRef(b"f", A, B), PageRef(b"m", C, D)])
+    assert references(Kind.TREE, encode(page)) == [Link(A, Kind.TREE), Link(C, Kind.TREE)]
+
+
+def test_blocks_as_the_store_makes_them(objects: Objects) -> None:
+    content = b"".join(bytes([n]) * BLOCK for n in range(3)) + b"end"
+    links = references(Kind.BLOCKS, objects.get(Oid(put_bytes(objects, content))))
+    assert [link.kind for link in links] == [Kind.BLOB] * 4
+    assert b"".join(objects.get(link.oid) for link in links) == content
+    above = Blocks(1, 256 * BLOCK + 1, A + B)
+    assert references(Kind.BLOCKS, encode(above)) == [Link(A, Kind.BLOCKS), Link(B, Kind.BLOCKS)]
+
+
+def test_blobs_and_meta_refer_to_nothing() -> None:
+    assert references(Kind.BLOB, b"\xc1 not msgpack") == []
+    assert references(Kind.META, b"\xc1 not msgpack") == []
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"/etc", b"../x", b"nul\0"])
+def test_names_that_could_leave_a_directory_are_corrupt(name: bytes) -> None:
+    leaf = Page(0, [file(name)])
+    above = Page(1, [], [PageRef(name, A, B)])
+    for page in (leaf, above):
+        with pytest.raises(Corrupt) as caught:
+            references(Kind.TREE, encode(page))
+        assert caught.value.kind == "bad_tree"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        Page(0, [file(b"b"), file(b"a")]),
+        Page(0, [file(b"a"), file(b"a")]),
+        Page(0, [file(b"a", size=1)]),
+        Page(0, [file(b"a", data=A)]),
+        Page(0, [file(b"a", size=1, data=b"short")]),
+        Page(0, [file(b"a", size=-1, data=A)]),
+        Page(0, [folder(b"a", data=b"")]),
+        Page(0, [folder(b"a", cid=b"")]),
+        Page(0, [Entry(b"a", stat.S_IFLNK, 0)]),
+        Page(0, [Entry(b"a", stat.S_IFLNK, 0, data=b"x\0y")]),
+        Page(0, [Entry(b"a", stat.S_IFIFO, 0, data=b"x")]),
+        Page(0, [Entry(b"a", 0, 0)]),
+        Page(0, [file(b"a", xattrs=b"short")]),
+        Page(0, [], [PageRef(b"a", A, B)]),
+        Page(1, [file(b"a")], [PageRef(b"a", A, B)]),
+        Page(1, [], []),
+        Page(7, [], [PageRef(b"a", A, B)]),
+        Page(-1, [], [PageRef(b"a", A, B)]),
+        Page(1, [], [PageRef(b"a", A, b"")]),
+        Page(1, [], [PageRef(b"b", A, B), PageRef(b"a", A, B)]),
+    ],
+)
+def test_malformed_pages_are_corrupt(page: Page) -> None:
+    with pytest.raises(Corrupt) as caught:
+        references(Kind.TREE, encode(page))
+    assert caught.value.kind == "bad_tree"
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        (Kind.COMMIT, Commit(Oid(b"short"), [], "", 0, "")),
+        (Kind.COMMIT, Commit(A, [Oid(b"")], "", 0, "")),
+        (Kind.STATE, State(machine=b"short")),
+        (Kind.IMAGE, Image(root=folder(b"named"))),
+        (Kind.IMAGE, Image(root=file(b""))),
+        (Kind.IMAGE, Image(root=ROOT, links=b"short")),
+        (Kind.IMAGE, Image(root=ROOT, cwd="/etc")),
+        (Kind.IMAGE, Image(root=ROOT, cwd="a/../..")),
+        (Kind.BLOCKS, Blocks(0, BLOCK + 1, A)),
+        (Kind.BLOCKS, Blocks(0, BLOCK + 1, A + B + b"x")),
+        (Kind.BLOCKS, Blocks(0, 0, b"")),
+        (Kind.BLOCKS, Blocks(-1, 10, A)),
+        (Kind.BLOCKS, Blocks(10**6, 10, A)),
+        (Kind.BLOCKS, Blocks(0, 257 * BLOCK, A * 257)),
+    ],
+)
+def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> None:
+    with pytest.raises(Corrupt):
+        references(kind, encode(record))
+
+
+def test_what_a_newer_release_wrote_stops_a_sweep() -> None:
+    for kind, record in (
+        (Kind.STATE, State(journal=A)),
+        (Kind.STATE, State(memory=A)),
+        (Kind.IMAGE, Image(root=ROOT, processes=A)),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            references(kind, encode(record))
+        assert caught.value.kind == "newer_record"
+
+
+@given(kind=st.sampled_from(Kind), data=st.binary(max_size=200))
+def test_any_bytes_give_links_or_a_clear_error(kind: Kind, data: bytes) -> None:
+    try:
+        links = references(kind, data)
+    except OrtetError as error:
+        assert error.name in ("corrupt", "unsupported")
+    else:
+        assert all(len(link.oid) == 32 for link in links)
+
+
+def test_hardlink_groups(objects: Objects) -> None:
+    assert read_links(objects, b"") == []
+    groups = [[b"a", b"b/c"], [b"d", b"e"]]
+    assert read_links(objects, objects.put(Kind.META, encode(groups))) == groups
+    for bad in ([[b"../x", b"a"]], [[b"/x", b"a"]], [[b"a//b"]], [[b""]]):
+        with pytest.raises(Corrupt):
+            read_links(objects, objects.put(Kind.META, encode(bad)))
+    with pytest.raises(Corrupt):
+        read_links(objects, objects.put(Kind.META, b"garbage"))
