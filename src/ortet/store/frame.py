@@ -26,6 +26,9 @@ MAX_RAW = 16 * 1024 * 1024
 """No frame and so no object is larger: what a header may ask a reader to allocate."""
 MAX_OBJECTS = 65_536
 
+SHORT = "short_frame"
+"""The kind of Corrupt that the end of a tail can have without harm: a write that was cut off."""
+
 _HEAD = struct.Struct(
     "<4sBBH8sIII8s8s"
 )  # the last field is the checksum of all before it and of the table
@@ -71,10 +74,11 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Lead(msgspec.Struct, frozen=True):
-    """A frame seen from outside: where it is, its header and its checked table."""
+    """A frame seen from outside: where it is, its header, also as bytes, and its checked table."""
 
     offset: int
     header: Header
+    head: bytes
     table: bytes
 
     def rows(self) -> Iterator[tuple[Oid, int, int]]:
@@ -82,9 +86,9 @@ class Lead(msgspec.Struct, frozen=True):
         return _ROW.iter_unpack(self.table)
 
 
-def bad(offset: int, why: str) -> Corrupt:
+def bad(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
     return Corrupt(
-        "bad_frame",
+        kind,
         f"frame at byte {offset}: {why}; run `ortet verify` to see what is damaged",
         at=offset,
     )
@@ -126,7 +130,7 @@ def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> Header:
             f"{FORMAT_VERSION}: upgrade ortet",
         )
     if len(data) - at < HEADER_BYTES:
-        raise bad(offset, "its header is cut short")
+        raise bad(offset, "its header is cut short", SHORT)
     header = Header(*_HEAD.unpack_from(data, at))
     if header.raw > MAX_RAW or header.stored > header.raw or header.count > MAX_OBJECTS:
         raise bad(offset, "its header asks for more than a frame can hold")
@@ -141,7 +145,7 @@ def read_table(data: bytes, at: int, header: Header, *, offset: int = 0) -> Lead
     table = data[start : start + header.table_bytes]
     if checksum(data[at : start - _SUM], table) != header.head_sum:
         raise bad(offset, "header and table do not match their checksum")
-    lead = Lead(offset, header, table)
+    lead = Lead(offset, header, data[at:start], table)
     if sum([row[2] for row in lead.rows()]) != header.raw:
         raise bad(offset, "the lengths in its table do not add up")
     return lead
@@ -172,11 +176,14 @@ def scan(read: Read, start: int, stop: int) -> Iterator[Lead]:
         if not window[start - base : start - base + HEADER_BYTES].strip(b"\0"):
             return
         header = parse_header(window, start - base, offset=start)
-        if start + header.size > stop:
-            raise bad(start, "it is cut short")
+        if start + header.lead > stop:
+            raise bad(start, "its table is cut short", SHORT)
         if start - base + header.lead > len(window):
             base, window = start, read(start, max(header.lead, min(_WINDOW, stop - start)))
-        yield read_table(window, start - base, header, offset=start)
+        lead = read_table(window, start - base, header, offset=start)
+        if start + header.size > stop:
+            raise bad(start, "its payload is cut short", SHORT)
+        yield lead
         start += header.size
 
 

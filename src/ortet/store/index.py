@@ -87,6 +87,7 @@ class Index:
                 raise _damaged(path, "it is cut short")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         head = self._map[:_BODY]
+        self.count: int
         magic, version, self.count, pack = _HEAD.unpack_from(head)
         if magic != _MAGIC or version != _VERSION or checksum(head[:_HEAD_SUM]) != head[_HEAD_SUM:]:
             raise _damaged(path, "its header does not match its checksum")

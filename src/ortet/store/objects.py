@@ -97,16 +97,17 @@ class LocalObjects(Objects):
         """Another process may have sealed, swept or appended; another copy may be sound where one
         is not."""
         self._here()
-        self.shelf.refresh(anew=True)
         failure: OrtetError | None = None
-        for spot in self.shelf.copies(oid):
-            try:
-                return self._read(spot)
-            except (NotFound, Corrupt) as error:
-                failure = error
-        if isinstance(failure, Corrupt):
-            raise failure
-        raise no_object(oid)
+        for anew in (False, True):
+            self.shelf.refresh(anew=anew)
+            for spot in self.shelf.copies(oid):
+                try:
+                    return self._read(spot)
+                except (NotFound, Corrupt) as error:
+                    failure = error
+            if failure is None:
+                raise no_object(oid)
+        raise failure if isinstance(failure, Corrupt) else no_object(oid)
 
     def has(self, oid: Oid) -> bool:
         """Whether it is stored, as far as this host knows; what is here becomes durable with the
@@ -182,10 +183,10 @@ class LocalObjects(Objects):
         tails = (*self.shelf.mine, *self.shelf.others)
         packs = self.shelf.packs
         return Stats(
-            objects=sum(len(tail) for tail in tails) + sum(pack.index().count for pack in packs),
+            objects=sum(len(tail) for tail in tails) + sum(len(pack) for pack in packs),
             packs=len(packs),
             tails=len(tails),
-            pack_bytes=sum(pack.size for pack in packs),
+            pack_bytes=sum(pack.end for pack in packs),
             tail_bytes=sum(tail.end for tail in tails),
         )
 

@@ -3,7 +3,6 @@ damaged."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ class Pack(Source):
         self, bucket: Bucket, id_: str, *, size: int, index_dir: Path, key_id: bytes
     ) -> None:
         self.id = id_
-        self.size = size
+        self.end = size
         self.index_path = index_dir / f"{id_}.idx"
         self._bucket = bucket
         self._key_id = key_id
@@ -47,8 +46,8 @@ class Pack(Source):
             raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
         return os.pread(self._file.fd, length, offset)
 
-    def stop(self) -> int:
-        return self.size
+    def __len__(self) -> int:
+        return self.index().count
 
     def find(self, oid: Oid) -> Spot | None:
         try:
@@ -74,7 +73,7 @@ class Pack(Source):
         """The index, made from the pack when it is not there or not sound."""
         if self._index is None:
             try:
-                self._index = Index(self.index_path, pack_bytes=self.size)
+                self._index = Index(self.index_path, pack_bytes=self.end)
             except (FileNotFoundError, Corrupt):
                 return self.rebuild()
         return self._index
@@ -82,8 +81,8 @@ class Pack(Source):
     def rebuild(self) -> Index:
         """Make the index again from the headers in the pack, as far as they are sound."""
         entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
-        write_index(self.index_path, entries, pack_bytes=self.size)
-        self._index = Index(self.index_path, pack_bytes=self.size)
+        write_index(self.index_path, entries, pack_bytes=self.end)
+        self._index = Index(self.index_path, pack_bytes=self.end)
         return self._index
 
     def _entries(self, lead: frame.Lead) -> Iterator[Located]:
@@ -98,7 +97,7 @@ class Pack(Source):
 def sound_leads(source: Source) -> Iterator[frame.Lead]:
     """Every frame with a sound header, going on behind damaged ones."""
     at: int | None = 0
-    stop = source.stop()
+    stop = source.end
     while at is not None:
         start = at
         try:
@@ -117,9 +116,3 @@ def list_packs(bucket: Bucket) -> dict[str, int]:
         if item.key.endswith(_SUFFIX):
             found[item.key.removeprefix(_PREFIX).removesuffix(_SUFFIX)] = item.size
     return found
-
-
-def drop_index(pack: Pack) -> None:
-    """Forget the index of a pack that is no more."""
-    with contextlib.suppress(FileNotFoundError):
-        pack.index_path.unlink()

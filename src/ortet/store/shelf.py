@@ -116,7 +116,7 @@ class Shelf:
         for id_, size in sizes.items():
             if id_ not in mine:
                 pack = known.get(id_)
-                packs.append(pack if pack and pack.size == size else self._pack(id_, size))
+                packs.append(pack if pack and pack.end == size else self._pack(id_, size))
         packs.sort(
             key=lambda pack: pack.id, reverse=True
         )  # ids are time-ordered: the newest is asked first
@@ -142,6 +142,13 @@ class Shelf:
                 if tail is not None:
                     return tail
         return None
+
+    def new_tail(self) -> Tail:
+        """A tail of ours beside the one that is being written to."""
+        with self._lock:
+            tail = self._create()
+            self.mine = (*self.mine, tail)
+            return tail
 
     def _create(self) -> Tail:
         while True:

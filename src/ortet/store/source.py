@@ -38,14 +38,19 @@ class Source(ABC):
     change."""
 
     id: str
+    end: int
+    """Where its frames end."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many objects it is known to hold."""
+
+    def __bool__(self) -> bool:
+        return True
 
     @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
         """Bytes at an offset, short at the end; NotFound when the file is gone."""
-
-    @abstractmethod
-    def stop(self) -> int:
-        """How many bytes there are to look at."""
 
     @abstractmethod
     def find(self, oid: Oid) -> Spot | None: ...
@@ -57,6 +62,10 @@ class Source(ABC):
     @abstractmethod
     def spots(self) -> Iterator[tuple[Oid, Spot]]:
         """Every object it is known to hold, in no order."""
+
+    def extent(self) -> int:
+        """How far there may be frames, sound or not."""
+        return self.end
 
     def load(self, offset: int) -> bytes:
         """The decoded payload of the frame at `offset`, header and payload checked."""

@@ -62,6 +62,7 @@ class Tail(Source):
         self._file = File(fd)
         self._key_id = key_id
         self._seen = (0, 0)
+        self._last, self._last_head = 0, b""
         self._syncing = threading.Lock()
         self._broken: OSError | None = None
         self._spots: dict[Oid, Spot] = {}
@@ -71,8 +72,16 @@ class Tail(Source):
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._file.fd, length, offset)
 
-    def stop(self) -> int:
-        return os.fstat(self._file.fd).st_size
+    def is_free(self) -> bool:
+        """Whether nobody holds it, at this moment."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def find(self, oid: Oid) -> Spot | None:
         return self._spots.get(oid)
@@ -97,23 +106,25 @@ class Tail(Source):
     def advance(self) -> None:
         """Take in the whole frames another writer has appended since the last look."""
         self._seen = self._mark()
-        stop = self._seen[0]
-        if stop < self.end or not self._take(stop):
-            # The writer rolled back a failed append and went on differently: read from the start.
+        if not self._continues():
             self._spots.clear()
             self.end = self.frames = 0
-            self._take(stop)
+        at: int | None = self.end
+        while at is not None:
+            try:
+                for lead in frame.scan(self.read, at, self._seen[0]):
+                    self.add(lead)
+                return
+            except Unsupported:
+                return
+            except Corrupt as error:
+                if error.kind == frame.SHORT:
+                    return
+                at = frame.resync(self.read, self.end + 1, self._seen[0])
 
-    def _take(self, stop: int) -> bool:
-        """Index frames from `end` on; False when what is there can not be a frame in the making."""
-        try:
-            for lead in frame.scan(self.read, self.end, stop):
-                self.add(lead)
-        except Corrupt:
-            return self.stop() != stop or self.read(self.end, 4) == frame.MAGIC
-        except Unsupported:
-            return True
-        return True
+    def _continues(self) -> bool:
+        """Whether the last frame we saw is still there: a writer whose sync failed rolls back."""
+        return not self.frames or self.read(self._last, frame.HEADER_BYTES) == self._last_head
 
     def add(self, lead: frame.Lead) -> None:
         """Index one frame, the next in order."""
@@ -122,8 +133,13 @@ class Tail(Source):
             for oid, kind, length in lead.rows():
                 self._spots[oid] = (self, lead.offset, start, length, kind)
                 start += length
+        self._last, self._last_head = lead.offset, lead.head
         self.end = lead.offset + lead.header.size
         self.frames += 1
+
+    def extent(self) -> int:
+        """How far there may be frames, sound or not."""
+        return self._mark()[0]
 
     # writing, only by the process that holds the lock
 

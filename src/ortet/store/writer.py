@@ -248,13 +248,14 @@ class Writer:
             return
 
     def seal_now(self) -> None:
-        """Turn what we have written so far into packs."""
+        """Turn what we have written so far, and all tails nobody holds, into packs."""
         self.flush()
         with self._appending:
             self._tail = None
+            tails = self._shelf.mine
         self._wait_for_seals()
-        for tail in self._shelf.mine:
-            if tail.end:
+        for tail in (*tails, *self._shelf.adopt_all()):
+            if tail in self._shelf.mine:
                 self._shelf.seal(tail)
 
     def _wait_for_seals(self) -> None:

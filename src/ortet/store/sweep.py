@@ -1,0 +1,191 @@
+"""Freeing what nothing refers to, beside running writers: mark, copy what lives, lock, delete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ortet.errors import Unsupported
+from ortet.ids import Oid
+from ortet.store.abc import Kind, Link, Walk
+from ortet.store.faults import reach
+from ortet.store.marks import Marks
+from ortet.store.objects import LocalObjects
+from ortet.store.packs import Pack, list_packs
+from ortet.store.repack import Repacker, choose
+from ortet.store.source import Source
+from ortet.store.tail import Tail, pack_key
+
+Roots = Callable[[], Iterable[Link]]
+"""Asked twice: before marking, and again when no writer is left."""
+
+Progress = Callable[[int, int], None]
+
+MIN_GARBAGE = 0.2
+PATIENCE = 60.0
+
+
+class SweepReport(msgspec.Struct, frozen=True):
+    """What a sweep did, or with dry_run would do. Objects and bytes are of all packs together."""
+
+    kept: int
+    removed: int
+    bytes_before: int
+    bytes_after: int
+    packs_removed: int
+    packs_written: int
+    dry_run: bool
+
+    @property
+    def bytes_freed(self) -> int:
+        return self.bytes_before - self.bytes_after
+
+
+def sweep(
+    objects: LocalObjects,
+    roots: Roots,
+    walk: Walk,
+    *,
+    dry_run: bool = False,
+    min_garbage: float = MIN_GARBAGE,
+    progress: Progress | None = None,
+    patience: float = PATIENCE,
+) -> SweepReport:
+    """Rewrite packs that are at least `min_garbage` unreachable, without it; merge small ones.
+
+    Objects in tails, and all they refer to, stay; tails that nobody holds, and ours, become packs
+    first. Writers are kept out only while heads are read again and old packs are deleted.
+    Unavailable when one does not finish within `patience` seconds, or another sweep runs. Corrupt,
+    with nothing deleted, when something reachable is missing.
+    """
+    with objects.gate.busy(alone=True):
+        run = _Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+        run.mark(progress)
+        run.copy()
+        if not dry_run:
+            run.finish(patience)
+        return run.report()
+
+
+class _Sweep:
+    def __init__(
+        self,
+        objects: LocalObjects,
+        roots: Roots,
+        walk: Walk,
+        *,
+        dry_run: bool,
+        min_garbage: float,
+    ) -> None:
+        self._objects = objects
+        self._roots = roots
+        self._marks = Marks(objects, walk)
+        self._dry_run = dry_run
+        self._min_garbage = min_garbage
+        self._repacker = Repacker(objects, write=not dry_run)
+        self._sealed: list[Source] = []
+        self._victims: list[Source] = []
+        self._bytes_before = 0
+
+    def mark(self, progress: Progress | None) -> None:
+        """Phase one, beside writers."""
+        shelf = self._objects.shelf
+        if self._dry_run:
+            shelf.refresh()
+            loose: list[Tail] = [*shelf.mine, *(tail for tail in shelf.others if tail.is_free())]
+        else:
+            self._objects.writer.seal_now()
+            shelf.refresh()
+            loose = []
+        self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
+        self._bytes_before = sum(source.end for source in self._sealed)
+        total = sum(len(source) for source in (*self._sealed, *shelf.mine, *shelf.others))
+        tick = None if progress is None else lambda done: progress(min(done, total), total)
+        self._marks.add(self._roots(), tick=tick)
+        self._mark_tails(loose)
+        if progress is not None:
+            progress(total, total)
+        reach("sweep.after-mark")
+
+    def _mark_tails(self, loose: list[Tail]) -> None:
+        """What lies in a tail may belong to a commit in the making: all it refers to stays."""
+        shelf = self._objects.shelf
+        for tail in (*shelf.mine, *shelf.others):
+            if tail not in loose:
+                links = (Link(oid, Kind(spot[4])) for oid, spot in tail.spots())
+                # A killed writer may have left a tree without its blobs: that is no damage.
+                self._marks.add(links, trouble=_let_be)
+
+    def copy(self) -> None:
+        """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
+        self._victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+        self._repacker.avoid(kept)
+        self._marks.fresh.clear()
+        for victim in self._victims:
+            self._repacker.copy(victim.spots(), self._marks.oids)
+        self._repacker.seal()
+        reach("sweep.after-copy")
+
+    def finish(self, patience: float) -> None:
+        """Phase three, alone: nothing that became reachable meanwhile may go."""
+        if not self._victims:
+            return
+        objects = self._objects
+        with objects.gate.exclusive(patience):
+            reach("sweep.locked")
+            objects.shelf.refresh()
+            self._marks.add(self._roots())
+            self._mark_tails([])
+            for victim in self._victims:
+                found = ((oid, victim.find(oid)) for oid in self._marks.fresh)
+                spots = ((oid, spot) for oid, spot in found if spot is not None)
+                self._repacker.copy(spots, self._marks.fresh)
+            self._repacker.seal()
+            reach("sweep.before-epoch")
+            # Before the first deletion: a writer that sees the old epoch may rely on any old pack.
+            epoch = objects.gate.bump()
+            reach("sweep.after-epoch")
+            self._delete()
+            objects.forget(epoch)
+
+    def _delete(self) -> None:
+        for victim in self._victims:
+            self._objects.bucket.delete([pack_key(victim.id)])
+            reach("sweep.after-delete")
+            if isinstance(victim, Pack):
+                with contextlib.suppress(FileNotFoundError):
+                    victim.index_path.unlink()
+        self._drop_orphans()
+
+    def _drop_orphans(self) -> None:
+        """Indexes of packs that are no more, left by a crash."""
+        root = self._objects.root
+        alive = {*root.tail_ids(), *list_packs(self._objects.bucket)}
+        for name in os.listdir(root.index):
+            if name.endswith(".idx") and name.removesuffix(".idx") not in alive:
+                with contextlib.suppress(FileNotFoundError):
+                    (root.index / name).unlink()
+
+    def report(self) -> SweepReport:
+        before = sum(len(source) for source in self._victims)
+        gone = sum(source.end for source in self._victims)
+        total = sum(len(source) for source in self._sealed)
+        removed = before - self._repacker.objects
+        return SweepReport(
+            kept=total - removed,
+            removed=removed,
+            bytes_before=self._bytes_before,
+            bytes_after=self._bytes_before - gone + self._repacker.bytes,
+            packs_removed=len(self._victims),
+            packs_written=self._repacker.packs,
+            dry_run=self._dry_run,
+        )
+
+
+def _let_be(link: Link, parent: Oid | None, error: Exception) -> None:
+    del link, parent
+    if isinstance(error, Unsupported):
+        raise error
