@@ -77,6 +77,8 @@ class Rules:
     def ignored(self, path: bytes, is_dir: bool) -> bool:
         """Is it no state? Asked of a path whose directories are not ignored themselves."""
         name = path.rpartition(b"/")[2]
+        if name == FILE:
+            return False  # what says what is state is state
         if name.startswith(STAGE) or (path == POINTER and not is_dir):
             return True
         for pattern in self._matching(path):

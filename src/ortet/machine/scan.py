@@ -40,6 +40,7 @@ from ortet.machine.statindex import (
     mark_of,
     seen,
 )
+from ortet.machine.suspects import suspects
 from ortet.store.abc import Objects
 
 _KEEP = 128  # descriptors of directories that still have others below them to be entered
@@ -115,7 +116,7 @@ class _Scan:
     def run(self, root: Path, dirty: Dirty | None) -> ScanResult:
         index = self._index
         with _opened(root) as fd:
-            self._pass(fd, None if dirty is None else self._plan(dirty.names))
+            self._pass(fd, self._first_plan(fd, dirty))
             if dirty is not None and self._linked:
                 # the other names of a file that changed got no event of their own
                 self._pass(fd, self._plan(siblings(index, self._linked)))
@@ -130,6 +131,14 @@ class _Scan:
         self._reader.close()
         for frame in self._stack:
             frame.close()
+
+    def _first_plan(self, fd: int, dirty: Dirty | None) -> Plan | None:
+        if dirty is not None:
+            return self._plan(dirty.names)
+        # a watcher has to be told of every directory, so then all are opened
+        if self._watch is None and self._index.root.entry is not None:
+            return self._plan(suspects(fd, self._index, self._sieve))
+        return None
 
     def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> Plan:
         """What to look at, with what has to be looked at every time."""
@@ -210,7 +219,7 @@ class _Scan:
             frame.node = self._moves.take((st.st_ino, st.st_dev)) or Node()
             frame.plan, frame.new, was = None, True, ()
             above.dirs[frame.name] = frame.node
-        elif was[:9] == seen(st):
+        elif was == seen(st):
             return
         frame.meta = self._meta(frame, st, was)
         above.put(frame.name, self._index.judge(st, frame.meta))

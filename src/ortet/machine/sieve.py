@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from ortet.machine.abc import Loss
 from ortet.machine.capture import open_quietly
+from ortet.machine.dirs import Dirs
 from ortet.machine.frames import Found, Frame
 from ortet.machine.links import join
 from ortet.machine.rules import FILE, Rules
-from ortet.machine.statindex import StatIndex
+from ortet.machine.statindex import Node, StatIndex
 
 _FILE = os.fsdecode(FILE)
 _OURS = ".ortet"
@@ -55,6 +57,17 @@ class Sieve:
 
     def lose(self, frame: Frame, name: str, *losses: Loss) -> None:
         self._index.losses.setdefault(frame.path, {})[name] = list(losses)
+
+    def reload(self, fd: int, ruled: dict[bytes, Node]) -> list[bytes]:
+        """Read these directories' ignore files, parents first; those where the rules changed."""
+        changed = []
+        with Dirs(fd) as dirs:
+            for path, node in ruled.items():
+                with suppress(OSError):
+                    self._rules.set(path, _read(dirs.fd(path)))
+                if self._rules.digest(path) != node.rules:
+                    changed.append(path)
+        return changed
 
     def forget(self, path: bytes) -> None:
         """A directory is gone, with its ignore files."""

@@ -34,7 +34,8 @@ CALM = 1 << 62
 """A `horizon` that no time reaches: nothing is racy."""
 
 _MAGIC = b"ortet index 1\n"
-_STAT = Struct("<6Q3q")
+STAT = Struct("<6Q3q")
+"""How a Seen without marks is saved."""
 _CHECK = 8
 
 
@@ -51,50 +52,83 @@ def is_linked(was: Seen) -> bool:
     return was[3] > 1 and not stat.S_ISDIR(was[0])
 
 
+class Packed(Record, frozen=True):
+    """The names of a directory in the form they are saved in; most stay in it."""
+
+    names: bytes = b""  # joined by slashes
+    stats: bytes = b""
+    marks: list[tuple[bytes, int]] = []
+    linked: list[bytes] = []
+
+
 class Node:
     """A directory as last seen: its Entry, the stat of every name in it, its directories."""
 
-    __slots__ = ("dirs", "entry", "linked", "packed", "rules", "seen")
+    __slots__ = ("_linked", "_seen", "dirs", "entry", "packed", "rules")
 
-    def __init__(self) -> None:
+    def __init__(self, packed: Packed | None = None) -> None:
         self.entry: Entry | None = None
         self.rules = b""
-        self.seen: dict[str, Seen] = {}
         self.dirs: dict[str, Node] = {}
-        self.linked: set[str] = set()  # names of files that have other names too
-        self.packed: tuple[bytes, bytes, list[tuple[bytes, int]]] | None = None
+        self.packed = packed
+        self._seen: dict[str, Seen] | None = None if packed else {}
+        self._linked: set[str] = set()
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        """Not to be changed but by `put` and `drop`."""
+        if self._seen is None:
+            self._unpack()
+        assert self._seen is not None
+        return self._seen
+
+    @property
+    def linked(self) -> set[str]:
+        """Names of files that have other names too."""
+        if self._seen is None and self.packed is not None:
+            return set(map(os.fsdecode, self.packed.linked))
+        return self._linked
 
     def put(self, name: str, was: Seen) -> None:
         self.seen[name] = was
         self.packed = None
         if is_linked(was):
-            self.linked.add(name)
-        elif self.linked:
-            self.linked.discard(name)
+            self._linked.add(name)
+        elif self._linked:
+            self._linked.discard(name)
 
     def drop(self, name: str) -> None:
-        self.packed = None
         self.seen.pop(name, None)
+        self.packed = None
         self.dirs.pop(name, None)
-        self.linked.discard(name)
+        self._linked.discard(name)
 
-    def pack(self) -> tuple[bytes, bytes, list[tuple[bytes, int]]]:
-        """Names, stats, marks; kept, because most directories do not change between two saves."""
+    def pack(self) -> Packed:
+        """Kept, because most directories do not change between two saves."""
         if self.packed is None:
-            names = os.fsencode("/".join(self.seen))
-            stats = b"".join([_STAT.pack(*was[:9]) for was in self.seen.values()])
-            marks = [(os.fsencode(n), mark_of(w)) for n, w in self.seen.items() if len(w) > 9]
-            self.packed = names, stats, marks
+            known = self.seen
+            self.packed = Packed(
+                os.fsencode("/".join(known)),
+                b"".join([STAT.pack(*was[:9]) for was in known.values()]),
+                [(os.fsencode(name), was[9]) for name, was in known.items() if len(was) > 9],
+                sorted(map(os.fsencode, self._linked)),
+            )
         return self.packed
 
-    def unpack(self, names: bytes, stats: bytes, marks: list[tuple[bytes, int]]) -> None:
-        if not names:
-            return
-        self.seen = dict(zip(os.fsdecode(names).split("/"), _STAT.iter_unpack(stats), strict=True))
-        for name, mark in marks:
-            self.seen[os.fsdecode(name)] += (mark,)
-        self.linked = {name for name, was in self.seen.items() if was[3] > 1 and is_linked(was)}
-        self.packed = names, stats, marks
+    def names(self) -> list[str]:
+        if self._seen is not None:
+            return list(self._seen)
+        assert self.packed is not None
+        return os.fsdecode(self.packed.names).split("/") if self.packed.names else []
+
+    def _unpack(self) -> None:
+        names = self.names()
+        assert self.packed is not None
+        known: dict[str, Seen] = dict(zip(names, STAT.iter_unpack(self.packed.stats), strict=True))
+        for name, mark in self.packed.marks:
+            known[os.fsdecode(name)] += (mark,)
+        self._linked = set(map(os.fsdecode, self.packed.linked))
+        self._seen = known
 
 
 class _Directory(Record, frozen=True):
@@ -102,9 +136,7 @@ class _Directory(Record, frozen=True):
     name: bytes
     entry: Entry | None
     rules: bytes
-    names: bytes
-    stats: bytes
-    marks: list[tuple[bytes, int]]
+    packed: Packed
 
 
 class _File(Record, frozen=True):
@@ -112,6 +144,7 @@ class _File(Record, frozen=True):
     root: list[int]
     pending: dict[bytes, dict[bytes, Entry | None]]
     mapped: list[bytes]
+    lossy: list[bytes]
     directories: list[_Directory]
 
 
@@ -129,7 +162,7 @@ class StatIndex:
         self.root_seen: Seen = ()
         self.pending: dict[bytes, dict[bytes, Entry | None]] = {}
         self.links: bytes | None = None  # Oid of the hardlink groups, None: to be found again
-        self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name; not saved
+        self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name
         self.mapped: set[bytes] = set()  # paths to look at every time
         self.horizon = CALM
         self.image = Oid(b"")
@@ -162,7 +195,7 @@ class StatIndex:
     def judge(self, st: os.stat_result, entry: Entry, mark: int = 0) -> Seen:
         """The stat to remember beside an Entry, with its marks."""
         was = seen(st)
-        if st.st_ctime_ns >= self.horizon and not entry.is_dir:
+        if st.st_ctime_ns >= self.horizon:
             mark |= RACY
         if (entry.mode, entry.uid, entry.gid, entry.mtime) != (was[0], was[4], was[5], was[7]):
             mark |= ODD
@@ -230,11 +263,18 @@ class StatIndex:
     def save(self, file: Path, image: Oid) -> None:
         """Replace `file` by this index, which rests on `image`."""
         directories = [
-            _Directory(depth, os.fsencode(name), node.entry, node.rules, *node.pack())
+            _Directory(depth, os.fsencode(name), node.entry, node.rules, node.pack())
             for depth, name, node in self.nodes()
         ]
         body = encode(
-            _File(image, list(self.root_seen), self.pending, sorted(self.mapped), directories)
+            _File(
+                image,
+                list(self.root_seen),
+                self.pending,
+                sorted(self.mapped),
+                list(self.losses),
+                directories,
+            )
         )
         fresh = file.with_name(file.name + ".new")
         fresh.write_bytes(_MAGIC + checksum(body) + body)
@@ -258,9 +298,8 @@ class StatIndex:
         self.pending = stored.pending
         trail: list[Node] = []
         for item in stored.directories:
-            node = Node()
+            node = Node(item.packed)
             node.entry, node.rules = item.entry, item.rules
-            node.unpack(item.names, item.stats, item.marks)
             del trail[item.depth :]
             if trail:
                 trail[-1].dirs[os.fsdecode(item.name)] = node
@@ -268,6 +307,7 @@ class StatIndex:
                 self.root = node
             trail.append(node)
         self.mapped = set(stored.mapped)
+        self.losses = {path: {} for path in stored.lossy}
         return self
 
     def _node(self, path: bytes) -> Node:
