@@ -156,6 +156,7 @@ def prove(hub: ortet.Hub, project: Path, first: str, place: Path) -> None:
         same = again.commit("the same state, elsewhere").state == head.state
     say(f"committed from there it has the same state: {same}")
     timed("verify every hash and reference", hub.verify)
+    command(project, "ortet", "init")
     command(project, "ortet", "log")
     command(project, "ortet", "diff", first[:12], "HEAD")
     command(project, "ortet", "verify")
