@@ -1,0 +1,43 @@
+"""The values whose encodings docs/format.md publishes."""
+
+from __future__ import annotations
+
+from ortet.codec import Hasher, encode
+from ortet.graph.records import Commit, Entry, Image, Page, PageRef, State
+from ortet.ids import Oid
+from ortet.store.blobs import Blocks
+
+HASH = Hasher().oid
+BLOB = b"hello\n"
+FILE = Entry(b"hello.txt", 0o100644, 1_700_000_000_123_456_789, 1000, 1000, 6, HASH(BLOB))
+LINK = Entry(b"link\xff", 0o120777, -1, data=b"../hello.txt")
+PAGE = Page(0, [FILE, LINK])
+CONTENT = [
+    (FILE.name, 0o100000, FILE.data),
+    (LINK.name, 0o120000, LINK.data),
+]
+ROOT = Entry(b"", 0o040755, 2**63 + 5, data=HASH(encode(PAGE)), cid=HASH(encode(CONTENT)), gid=7)
+IMAGE = Image(ROOT, env={"LANG": "C", "EDITOR": None}, cwd="src")
+STATE = State(machine=HASH(encode(IMAGE)))
+COMMIT = Commit(HASH(encode(STATE)), [Oid(bytes(32))], "first ✓", 1_700_000_001_000_000_000, "me")
+
+VECTORS: dict[str, bytes] = {
+    "blob": BLOB,
+    "blocks": encode(Blocks(0, 131_073, HASH(bytes(131_072)) + HASH(b"\0"))),
+    "page": encode(PAGE),
+    "content": encode(CONTENT),
+    "upper": encode(Page(1, [], [PageRef(b"link\xff", HASH(encode(PAGE)), HASH(encode(CONTENT)))])),
+    "empty": encode(Page(0)),
+    "xattrs": encode([(b"user.a", b"1")]),
+    "image": encode(IMAGE),
+    "state": encode(STATE),
+    "commit": encode(COMMIT),
+}
+
+
+def published() -> str:
+    """The block of docs/format.md."""
+    lines: list[str] = []
+    for name, data in VECTORS.items():
+        lines += [f"{name}", f"  bytes {data.hex()}", f"  oid   {HASH(data).hex()}"]
+    return "\n".join(lines)
