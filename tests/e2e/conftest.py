@@ -46,7 +46,7 @@ class Ortet:
         self,
         *args: str,
         cwd: Path,
-        code: int = 0,
+        code: int | None = 0,
         stdin: bytes = b"",
         env: dict[str, str] | None = None,
     ) -> Done:
@@ -60,11 +60,16 @@ class Ortet:
                 check=False,
             )
         )
-        assert done.code == code, f"{args} ended with {done.code}:\n{done.out}\n{done.err}"
+        assert code in (None, done.code), f"{args} ended with {done.code}:\n{done.out}\n{done.err}"
         return done
 
     def json(self, *args: str, cwd: Path) -> Any:
         return self(*args, "--json", cwd=cwd).data
+
+    def kind(self, *args: str, cwd: Path, code: int) -> str:
+        """The kind of the error it must end with."""
+        kind: str = self("--json", *args, cwd=cwd, code=code).error["kind"]
+        return kind
 
     @property
     def store(self) -> Path:

@@ -178,3 +178,12 @@ def conflict(found: FileConflict | Mapping[str, Any]) -> str:
         (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
     )
     return f"{safe(path)}: {CONFLICTS.get(kind, kind)}"
+
+
+def counts(record: object) -> str:
+    """The numbers of a report: fields that count bytes are shown as sizes."""
+    found = [(name, value) for name, value in fields(record).items() if type(value) is int]
+    return ", ".join(
+        f"{name.replace('_', ' ')} {size(value) if 'bytes' in name else value}"
+        for name, value in found
+    )

@@ -1,0 +1,114 @@
+"""verify, sweep, export, import, stats: care of the store."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from ortet.errors import Corrupt, Invalid
+from ortet.surface import render
+from ortet.surface.call import Call, verb
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+@verb()
+def verify(call: Call) -> None:
+    """Recompute every hash and follow every reference.
+
+    Nothing is repaired by guessing; the exit code is 8 when something is wrong.
+
+    \b
+    Example:
+      ortet verify
+    """
+    try:
+        with call.progress("verify") as progress:
+            report = call.hub.verify(progress=progress)
+    except Corrupt as error:
+        if call.json and "report" in error.details:
+            call.emit({"ok": False, **error.details["report"]})
+        raise
+    data = {"ok": True, **render.fields(report)}
+    call.emit(data, [f"sound: {render.counts(report)}"])
+
+
+@verb()
+@click.option("--dry-run", is_flag=True, help="Only say what could be freed.")
+@click.option("--expire", metavar="AGE", help="First forget reflog older than this, such as 30d.")
+def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
+    """Free the objects that no branch, tag, reflog entry or running writer refers to.
+
+    Safe beside running writers.
+
+    \b
+    Example:
+      ortet sweep --dry-run
+      ortet sweep --expire 30d
+    """
+    age = None if expire is None else _age(expire)
+    with call.progress("sweep") as progress:
+        report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
+    call.emit(report, [render.counts(report)])
+
+
+@verb()
+@click.argument("refs", metavar="REF...", nargs=-1, required=True)
+@click.argument("file")
+def export(call: Call, refs: tuple[str, ...], file: str) -> None:
+    """Write commits, with all they need, into one file.
+
+    \b
+    Example:
+      ortet export HEAD work.bundle
+      ortet export proj proj/1 both.bundle
+    """
+    with call.progress("export") as progress:
+        report = call.hub.export(_named(call, refs), file, progress=progress)
+    call.emit(report, [f"{render.safe(file)}: {render.counts(report)}"])
+
+
+@verb("import")
+@click.argument("file")
+def import_(call: Call, file: str) -> None:
+    """Take the commits of a bundle into the store.
+
+    Everything is verified before a branch is made. A branch whose name is taken gets a number.
+
+    \b
+    Example:
+      ortet import work.bundle
+      ortet restore proj --to proj
+    """
+    hub = call.open_hub(create=True)
+    with call.progress("import") as progress:
+        found = hub.import_(file, progress=progress)
+    lines = [f"{name} is {render.short(oid)}" for name, oid in found.items()]
+    call.emit({"branches": found}, lines)
+
+
+@verb()
+def stats(call: Call) -> None:
+    """Show how much the store holds.
+
+    \b
+    Example:
+      ortet stats --json
+    """
+    found = call.hub.objects.stats()
+    data = {"store": str(call.hub.root), **render.fields(found)}
+    call.emit(data, [render.safe(str(call.hub.root)), render.counts(found)])
+
+
+def _named(call: Call, refs: tuple[str, ...]) -> list[str]:
+    """HEAD is a name only here: in the bundle it is the branch it stands for."""
+    branch = call.branch()
+    return [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
+
+
+def _age(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhdw])", text)
+    if found is None:
+        raise Invalid("bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d")
+    return int(found[1]) * UNITS[found[2]] * 1_000_000_000

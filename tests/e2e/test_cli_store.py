@@ -1,0 +1,114 @@
+"""verify, sweep, export, import, stats and doctor, through a real process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .conftest import Commit, Ortet
+
+
+def packs(ortet: Ortet) -> list[Path]:
+    return [*ortet.store.glob("bucket/**/*.pack"), *ortet.store.glob("local/tails/*.tail")]
+
+
+class TestVerify:
+    def test_a_sound_store(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        commit("first")
+        found = ortet.json("verify", cwd=proj)
+        assert found["ok"] is True and found["problems"] == []
+        assert ortet("verify", cwd=proj).out.startswith("sound: ")
+
+    def test_damage_ends_with_8(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        (proj / "noise").write_bytes(os.urandom(50_000))
+        commit("first")
+        for file in packs(ortet):
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 0xFF
+            file.write_bytes(data)
+        done = ortet("verify", "--json", cwd=proj, code=8)
+        assert done.error["error"] == "corrupt"
+
+
+class TestSweep:
+    def test_frees_what_nothing_refers_to(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        commit("first")
+        (proj / "noise").write_bytes(os.urandom(400_000))
+        ortet("fork", cwd=proj)
+        ortet("drop", "proj/1", "--branch", cwd=proj)
+        (proj / "noise").unlink()
+        dry = ortet.json("sweep", "--dry-run", "--expire", "0s", cwd=proj)
+        assert dry["dry_run"] is True
+        found = ortet.json("sweep", "--expire", "30d", cwd=proj)
+        assert found["removed"] == 0
+        assert ortet.json("verify", cwd=proj)["ok"] is True
+        assert "kept" in ortet("sweep", cwd=proj).out
+
+    def test_a_bad_age(self, ortet: Ortet, proj: Path) -> None:
+        done = ortet("sweep", "--expire", "soon", "--json", cwd=proj, code=2)
+        assert done.error["kind"] == "bad_age"
+
+
+class TestBundle:
+    def test_to_another_store(
+        self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
+    ) -> None:
+        commit("first")
+        head = commit("second", **{"a.txt": "two\n"})
+        ortet("tag", "v1", "HEAD~1", cwd=proj)
+        ortet("export", "HEAD", "v1", "HEAD~1", "../work.bundle", cwd=proj)
+        second = {"ORTET_URL": str(tmp_path / "second")}
+        done = ortet("import", "work.bundle", "--json", cwd=tmp_path, env=second)
+        assert done.data["branches"]["proj"] == head
+        ortet("restore", "proj", "--to", "out", cwd=tmp_path, env=second)
+        assert (tmp_path / "out" / "a.txt").read_text() == "two\n"
+        ortet("verify", cwd=tmp_path, env=second)
+        again = ortet("import", "work.bundle", "--json", cwd=tmp_path, env=second)
+        assert again.data == done.data
+
+    def test_a_name_in_use_gets_a_number(
+        self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
+    ) -> None:
+        first = commit("first")
+        ortet("export", "proj", "work.bundle", cwd=proj)
+        commit("second", **{"a.txt": "two\n"})
+        found = ortet.json("import", "work.bundle", cwd=proj)
+        assert found["branches"] == {"proj-2": first}
+
+    def test_damage_changes_nothing(
+        self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
+    ) -> None:
+        commit("first")
+        ortet("export", "HEAD", str(tmp_path / "work.bundle"), cwd=proj)
+        data = bytearray((tmp_path / "work.bundle").read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        (tmp_path / "work.bundle").write_bytes(data)
+        second = {"ORTET_URL": str(tmp_path / "second")}
+        ortet("import", "work.bundle", cwd=tmp_path, env=second, code=8)
+        assert ortet("branch", "--json", cwd=tmp_path, env=second).data == []
+
+    def test_a_missing_file(self, ortet: Ortet, proj: Path) -> None:
+        done = ortet("import", "nothing", "--json", cwd=proj, code=4)
+        assert "nothing" in done.error["message"]
+
+
+class TestStats:
+    def test_counts(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        commit("first")
+        found = ortet.json("stats", cwd=proj)
+        assert found["store"] == str(ortet.store)
+        assert found["objects"] > 3
+
+
+class TestDoctor:
+    def test_says_what_this_host_can_do(self, ortet: Ortet, proj: Path) -> None:
+        found = ortet.json("doctor", cwd=proj)
+        names = {line["name"] for line in found["capabilities"]}
+        assert names
+        for line in found["capabilities"]:
+            assert line["ok"] or line["fix"]
+        assert ortet("doctor", cwd=proj).out
+
+    def test_needs_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
+        assert ortet.json("doctor", cwd=tmp_path)["capabilities"]
+        assert not ortet.store.exists()

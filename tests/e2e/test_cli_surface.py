@@ -1,0 +1,264 @@
+"""What all verbs share: options before and after, exit codes, errors, terminals, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortet.surface.cli import SECTIONS
+
+from .conftest import Commit, Ortet
+
+VERBS = [verb for section in SECTIONS.values() for verbs in section.values() for verb in verbs]
+HEAVY = ("apsw", "msgspec", "blake3", "ortet.config", "ortet.session", "ortet.store", "json")
+
+
+def modules_of(ortet: Ortet, cwd: Path, *args: str) -> set[str]:
+    """What a call imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ortet", *args],
+        cwd=cwd,
+        env=ortet.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stderr.splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+
+
+class TestStart:
+    def test_version_and_help_load_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
+        version = modules_of(ortet, tmp_path, "--version")
+        assert not {name for name in version if name.startswith((*HEAVY, "ortet.surface.cmd_"))}
+        asked = modules_of(ortet, tmp_path, "commit", "--help")
+        assert {name for name in asked if name.startswith("ortet.surface.cmd_")} == {
+            "ortet.surface.cmd_work"
+        }
+        assert not {name for name in asked if name.startswith(("apsw", "ortet.store"))}
+
+    def test_the_installed_command(self, ortet: Ortet, tmp_path: Path) -> None:
+        command = Path(sys.executable).with_name("ortet")
+        done = subprocess.run(
+            [command, "--version"], env=ortet.env, capture_output=True, check=True
+        )
+        assert done.stdout.startswith(b"ortet 0.")
+        assert ortet("--version", cwd=tmp_path).out == done.stdout.decode()
+
+    def test_the_overview_has_every_verb(self, ortet: Ortet, tmp_path: Path) -> None:
+        out = ortet("--help", cwd=tmp_path).out
+        for verb in VERBS:
+            assert f"\n  {verb} " in out
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_help_of_each_verb(self, ortet: Ortet, tmp_path: Path, verb: str) -> None:
+        out = ortet(verb, "--help", cwd=tmp_path).out
+        assert "Example:" in out and f"ortet {verb}" in out
+        assert "--json" in out and "-q, --quiet" in out
+
+
+class TestOptions:
+    def test_json_before_and_after_the_verb(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        commit("first")
+        assert ortet("--json", "log", cwd=proj).data == ortet("log", "--json", cwd=proj).data
+
+    def test_quiet_is_silent(self, ortet: Ortet, proj: Path) -> None:
+        calls = [
+            ["init"],
+            ["status"],
+            ["commit", "-m", "x"],
+            ["log"],
+            ["log", "--graph"],
+            ["show"],
+            ["diff"],
+            ["branch"],
+            ["branch", "b"],
+            ["tag", "t"],
+            ["tag"],
+            ["reflog"],
+            ["fork"],
+            ["merge", "b"],
+            ["land", "proj/1"],
+            ["drop", "proj/1"],
+            ["restore", "HEAD"],
+            ["restore", "HEAD", "--to", "../quiet"],
+            ["verify"],
+            ["sweep"],
+            ["export", "HEAD", "../quiet.bundle"],
+            ["import", "../quiet.bundle"],
+            ["stats"],
+            ["doctor"],
+        ]
+        for call in calls:
+            done = ortet(*call, "-q", cwd=proj)
+            assert (done.out, done.err) == ("", ""), call
+        before = ortet("-q", "commit", cwd=proj)
+        assert (before.out, before.err) == ("", "")
+
+    def test_directory(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+        ortet("-C", "proj", "commit", "-m", "x", cwd=tmp_path)
+        done = ortet("-C", "nowhere", "--json", "log", cwd=tmp_path, code=4)
+        assert done.error["kind"] == "no_directory"
+
+
+class TestErrors:
+    def test_shape_and_channel(self, ortet: Ortet, proj: Path) -> None:
+        done = ortet("log", "nothing", "--json", cwd=proj, code=4)
+        assert done.out == ""
+        assert list(done.error) == ["error", "kind", "message", "details"]
+        plain = ortet("log", "nothing", cwd=proj, code=4)
+        assert plain.err.startswith("error: ") and "\x1b" not in plain.err
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["comit"],
+            ["commit", "--nope"],
+            ["commit", "extra"],
+            ["restore"],
+            ["merge", "x", "--favor", "mine"],
+            ["log", "-n", "0"],
+        ],
+    )
+    def test_wrong_calls_end_with_2(self, ortet: Ortet, proj: Path, words: list[str]) -> None:
+        done = ortet(*words, "--json", cwd=proj, code=2)
+        assert done.error["kind"] == "bad_usage"
+        assert "--help" in ortet(*words, cwd=proj, code=2).err
+
+    def test_a_verb_nearly_right(self, ortet: Ortet, proj: Path) -> None:
+        assert "did you mean 'commit'?" in ortet("comit", cwd=proj, code=2).err
+
+    def test_what_the_system_refuses(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        commit("first")
+        (proj / "plain").write_text("")
+        done = ortet("export", "HEAD", "plain/x.bundle", "--json", cwd=proj, code=None)
+        assert done.code not in (0, 1)
+        assert done.error["error"] != "bug"
+
+    def test_a_bug_is_short_and_says_how_to_see_more(
+        self, ortet: Ortet, proj: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        (broken / "sitecustomize.py").write_text(
+            "import ortet.surface.call as call\n"
+            "def workspace(self, name=None): raise KeyError('oops')\n"
+            "call.Call.workspace = workspace\n"
+        )
+        env = {"PYTHONPATH": str(broken)}
+        done = ortet("status", cwd=proj, code=1, env=env)
+        assert "ORTET_DEBUG=1" in done.err and "Traceback" not in done.err
+        shown = ortet("status", cwd=proj, code=1, env=env | {"ORTET_DEBUG": "1"})
+        assert "Traceback" in shown.err
+        told = ortet("status", "--json", cwd=proj, code=1, env=env)
+        assert told.error["error"] == "bug"
+
+    def test_no_store(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+        env = {"ORTET_URL": str(tmp_path / "none")}
+        done = ortet("log", "--json", cwd=tmp_path, code=4, env=env)
+        assert done.error["kind"] == "no_store"
+        assert not (tmp_path / "none").exists()
+        far = ortet("log", "--json", cwd=tmp_path, code=9, env={"ORTET_URL": "postgresql://x/y"})
+        assert far.error["kind"] == "backend_missing"
+
+
+class TestInterrupt:
+    def test_ends_the_command_and_exits_with_130(self, ortet: Ortet, proj: Path) -> None:
+        process = subprocess.Popen(
+            ortet.argv("run", "echo started; sleep 300 & echo $!; wait"),
+            cwd=proj,
+            env=ortet.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+        assert process.returncode == 130
+        assert err == "interrupted\n"
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+
+
+class Terminal:
+    """Runs a call with standard error, and output, on a terminal."""
+
+    def __init__(self, ortet: Ortet) -> None:
+        self._ortet = ortet
+
+    def __call__(self, *args: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            self._ortet.argv(*args),
+            cwd=cwd,
+            env=self._ortet.env | {"TERM": "xterm"} | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65_536):
+                shown += piece
+        except OSError:
+            pass  # Linux ends a terminal nobody holds with EIO
+        finally:
+            os.close(ours)
+        assert process.wait() == 0, shown
+        return shown.decode()
+
+
+@pytest.fixture
+def terminal(ortet: Ortet) -> Terminal:
+    return Terminal(ortet)
+
+
+class TestTerminal:
+    def test_colours_only_there(self, terminal: Terminal, proj: Path, commit: Commit) -> None:
+        commit("first")
+        assert "\x1b[33m" in terminal("log", cwd=proj)
+        assert "\x1b" not in terminal("log", cwd=proj, env={"NO_COLOR": "1"})
+        assert "\x1b" not in terminal("log", cwd=proj, env={"TERM": "dumb"})
+
+    def test_a_bar_for_slow_work(
+        self, terminal: Terminal, ortet: Ortet, proj: Path, tmp_path: Path
+    ) -> None:
+        slow = tmp_path / "slow"
+        slow.mkdir()
+        (slow / "sitecustomize.py").write_text(
+            "import time\n"
+            "import ortet.surface.progress as progress\n"
+            "progress.PATIENCE, progress.BEAT = 0.0, 0.001\n"
+            "leave = progress.Progress.__exit__\n"
+            "def wait(self, *error):\n"
+            "    while self._thread and not getattr(self, 'drawn', 0): time.sleep(0.001)\n"
+            "    leave(self, *error)\n"
+            "write = progress.Progress._write\n"
+            "def mark(self, line):\n"
+            "    write(self, line)\n"
+            "    self.drawn = 1\n"
+            "progress.Progress.__exit__, progress.Progress._write = wait, mark\n"
+        )
+        env = {"PYTHONPATH": str(slow)}
+        shown = terminal("commit", "-m", "x", cwd=proj, env=env)
+        assert "\rcommit ..." in shown
+        assert shown.index("\r\x1b[K") < shown.index("[proj")
+        assert "\r\x1b[K" not in terminal("commit", "-m", "x", cwd=proj)
+        assert "\r\x1b[K" not in terminal("commit", "-q", "-m", "x", cwd=proj, env=env)
+        assert ortet("commit", "-m", "y", cwd=proj, env=env).err == ""
+
+    def test_json_is_never_decorated(self, terminal: Terminal, proj: Path, commit: Commit) -> None:
+        oid = commit("first")
+        assert json.loads(terminal("log", "--json", cwd=proj))[0]["oid"] == oid
