@@ -20,7 +20,7 @@ from ortet.store.gate import Gate
 from ortet.store.root import Space, open_root
 from ortet.store.shelf import Shelf
 from ortet.store.source import FrameCache, Spot, no_object
-from ortet.store.tail import SEAL_AT
+from ortet.store.tail import SEAL_AT, Tail
 from ortet.store.writer import Writer
 
 
@@ -120,7 +120,15 @@ class LocalObjects(Objects):
             if self.shelf.find_sure(oid) is not None:
                 return True
             tail = self.shelf.find_other(oid)
-        if tail is None:
+        return tail is not None and self._rely_on(oid, tail)
+
+    def _rely_on(self, oid: Oid, tail: Tail) -> bool:
+        """Make what another writer has put durable with our next flush, if it is sound."""
+        try:
+            spot = tail.find(oid)
+            if spot is None or not self.cache.load(tail, spot[1]):
+                return False
+        except (Corrupt, NotFound):
             return False
         self.writer.rely_on(tail)
         return True

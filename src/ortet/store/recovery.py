@@ -50,6 +50,7 @@ def adopt(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
     try:
         if _lock(fd) and _same_file(path, fd) and not _left_over(path, bucket):
             _recover(tail, fd)
+            tail.own()
             return tail
     except Unsupported:
         pass  # a newer ortet wrote it: its frames are not ours to cut

@@ -20,24 +20,16 @@ _WORDS = "ortet store"
 _OURS = frozenset({"FORMAT", "catalog.db", "catalog.db-wal", "catalog.db-shm", "bucket", "local"})
 _RECOUNT_BYTES = 1024 * 1024
 _RECOUNT_NS = 1_000_000_000
+_AMPLE = 64 * 1024 * 1024
 
 
 class Root(msgspec.Struct, frozen=True):
     """Where the parts of an opened store are."""
 
     path: Path
-
-    @property
-    def local(self) -> Path:
-        return self.path / "local"
-
-    @property
-    def tails(self) -> Path:
-        return self.path / "local" / "tails"
-
-    @property
-    def index(self) -> Path:
-        return self.path / "local" / "index"
+    local: Path
+    tails: Path
+    index: Path
 
     def tail_ids(self) -> list[str]:
         names = os.listdir(self.tails)
@@ -58,7 +50,8 @@ def open_root(path: Path, hasher: Hasher) -> Root:
     except NotADirectoryError:
         raise _not_a_store(path) from None
     _check(path, text, hasher)
-    root = Root(path)
+    local = path / "local"
+    root = Root(path, local, local / "tails", local / "index")
     root.tails.mkdir(parents=True, exist_ok=True)
     root.index.mkdir(exist_ok=True)
     return root
@@ -118,6 +111,8 @@ class Space:
         self._clock = clock
         self._quota = quota
         self._reserve = reserve
+        self._place = os.fspath(root.path)
+        self._free = 0
         self._used = 0
         self._since = 0
         self._counted = 0
@@ -130,18 +125,22 @@ class Space:
                 total += self._root.tail(id_).stat().st_size
         return total
 
+    def is_ample(self) -> bool:
+        """Whether a tail may be a little longer than what is in it."""
+        return self._quota is None and self._free > _AMPLE
+
     def check(self, size: int) -> None:
         """Refused("quota") or Refused("disk_reserve") when `size` more bytes are too many."""
         if self._quota is not None:
             self._check_quota(self._quota, size)
-        if self._reserve:
-            disk = os.statvfs(self._root.path)
-            if disk.f_bavail * disk.f_frsize - size < self._reserve:
-                raise Refused(
-                    "disk_reserve",
-                    f"less than {self._reserve} bytes of {self._root.path} would be left free: "
-                    "make some space, sweep the store, or lower the reserve",
-                )
+        disk = os.statvfs(self._place)
+        self._free = disk.f_bavail * disk.f_frsize - self._reserve - size
+        if self._reserve and self._free < 0:
+            raise Refused(
+                "disk_reserve",
+                f"less than {self._reserve} bytes would be left free at {self._place}: "
+                "make some space, sweep the store, or lower the reserve",
+            )
         self._since += size
 
     def _check_quota(self, quota: int, size: int) -> None:

@@ -29,6 +29,7 @@ class Shelf:
         self._key_id = key_id
         self._new_id = new_id
         self._lock = threading.Lock()
+        self._place = os.fspath(root.tails)
         self._seen: object = None
         self.mine: tuple[Tail, ...] = ()
         self.others: tuple[Tail, ...] = ()
@@ -53,10 +54,12 @@ class Shelf:
             if spot is not None:
                 return spot
         for pack in self.packs:
-            with contextlib.suppress(NotFound):
+            try:
                 spot = pack.find(oid)
-                if spot is not None:
-                    return spot
+            except NotFound:  # swept away since we last looked
+                continue
+            if spot is not None:
+                return spot
         return None
 
     def find_other(self, oid: Oid) -> Tail | None:
@@ -82,7 +85,7 @@ class Shelf:
         return True
 
     def _token(self) -> object:
-        return os.stat(self._root.tails).st_mtime_ns
+        return os.stat(self._place).st_mtime_ns
 
     def refresh(self, *, anew: bool = False) -> None:
         """Look at the disk again, `anew` also at what was seen of others' tails.

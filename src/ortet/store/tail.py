@@ -24,6 +24,10 @@ SEAL_AT = 64 * 1024 * 1024
 # Opening a store scans the headers of its tails: these bounds keep that near 20 ms.
 SEAL_FRAMES = 2048
 SEAL_OBJECTS = 32_768
+# Syncing a write into zeros that are on the disk already takes less than half the time of one that
+# makes the file longer, so a tail that is synced again and again keeps room ahead.
+_STEADY = 8
+_ROOM = bytes(256 * 1024)
 
 
 def pack_key(id_: str) -> str:
@@ -64,6 +68,8 @@ class Tail(Source):
         self._seen = (0, 0)
         self._last, self._last_head = 0, b""
         self._syncing = threading.Lock()
+        self._syncs = 0
+        self._size = 0  # of the file, with the room behind the end
         self._broken: OSError | None = None
         self._spots: dict[Oid, Spot] = {}
 
@@ -109,18 +115,38 @@ class Tail(Source):
         if not self._continues():
             self._spots.clear()
             self.end = self.frames = 0
+        last: frame.Lead | None = None
+        for lead in self._leads(self._seen[0]):
+            if last is not None:
+                self.add(last)
+            last = lead
+        # All but the last are whole, since another was written behind them.
+        if last is not None and self._is_whole(last):
+            self.add(last)
+
+    def _leads(self, stop: int) -> Iterator[frame.Lead]:
+        """Sound headers from `end` on, also behind damage."""
         at: int | None = self.end
         while at is not None:
             try:
-                for lead in frame.scan(self.read, at, self._seen[0]):
-                    self.add(lead)
+                for lead in frame.scan(self.read, at, stop):
+                    yield lead
+                    at = lead.offset + lead.header.size
                 return
             except Unsupported:
                 return
             except Corrupt as error:
                 if error.kind == frame.SHORT:
                     return
-                at = frame.resync(self.read, self.end + 1, self._seen[0])
+                at = frame.resync(self.read, at + 1, stop)
+
+    def _is_whole(self, lead: frame.Lead) -> bool:
+        payload = self.read(lead.offset + lead.header.lead, lead.header.stored)
+        try:
+            frame.check_payload(lead.header, payload)
+        except Corrupt:
+            return False
+        return True
 
     def _continues(self) -> bool:
         """Whether the last frame we saw is still there: a writer whose sync failed rolls back."""
@@ -141,19 +167,28 @@ class Tail(Source):
         """How far there may be frames, sound or not."""
         return self._mark()[0]
 
+    def own(self) -> None:
+        """It has been adopted: what is in the file is ours."""
+        self._size = self.end
+
     # writing, only by the process that holds the lock
 
-    def append(self, data: bytes, objects: Sequence[frame.Item]) -> int:
-        """Write one frame at the end and index it; on failure the tail is as before. Returns its
-        offset."""
+    def append(self, data: bytes, objects: Sequence[frame.Item], *, roomy: bool = False) -> int:
+        """Write one frame at the end and index it; on failure the tail is as before.
+
+        `roomy` allows keeping room behind it. Returns the frame's offset.
+        """
         offset = self.end
         try:
             reach("tail.before-write")
-            self._write(data, offset)
+            if roomy and self._syncs >= _STEADY and offset + len(data) > self._size:
+                self._write(data + _ROOM, offset, need=len(data))
+            else:
+                self._write(data, offset, need=len(data))
             reach("tail.after-write")
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fd, offset)
+                self._cut(offset)
             raise storage_error(error, "writing objects") from error
         start = 0
         spots = self._spots
@@ -164,10 +199,15 @@ class Tail(Source):
         self.frames += 1
         return offset
 
-    def _write(self, data: bytes, offset: int) -> None:
+    def _write(self, data: bytes, offset: int, *, need: int) -> None:
         done = os.pwrite(self._file.fd, data, offset)
-        while done < len(data):  # a signal, or the disk is nearly full: the next call says which
+        while done < need:  # a signal, or the disk is nearly full: the next call says which
             done += os.pwrite(self._file.fd, memoryview(data)[done:], offset + done)
+        self._size = max(self._size, offset + done)
+
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._file.fd, size)
+        self._size = size
 
     def sync(self) -> None:
         """Make everything appended so far durable."""
@@ -189,6 +229,7 @@ class Tail(Source):
                 raise storage_error(error, "syncing objects") from error
             reach("tail.after-sync")
             self.synced = end
+            self._syncs += 1
 
     def settle(self) -> None:
         """Make durable what another writer appended and we rely on."""
@@ -205,7 +246,7 @@ class Tail(Source):
             for oid in [oid for oid, spot in self._spots.items() if spot[1] >= self.synced]:
                 del self._spots[oid]
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fd, self.synced)
+                self._cut(self.synced)
             self.end = self.synced
             self._broken = None
             return lost
@@ -227,6 +268,7 @@ class Tail(Source):
         reach("seal.begin")
         self.sync()
         try:
+            self._cut(self.end)
             entries = [(oid, *spot[1:]) for oid, spot in list(self._spots.items())]
             write_index(index_path, entries, pack_bytes=self.end)
             reach("seal.after-index")
@@ -238,7 +280,9 @@ class Tail(Source):
     def release(self) -> None:
         """Let others adopt it; an empty one is removed. Only its owner may, never a child of
         fork(2)."""
-        if not self.end:
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
+            if not self.end:
                 self.path.unlink()
+            elif self._size > self.end:
+                self._cut(self.end)
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)

@@ -39,6 +39,9 @@ class _Batch:
 def _cut(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
     """Pieces that each fit a frame; mostly the whole, but what was put back after a failure piles
     up."""
+    if sum([len(item[2]) for item in items]) <= 2 * frame.FRAME_BYTES:
+        yield items
+        return
     batch = _Batch()
     for item in items:
         if batch.add(item):
@@ -145,8 +148,8 @@ class Writer:
     def _write_all(self, items: Sequence[frame.Item]) -> None:
         """Write, as several frames if need be; what fails goes back to the batches."""
         try:
-            for cut in _cut(items):
-                self._write(cut)
+            for piece in _cut(items):
+                self._write(piece)
         except Exception as error:
             self._put_back([item for item in items if item[0] in self.pending], error)
 
@@ -173,7 +176,8 @@ class Writer:
             if tail is None:
                 tail = self._tail = self._shelf.take_tail()
             self._space.check(len(data))
-            offset = tail.append(data, items)
+            roomy = len(data) < _SMALL and self._space.is_ample()
+            offset = tail.append(data, items, roomy=roomy)
             full = tail.full(self._seal_at)
             if full:
                 self._tail = None
