@@ -31,7 +31,8 @@ def verify(call: Call) -> None:
             call.emit({"ok": False, **error.details["report"]})
         raise
     data = {"ok": True, **render.fields(report)}
-    call.emit(data, [f"sound: {render.counts(report)}"])
+    what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
+    call.emit(data, [f"sound: {what}, {render.size(report.bytes)}"])
 
 
 @verb()
@@ -50,7 +51,10 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
     age = None if expire is None else _age(expire)
     with call.progress("sweep") as progress:
         report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
-    call.emit(report, [render.counts(report)])
+    data = {**render.fields(report), "bytes_freed": report.bytes_freed}
+    verb_ = "would free" if dry_run else "freed"
+    line = f"{verb_} {render.size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
+    call.emit(data, [f"{line}, {report.kept} kept"])
 
 
 @verb()
@@ -66,7 +70,9 @@ def export(call: Call, refs: tuple[str, ...], file: str) -> None:
     """
     with call.progress("export") as progress:
         report = call.hub.export(_named(call, refs), file, progress=progress)
-    call.emit(report, [f"{render.safe(file)}: {render.counts(report)}"])
+    call.emit(
+        report, [f"{render.safe(file)}: {_objects(report.objects)}, {render.size(report.size)}"]
+    )
 
 
 @verb("import")
@@ -98,17 +104,31 @@ def stats(call: Call) -> None:
     """
     found = call.hub.objects.stats()
     data = {"store": str(call.hub.root), **render.fields(found)}
-    call.emit(data, [render.safe(str(call.hub.root)), render.counts(found)])
+    lines = [
+        f"store  {render.safe(str(call.hub.root))}",
+        f"holds  {_objects(found.objects)}",
+        f"packs  {found.packs}, {render.size(found.pack_bytes)}",
+        f"tails  {found.tails}, {render.size(found.tail_bytes)}",
+    ]
+    call.emit(data, lines)
 
 
 def _named(call: Call, refs: tuple[str, ...]) -> list[str]:
-    """HEAD is a name only here: in the bundle it is the branch it stands for."""
+    """Names as they are; HEAD and the like, which mean something only here, as what they mean."""
     branch = call.branch()
-    return [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
+    names = [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
+    known = {head.name for head in (*call.hub.refs.branches(), *call.hub.refs.tags())}
+    return [name if name in known else call.resolve(name).hex() for name in names]
+
+
+def _objects(count: int) -> str:
+    return render.plural(count, "object")
 
 
 def _age(text: str) -> int:
     found = re.fullmatch(r"(\d+)([smhdw])", text)
     if found is None:
-        raise Invalid("bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d")
+        raise Invalid(
+            "bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d"
+        )
     return int(found[1]) * UNITS[found[2]] * 1_000_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
@@ -33,6 +32,8 @@ COLOURS = {"added": "green", "removed": "red", "modified": "yellow", "renamed": 
 
 def to_json(data: object) -> str:
     """One line of ASCII: undecodable bytes of a path stay as escapes that Python reads back."""
+    import json
+
     import msgspec
 
     return json.dumps(msgspec.to_builtins(data, enc_hook=str))
@@ -178,12 +179,3 @@ def conflict(found: FileConflict | Mapping[str, Any]) -> str:
         (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
     )
     return f"{safe(path)}: {CONFLICTS.get(kind, kind)}"
-
-
-def counts(record: object) -> str:
-    """The numbers of a report: fields that count bytes are shown as sizes."""
-    found = [(name, value) for name, value in fields(record).items() if type(value) is int]
-    return ", ".join(
-        f"{name.replace('_', ' ')} {size(value) if 'bytes' in name else value}"
-        for name, value in found
-    )
