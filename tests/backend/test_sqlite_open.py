@@ -31,6 +31,7 @@ def test_a_new_file(path: Path) -> None:
     with catalog._handle as db:
         assert db.execute("PRAGMA journal_mode").get == "wal"
         assert db.execute("PRAGMA synchronous").get == 2
+        assert db.execute("PRAGMA trusted_schema").get == 0
         assert db.execute("PRAGMA user_version").get == len(MIGRATIONS)
         assert db.execute("PRAGMA application_id").get == APPLICATION_ID
     catalog.close()
