@@ -50,7 +50,8 @@ _RULES = os.fsdecode(FILE)
 class ScanResult(msgspec.Struct, frozen=True):
     root: Entry
     links: bytes
-    changed: int  # names that were read, came or went
+    changed: int  # names that came, went or became something else
+    learned: bool  # the index knows something it did not know before
 
 
 class Watching(Protocol):
@@ -112,6 +113,7 @@ class _Scan:
         self._read: dict[int, Job] = {}  # by inode number
         self._moves = Moves(index)
         self._changed = 0
+        self._learned = False
 
     def run(self, root: Path, dirty: Dirty | None) -> ScanResult:
         index = self._index
@@ -125,7 +127,7 @@ class _Scan:
         if index.links is None:
             index.links = put_links(self._objects, index)
         assert index.root.entry is not None
-        return ScanResult(index.root.entry, index.links, self._changed)
+        return ScanResult(index.root.entry, index.links, self._changed, self._learned)
 
     def close(self) -> None:
         self._reader.close()
@@ -173,6 +175,7 @@ class _Scan:
         if index.root_seen[:9] != seen(st) or index.root.entry is None:
             frame.meta = self._meta(frame, st, index.root_seen)
             index.root_seen = index.judge(st, frame.meta)
+            self._learned = True
         self._look(frame)
 
     def _enter(self, above: Frame, sub: Sub, dirs: Dirs) -> None:
@@ -223,6 +226,7 @@ class _Scan:
             return
         frame.meta = self._meta(frame, st, was)
         above.put(frame.name, self._index.judge(st, frame.meta))
+        self._learned = True
 
     def _meta(self, frame: Frame, st: os.stat_result, was: Seen) -> Entry:
         entry = Entry(
@@ -312,6 +316,7 @@ class _Scan:
     def _drop(self, node: Node, name: str, path: bytes) -> None:
         """Forget a name, with all that is known below it."""
         index, was = self._index, node.seen[name]
+        self._learned = True
         if is_linked(was):
             self._linked.add(was[1:3])
             index.links = None
@@ -374,6 +379,7 @@ class _Scan:
             self._linked.update({now[1:3], was[1:3] or now[1:3]})
             index.links = None
         node.put(job.name, now)
+        self._learned = True
         self._read[st.st_ino] = job
         if was[6:8] != now[6:8] or entry != index.entry_of(node, job.raw):
             frame.changes[job.raw] = entry

@@ -1,0 +1,164 @@
+"""inotify: which names changed since the last look. It speeds up scans; the index is the truth.
+
+No thread: the kernel queues, we drain. The scan adds a directory before it lists it: what appears
+in a new directory before the watch is found by the listing, and what appears later by an event.
+Not seen: writes through memory before any other event (mapped.py), and writes through a hardlink
+made outside of the workspace after the file was scanned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from pathlib import Path
+from struct import Struct
+
+from ortet.machine.frames import Dirty
+from ortet.machine.links import join
+
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_MOVE_SELF = 0x800
+_UNMOUNT, _OVERFLOW, _IGNORED = 0x2000, 0x4000, 0x8000
+_ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x0100_0000, 0x0200_0000, 0x0400_0000
+
+_INSIDE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_DIRECTORY = _INSIDE | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
+_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DONT_FOLLOW
+_RELEASED = _CLOSE_WRITE | _MOVED_FROM | _DELETE
+
+_EVENT = Struct("iIII")
+_READ = 1 << 16
+
+_LOCAL = frozenset(
+    b"bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay tmpfs vfat xfs zfs".split()
+)
+"""Where every change passes this kernel, which can therefore tell of it."""
+
+
+class Watch:
+    """The watches of one workspace. `broken`: why it does not cover everything (or empty)."""
+
+    def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
+        self._fd = fd
+        self._libc = libc
+        self._paths: dict[int, bytes] = {}
+        self._wds: dict[bytes, int] = {}
+        self._held: set[bytes] = set()
+        self.broken = ""
+
+    @classmethod
+    def open(cls, root: Path) -> Watch | None:
+        """None where changes cannot be told: no inotify, or not a local file system."""
+        if not sys.platform.startswith("linux") or not is_local(root):
+            return None
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        return cls(fd, libc) if fd >= 0 else None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def add(self, fd: int, path: bytes) -> None:
+        """Watch an open directory, and know it by this path."""
+        if path not in self._wds:
+            self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path)
+
+    def add_file(self, fd: int, path: bytes) -> None:
+        """Watch a file in an open directory for itself, whatever name it is changed by."""
+        name = path.rpartition(b"/")[2]
+        self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path)
+
+    def drop(self, path: bytes) -> None:
+        """The directory is not there any more, nor anything below it."""
+        below = path + b"/"
+        for at in [at for at in self._wds if at == path or at.startswith(below)]:
+            wd = self._wds.pop(at)
+            if self._paths.get(wd) == at:
+                self._libc.inotify_rm_watch(self._fd, wd)
+                self._forget(wd)
+        self._held = {at for at in self._held if not at.startswith(below)}
+
+    def drain(self) -> Dirty | None:
+        """What changed since the last call; None: anything may have changed."""
+        names: dict[bytes, set[bytes] | None] = {}
+        everything = bool(self.broken)
+        while data := self._read():
+            at = 0
+            while at < len(data):
+                wd, mask, _, length = _EVENT.unpack_from(data, at)
+                name = data[at + 16 : at + 16 + length].rstrip(b"\0")
+                at += 16 + length
+                everything |= self._event(wd, mask, name, names)
+        return None if everything else Dirty(names, frozenset(self._held))
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, _READ)
+        except BlockingIOError:
+            return b""
+
+    def _event(
+        self, wd: int, mask: int, name: bytes, names: dict[bytes, set[bytes] | None]
+    ) -> bool:
+        """Note it; True when it means that anything may have changed."""
+        if mask & (_OVERFLOW | _UNMOUNT):
+            return True
+        if mask & _IGNORED:
+            self._forget(wd)
+            return False
+        path = self._paths.get(wd)
+        if path is None:
+            return False
+        if not name:  # it is about the watched thing itself
+            if not path:
+                names.setdefault(b"", set())
+                return bool(mask & _MOVE_SELF)
+            path, _, name = path.rpartition(b"/")
+        some = names.setdefault(path, set())
+        if some is not None:
+            some.add(name)
+        if mask & _MODIFY:
+            self._held.add(join(path, name))
+        elif mask & _RELEASED:
+            self._held.discard(join(path, name))
+        return False
+
+    def _add(self, place: bytes, mask: int, path: bytes) -> None:
+        wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
+        if wd < 0:
+            code = ctypes.get_errno()
+            if code != errno.ENOENT:  # gone already: its directory gets an event
+                self.broken = os.strerror(code)
+            return
+        self._paths[wd] = path
+        self._wds[path] = wd
+
+    def _forget(self, wd: int) -> None:
+        path = self._paths.pop(wd, None)
+        if path is not None and self._wds.get(path) == wd:
+            del self._wds[path]
+
+
+def is_local(root: Path) -> bool:
+    """Does this kernel see every change below `root`, on all that is mounted there?"""
+    top = os.path.realpath(os.fsencode(root))
+    inside = top.rstrip(b"/") + b"/"
+    nearest, types = b"", [b""]
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split()
+        point = fields[4].decode("unicode_escape").encode("latin-1")
+        kind = fields[fields.index(b"-") + 1]
+        if point.startswith(inside):
+            types.append(kind)
+        elif inside.startswith(point.rstrip(b"/") + b"/") and len(point) >= len(nearest):
+            nearest, types[0] = point, kind
+    return _LOCAL.issuperset(types)
