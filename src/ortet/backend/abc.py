@@ -56,7 +56,7 @@ class Bucket(ABC):
         """Remove; a key that is not there is no error."""
 
     def local_path(self, key: str) -> Path | None:  # noqa: ARG002
-        """Where the object can be mapped on this host, or None (the caller then uses get)."""
+        """Where it can be mapped on this host; None if it cannot or is not there: use get."""
         return None
 
     def close(self) -> None:  # noqa: B027
@@ -64,7 +64,10 @@ class Bucket(ABC):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a branch or tag points. `version` grows by one with every move."""
+    """Where a branch or tag points.
+
+    `version` grows by one with every move; a head made again starts above where it ended.
+    """
 
     name: str
     oid: Oid
@@ -103,7 +106,10 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A small versioned record: workspaces, machines, holds. `value` is canonical bytes."""
+    """A small versioned record: workspaces, machines, holds. `value` is canonical bytes.
+
+    `version` grows by one with every write; a row made again starts above where it ended.
+    """
 
     kind: str
     key: str
@@ -137,7 +143,7 @@ class Catalog(ABC):
         lease: Lease | None = None,
         rows: Sequence[tuple[str, str, bytes | None]] = (),
     ) -> None:
-        """All moves, one Op for each, and `rows` (kind, key, value or None to delete), or nothing.
+        """All moves in order, one Op for each, and `rows` (kind, key, value or None), or nothing.
 
         Conflict("head_moved") with details name/expect/found when an expectation fails;
         Refused("lease_lost") when `lease` is not the newest of its name or has expired.
@@ -155,7 +161,10 @@ class Catalog(ABC):
 
     @abstractmethod
     def trim_ops(self, before_time: int) -> int:
-        """Forget ops older than this, except the newest of every head; returns how many."""
+        """Forget ops older than this; returns how many.
+
+        The newest of every head stays, and the newest of all: a seq is never given twice.
+        """
 
     # leases
 
@@ -172,15 +181,15 @@ class Catalog(ABC):
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Give it up; no error if it is already lost."""
+        """Give it up: nobody can extend or use it again. No error if it is already lost."""
 
     @abstractmethod
     def seize(self, lease: Lease) -> None:
-        """End this very lease at once (its holder is known dead); no error if it is already gone."""
+        """End this very lease at once (its holder is known dead); no error if it is gone."""
 
     @abstractmethod
     def lease(self, name: str) -> Lease | None:
-        """The newest lease of this name, live or expired."""
+        """The newest lease of this name, live or expired; None when it was given up."""
 
     # records
 

@@ -84,6 +84,7 @@ class LeaseTests:
     def test_an_ended_lease_is_free_for_all(self, catalog: Catalog, end: str) -> None:
         lease = catalog.acquire("w", "ann", 100)
         getattr(catalog, end)(lease)
+        assert catalog.lease("w") is None
         with pytest.raises(Refused) as caught:
             catalog.extend(lease, 100)
         assert caught.value.kind == "lease_lost"
