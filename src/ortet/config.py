@@ -5,12 +5,8 @@ Only this module picks a concrete backend or engine.
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import os
-import platform
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -245,6 +241,8 @@ def _settings(root: Path) -> Settings:
     file = root / "config.toml"
     if not file.exists():
         return Settings()
+    import tomllib
+
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text())
         return msgspec.convert(values, Settings)
@@ -266,18 +264,23 @@ def _key(settings: Settings, root: Path) -> bytes | None:
 
 
 def _user() -> str:
+    import pwd
+
     try:
-        return f"{getpass.getuser()}@{platform.node()}"
-    except (KeyError, OSError):  # a uid without a name, as containers have
-        return f"{os.getuid()}@{platform.node()}"
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a uid without a name, as containers have
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"
 
 
 def _host_id() -> str:
+    from ortet.codec import checksum
+
     try:
         machine = Path("/etc/machine-id").read_text()
     except OSError:
         machine = ""
-    return hashlib.sha256(f"{machine}\n{platform.node()}".encode()).hexdigest()[:16]
+    return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
 
 
 def _secret_places() -> tuple[Path, ...]:

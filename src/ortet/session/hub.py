@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet.backend.abc import Bucket, Catalog, Move, Signal
 from ortet.codec import decode
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound
-from ortet.graph import bundle, records
+from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
@@ -20,14 +20,17 @@ from ortet.graph.tree import Trees
 from ortet.graph.walk import references
 from ortet.ids import Clock, Oid, Random, from_hex, to_hex, uuid7
 from ortet.machine.abc import Engine, Machine, Report, Spec
-from ortet.machine.materialise import materialise
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
 from ortet.store.abc import Kind, Link
 from ortet.store.faults import reach
 from ortet.store.objects import LocalObjects
-from ortet.store.sweep import SweepReport, sweep
-from ortet.store.verify import Problem, VerifyReport, verify
+
+# What a commit does not need is imported where it is used: a command is a new process each time.
+if TYPE_CHECKING:
+    from ortet.graph.bundle import BundleReport
+    from ortet.store.sweep import SweepReport
+    from ortet.store.verify import VerifyReport
 
 Progress = Callable[[int, int], None]
 
@@ -226,6 +229,8 @@ class Hub:
         self, ref: str, to: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Report:
         """Write the workspace files of a commit into a new directory."""
+        from ortet.machine.materialise import materialise
+
         image = self.history.image(self.refs.resolve(ref))
         return materialise(self.objects, self.trees, image, Path(to), progress=progress)
 
@@ -243,6 +248,8 @@ class Hub:
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Recompute every hash, follow every reference; Corrupt carries the report in details."""
+        from ortet.store.verify import Problem, verify
+
         report = verify(self.objects, self._roots, references, progress=progress)
         rows = [Problem(oid="", where="catalog", what=what) for what in self.catalog.check()]
         if problems := [*report.problems, *rows]:
@@ -262,6 +269,8 @@ class Hub:
         progress: Progress | None = None,
     ) -> SweepReport:
         """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first."""
+        from ortet.store.sweep import sweep
+
         if expire_ns is not None and not dry_run:
             self.catalog.trim_ops(self.clock.now_ns() - expire_ns)
         return sweep(self.objects, self._roots, references, dry_run=dry_run, progress=progress)
@@ -272,8 +281,10 @@ class Hub:
         path: str | os.PathLike[str],
         *,
         progress: Progress | None = None,
-    ) -> bundle.BundleReport:
+    ) -> BundleReport:
         """Write commits with all they need into one file."""
+        from ortet.graph import bundle
+
         names = [refs] if isinstance(refs, str) else list(refs)
         heads = {name: self.refs.resolve(name) for name in names}
         return bundle.export(self.objects, heads, references, Path(path), progress=progress)
@@ -282,6 +293,8 @@ class Hub:
         self, path: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> dict[str, str]:
         """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
+        from ortet.graph import bundle
+
         with self.objects.writing():
             heads = bundle.import_(self.objects, Path(path), references, progress=progress)
             self.objects.flush()
@@ -335,6 +348,8 @@ class Hub:
 
     def _photograph(self, path: Path) -> Oid:
         """The image of a directory as it is, durable in the store."""
+        import shutil
+
         home = self.root / "local" / "machines" / uuid7(self.clock, self._parts.random)
         home.mkdir(parents=True)
         engine = self._parts.engine("folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -139,10 +138,7 @@ class Call:
 
     def fail(self, error: OrtetError) -> int:
         """Say what went wrong; returns the exit code."""
-        from ortet.config import debugging
-
-        if debugging():
-            traceback.print_exception(error)
+        _trace(error)
         if self.json:
             sys.stderr.write(render.to_json(error.as_dict()) + "\n")
         else:
@@ -157,16 +153,22 @@ class Call:
 
     def crash(self, error: Exception) -> int:
         """A bug of ours: short, and how to see the rest."""
-        from ortet.config import debugging
-
-        if debugging():
-            traceback.print_exception(error)
+        _trace(error)
         text = f"{type(error).__name__}: {error}"
         message = f"this is a bug in ortet ({text}); set ORTET_DEBUG=1 to see where, and report it"
         bug = {"error": "bug", "kind": "bug", "message": message, "details": {}}
         line = render.to_json(bug) if self.json else f"error: {render.safe(message)}"
         sys.stderr.write(line + "\n")
         return code_of(error).exit_code
+
+
+def _trace(error: Exception) -> None:
+    from ortet.config import debugging
+
+    if debugging():
+        import traceback
+
+        traceback.print_exception(error)
 
 
 def _no_workspace() -> NotFound:
