@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,18 +11,16 @@ import msgspec
 
 from ortet.backend.abc import Bucket, Catalog, Move, Signal
 from ortet.codec import decode
-from ortet.errors import Conflict, Corrupt, Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.graph.tree import Trees
-from ortet.graph.walk import references
-from ortet.ids import Clock, Oid, Random, from_hex, to_hex, uuid7
+from ortet.ids import Clock, Oid, Random, to_hex, uuid7
 from ortet.machine.abc import Engine, Machine, Report, Spec
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
-from ortet.store.abc import Kind, Link
 from ortet.store.faults import reach
 from ortet.store.objects import LocalObjects
 
@@ -122,8 +120,8 @@ class Hub:
             forks = ""
         else:
             forks = engine
-        row = self.registry.at(directory, mode)
-        if row is None or (row.engine != engine and private):
+        row = self.registry.at(directory, mode, engine)
+        if row is None:
             row = self._register(
                 directory, mode, engine=engine, scope=scope, forks=forks, name=name
             )
@@ -147,11 +145,11 @@ class Hub:
         directory = directory.resolve()
         row = self.registry.get(name)
         if row is None or row.files != "inplace":
-            return self.registry.at(directory, "inplace")
+            return self.registry.at(directory, "inplace", "folder")
         if row.directory == directory:
             return row
         if row.directory.exists():  # this one is a copy
-            return self.registry.at(directory, "inplace")
+            return self.registry.at(directory, "inplace", "folder")
         return self.registry.move(row, directory)
 
     def fork(
@@ -175,6 +173,7 @@ class Hub:
             for name in self.registry.free_forks(row.name, n)
         ]
         specs = [self._spec(child) for child in rows]
+        machines: list[Machine] = []
         reach("fork.before-machines")
         try:
             if machine is not None and machine.engine == engine_name:
@@ -190,6 +189,8 @@ class Hub:
                 rows=[change for child in rows for change in self.registry.rows_of(child)],
             )
         except BaseException:
+            for copy in machines:
+                copy.close()
             for spec in specs:
                 engine.remove(spec.home)
             raise
@@ -216,7 +217,7 @@ class Hub:
 
     def log(self, ref: str = "", *, limit: int | None = None) -> list[CommitInfo]:
         """Commits reachable from `ref`, newest first."""
-        return [self.history.info(oid) for oid in self._log(self.refs.resolve(ref), limit)]
+        return list(self.history.log(self.refs.resolve(ref), limit=limit))
 
     def show(self, ref: str) -> CommitInfo:
         return self.history.info(self.refs.resolve(ref))
@@ -248,32 +249,27 @@ class Hub:
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Recompute every hash, follow every reference; Corrupt carries the report in details."""
-        from ortet.store.verify import Problem, verify
+        from ortet.session.care import verify_store
 
-        report = verify(self.objects, self._roots, references, progress=progress)
-        rows = [Problem(oid="", where="catalog", what=what) for what in self.catalog.check()]
-        if problems := [*report.problems, *rows]:
-            raise Corrupt(
-                "verify_failed",
-                f"{len(problems)} problem(s) in the store, first: {problems[0].what}; restore the "
-                "damaged files from a backup, or pull the objects from another hub",
-                report=msgspec.to_builtins(msgspec.structs.replace(report, problems=problems)),
-            )
-        return report
+        return verify_store(self, progress)
 
     def sweep(
         self,
         *,
         dry_run: bool = False,
         expire_ns: int | None = None,
+        min_garbage: float | None = None,
         progress: Progress | None = None,
     ) -> SweepReport:
-        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first."""
-        from ortet.store.sweep import sweep
+        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first.
 
-        if expire_ns is not None and not dry_run:
-            self.catalog.trim_ops(self.clock.now_ns() - expire_ns)
-        return sweep(self.objects, self._roots, references, dry_run=dry_run, progress=progress)
+        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage.
+        """
+        from ortet.session.care import sweep_store
+
+        return sweep_store(
+            self, dry_run=dry_run, expire_ns=expire_ns, min_garbage=min_garbage, progress=progress
+        )
 
     def export(
         self,
@@ -283,35 +279,20 @@ class Hub:
         progress: Progress | None = None,
     ) -> BundleReport:
         """Write commits with all they need into one file."""
-        from ortet.graph import bundle
+        from ortet.session.care import export_refs
 
         names = [refs] if isinstance(refs, str) else list(refs)
-        heads = {name: self.refs.resolve(name) for name in names}
-        return bundle.export(self.objects, heads, references, Path(path), progress=progress)
+        return export_refs(self, names, Path(path), progress=progress)
 
     def import_(
         self, path: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> dict[str, str]:
         """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
-        from ortet.graph import bundle
+        from ortet.session.care import import_bundle
 
-        with self.objects.writing():
-            heads = bundle.import_(self.objects, Path(path), references, progress=progress)
-            self.objects.flush()
-            names = {self._free_branch(name, oid): oid for name, oid in heads.items()}
-            moves = [
-                Move(f"branch:{name}", None, oid)
-                for name, oid in names.items()
-                if self.catalog.head(f"branch:{name}") is None
-            ]
-            self.catalog.move(moves, verb="import", actor=self.author, detail=Path(path).name)
-        return {name: to_hex(oid) for name, oid in names.items()}
+        return import_bundle(self, Path(path), progress)
 
     # inside
-
-    def _log(self, oid: Oid, limit: int | None) -> Iterator[Oid]:
-        for info in self.history.log(oid, limit=limit):
-            yield from_hex(info.oid)
 
     def _register(
         self,
@@ -340,7 +321,7 @@ class Hub:
             try:
                 self.registry.add(row)
             except Conflict:
-                found = self.registry.at(path, files)
+                found = self.registry.at(path, files, engine)
                 if found is None:
                     raise
                 return found
@@ -401,29 +382,6 @@ class Hub:
                 "clean-up could delete history; put the store elsewhere (ORTET_URL, "
                 "or `ortet init --store`)",
             )
-
-    def _roots(self) -> Iterator[Link]:
-        """Everything that must stay: heads, the reflog, and the images private machines rest on."""
-        after = ""
-        while heads := self.catalog.heads("", after):
-            yield from (Link(head.oid, Kind.COMMIT) for head in heads)
-            after = heads[-1].name
-        seq = 0
-        while ops := self.catalog.ops(after=seq):
-            for op in ops:
-                yield from (Link(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
-            seq = ops[-1].seq
-        for row in self.registry.all():
-            if row.base:
-                yield Link(Oid(row.base), Kind.IMAGE)
-
-    def _free_branch(self, name: str, oid: Oid) -> str:
-        """A bundle's name, or that name with a number when the branch here is another one."""
-        candidate, number = name, 1
-        while (head := self.catalog.head(f"branch:{candidate}")) and head.oid != oid:
-            number += 1
-            candidate = f"{name}-{number}"
-        return candidate
 
 
 def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:

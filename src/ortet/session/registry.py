@@ -59,9 +59,9 @@ class Registry:
             )
         return row
 
-    def at(self, path: Path, files: Files) -> WorkspaceRow | None:
+    def at(self, path: Path, files: Files, engine: str) -> WorkspaceRow | None:
         """The workspace opened at this directory of this host before."""
-        found = self._catalog.row("place", self._place(os.fsencode(path), files))
+        found = self._catalog.row("place", self._place(os.fsencode(path), files, engine))
         return self.get(found.value.decode()) if found else None
 
     def all(self) -> Iterator[WorkspaceRow]:
@@ -104,7 +104,7 @@ class Registry:
     def add(self, row: WorkspaceRow) -> None:
         """A new workspace; Conflict("row_moved") when another process has just made one here."""
         if not row.parent:
-            place = self._place(row.path, row.files)
+            place = self._place(row.path, row.files, row.engine)
             self._catalog.put_row("place", place, row.name.encode(), expect=0)
         self._catalog.put_row("workspace", row.name, encode(row), expect=0)
 
@@ -116,21 +116,22 @@ class Registry:
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
         rows: list[RowChange] = [("workspace", row.name, encode(row))]
         if not row.parent:
-            place = self._place(row.path, row.files)
+            place = self._place(row.path, row.files, row.engine)
             rows.append(("place", place, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
         self._catalog.drop_row("workspace", row.name)
         if not row.parent:
-            self._catalog.drop_row("place", self._place(row.path, row.files))
+            self._catalog.drop_row("place", self._place(row.path, row.files, row.engine))
 
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
         """The directory was moved: remember where it is now."""
-        self._catalog.drop_row("place", self._place(row.path, row.files))
+        self._catalog.drop_row("place", self._place(row.path, row.files, row.engine))
         moved = msgspec.structs.replace(row, path=os.fsencode(path), host=self._host)
         self.save(moved)
         return moved
 
-    def _place(self, path: bytes, files: Files) -> str:
-        return f"{self._host}:{files}:{path.decode('utf-8', 'backslashreplace')}"
+    def _place(self, path: bytes, files: Files, engine: str) -> str:
+        how = files if files == "inplace" else f"{files}-{engine}"
+        return f"{self._host}:{how}:{path.decode('utf-8', 'backslashreplace')}"
