@@ -1,0 +1,170 @@
+"""The contract of Engine and Machine as tests.
+
+    class TestMine(EngineTests):
+        @pytest.fixture
+        def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+            return MyEngine(objects, trees)
+
+Machines are opened from an image with files of their own. An engine that can also work in place
+proves it with `InPlaceTests`. Tests change files by running commands and read them at `path`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.errors import NotFound
+from ortet.graph.records import Image
+from ortet.ids import Oid
+from ortet.machine.abc import Engine, Machine
+from ortet.testing.engine_forks import ForkTests
+from ortet.testing.engine_parts import Bench, EngineFixtures
+from ortet.testing.engine_run import RunTests
+from ortet.testing.engine_thaw import ThawTests
+
+STILL = "touch -d @1000000000"
+"""A time for what a command made, so that two machines can be made equal."""
+
+
+class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
+    """Supply the fixture `engine`, see above."""
+
+    def test_this_host_can_do_it(self, engine: Engine) -> None:
+        assert engine.name
+        assert [capability for capability in engine.probe() if not capability.ok] == []
+
+    def test_opens_with_the_files_of_its_image(self, bench: Bench, machine: Machine) -> None:
+        assert machine.engine == bench.engine.name
+        assert (machine.path / "docs" / "deep" / "two.md").read_text() == "two\n"
+        assert (machine.path / "link").readlink().name == "a.txt"
+        assert list((machine.path / "empty").iterdir()) == []
+
+    def test_an_image_comes_back_the_same(self, bench: Bench, machine: Machine, first: Oid) -> None:
+        assert _state(bench, machine.freeze()) == _state(bench, first)
+        assert machine.losses == []
+
+    def test_freezing_twice_gives_one_id(self, bench: Bench, machine: Machine) -> None:
+        machine.run("echo more >> a.txt; mkdir new; ln a.txt new/hard")
+        assert machine.freeze() == machine.freeze()
+        assert bench.commit(machine) == machine.freeze()
+
+    def test_the_same_state_has_the_same_id(self, bench: Bench, first: Oid) -> None:
+        one, two = bench.open(bench.spec(first)), bench.open(bench.spec(first))
+        one.run(f"echo x > x; echo gone > y; rm y; {STILL} x .")
+        assert one.freeze() != two.freeze()
+        two.run(f"echo wrong > x; echo x > x; {STILL} x .")
+        assert _state(bench, one.freeze()) == _state(bench, two.freeze())
+
+    def test_an_undone_change_is_no_change(
+        self, bench: Bench, machine: Machine, first: Oid
+    ) -> None:
+        machine.run("mv a.txt b.txt; mv b.txt a.txt; chmod 700 run.sh; chmod 755 run.sh")
+        before = bench.image(first).root
+        machine.run(["touch", "-d", f"@{before.mtime // 10**9}.{before.mtime % 10**9:09}", "."])
+        assert _state(bench, machine.freeze()) == _state(bench, first)
+
+    @pytest.mark.parametrize(
+        ("script", "there", "gone"),
+        [
+            ("echo beta > b.txt", {"b.txt"}, set()),
+            ("rm a.txt", set(), {"a.txt"}),
+            ("rm -r docs", set(), {"docs", "docs/one.md", "docs/deep", "docs/deep/two.md"}),
+            ("mv docs papers", {"papers/deep/two.md"}, {"docs", "docs/one.md"}),
+            ("mv docs/deep deep", {"deep/two.md", "docs/one.md"}, {"docs/deep"}),
+            ("rm -r docs; mkdir docs; echo n > docs/new", {"docs/new"}, {"docs/one.md"}),
+            ("rm -r docs; echo file > docs", {"docs"}, {"docs/one.md"}),
+            ("rm a.txt; mkdir a.txt; echo in > a.txt/in", {"a.txt/in"}, set()),
+            ("rm link; ln -s nowhere link", {"link"}, set()),
+            ("mkfifo pipe", {"pipe"}, set()),
+            ("mkdir -p p/q/r; mv p/q s; echo t > s/r/t", {"p", "s/r/t"}, {"p/q"}),
+        ],
+    )
+    def test_every_kind_of_change_is_seen(
+        self,
+        bench: Bench,
+        machine: Machine,
+        first: Oid,
+        *,
+        script: str,
+        there: set[str],
+        gone: set[str],
+    ) -> None:
+        before = machine.freeze()
+        assert machine.run(f"set -e; {script}").exit_code == 0
+        after = machine.freeze()
+        assert after != before
+        assert there <= bench.paths(after)
+        assert not gone & bench.paths(after)
+        assert bench.paths(before) == bench.paths(first)
+
+    def test_contents_are_those_of_the_moment(self, bench: Bench, machine: Machine) -> None:
+        images = []
+        for number in range(5):
+            machine.run(f"echo {number} > a.txt; echo {number} > docs/deep/two.md")
+            images.append(bench.commit(machine))
+        for number, image in enumerate(images):
+            assert bench.content(image, "a.txt") == b"%d\n" % number
+            assert bench.content(image, "docs/deep/two.md") == b"%d\n" % number
+
+    def test_metadata_alone_is_a_change(self, bench: Bench, machine: Machine) -> None:
+        before = machine.freeze()
+        machine.run("chmod 4750 run.sh; touch -d @5.000000007 docs/one.md; chmod 700 empty")
+        after = machine.freeze()
+        run, one, empty = (bench.entry(after, p) for p in ("run.sh", "docs/one.md", "empty"))
+        assert run is not None and one is not None and empty is not None
+        assert (run.mode & 0o7777, empty.mode & 0o7777) == (0o4750, 0o700)
+        assert one.mtime == 5_000_000_007
+        assert bench.content(before, "run.sh") == bench.content(after, "run.sh")
+
+    def test_hardlinks_are_groups(self, bench: Bench, machine: Machine) -> None:
+        machine.run("ln a.txt docs/b; ln docs/one.md c")
+        assert bench.links(machine.freeze()) == [[b"a.txt", b"docs/b"], [b"c", b"docs/one.md"]]
+        machine.run("rm c; echo through >> docs/b")
+        image = machine.freeze()
+        assert bench.links(image) == [[b"a.txt", b"docs/b"]]
+        assert (
+            bench.content(image, "a.txt") == bench.content(image, "docs/b") == b"alpha\nthrough\n"
+        )
+
+    def test_what_rules_leave_out_is_no_state(self, bench: Bench, machine: Machine) -> None:
+        machine.run("printf '*.log\\n!keep.log\\n/build/\\nsize > 1KB *.bin\\n' > .ortetignore")
+        machine.run("mkdir build docs/build; touch build/x docs/build/x a.log keep.log")
+        machine.run("head -c 2000 /dev/zero > big.bin; head -c 2000 /dev/zero > big.txt")
+        paths = bench.paths(bench.commit(machine))
+        assert {"keep.log", "docs/build/x", "big.txt", ".ortetignore"} <= paths
+        assert not {"a.log", "build", "build/x", "big.bin"} & paths
+        assert [(loss.path, loss.what) for loss in machine.losses] == [("big.bin", "size")]
+
+    def test_an_unknown_image_is_refused(self, bench: Bench) -> None:
+        spec = bench.spec(Oid(b"\x01" * 32))
+        with pytest.raises(NotFound) as caught:
+            bench.open(spec)
+        assert caught.value.kind == "no_object"
+
+    def test_files_stay_when_it_is_closed(self, bench: Bench, first: Oid) -> None:
+        spec = bench.spec(first)
+        machine = bench.engine.open(spec)
+        machine.run("echo kept > kept")
+        image = bench.commit(machine)
+        machine.run("echo later > later")
+        machine.close()
+        again = bench.open(spec)
+        assert (again.path / "kept").read_text() == "kept\n"
+        assert (again.path / "later").read_text() == "later\n"
+        again.run("rm later")
+        assert bench.content(again.freeze(), "kept") == bench.content(image, "kept")
+
+    def test_remove_takes_all_and_may_be_repeated(self, bench: Bench, first: Oid) -> None:
+        spec = bench.spec(first)
+        machine = bench.engine.open(spec)
+        machine.run("mkdir -p closed/door; chmod 000 closed; echo x > x")
+        machine.close()
+        bench.engine.remove(spec.home)
+        assert not spec.home.exists()
+        bench.engine.remove(spec.home)
+
+
+def _state(bench: Bench, oid: Oid) -> Image:
+    """The workspace of an image: an engine may add what it captures beyond files."""
+    image = bench.image(oid)
+    return Image(root=image.root, links=image.links)

@@ -1,0 +1,140 @@
+"""The contract of Machine.fork as tests, and of machines that work in place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortet.errors import Conflict, NotFound
+from ortet.ids import Oid
+from ortet.machine.abc import Machine
+from ortet.testing.engine_parts import Bench, EngineFixtures
+
+
+class ForkTests:
+    """Part of EngineTests."""
+
+    def test_forks_are_what_was_settled(self, bench: Bench, machine: Machine) -> None:
+        machine.run("echo point > point; ln point docs/point")
+        image = bench.commit(machine)
+        forks = bench.adopt(machine.fork([bench.spec(image) for _ in range(3)]))
+        assert len(forks) == 3
+        for fork in forks:
+            assert fork.run("cat point docs/deep/two.md").stdout == "point\ntwo\n"
+            assert fork.freeze() == image
+
+    def test_later_changes_are_not_in_a_fork(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        machine.run("echo later > a.txt; rm docs/one.md; echo later > later")
+        (fork,) = bench.adopt(machine.fork([bench.spec(image)]))
+        assert fork.run("cat a.txt docs/one.md").stdout == "alpha\none\n"
+        assert fork.freeze() == image
+
+    def test_forks_and_original_go_their_own_ways(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        one, two = bench.adopt(machine.fork([bench.spec(image), bench.spec(image)]))
+        machine.run("echo original >> a.txt")
+        one.run("echo one >> a.txt; rm -r docs")
+        two.run("echo two > only-two")
+        assert machine.run("cat a.txt; ls").stdout == (
+            "alpha\noriginal\na.txt\ndocs\nempty\nlink\nrun.sh\n"
+        )
+        assert one.run("cat a.txt; ls").stdout == "alpha\none\na.txt\nempty\nlink\nrun.sh\n"
+        assert two.run("cat a.txt docs/one.md only-two").stdout == "alpha\none\ntwo\n"
+        assert len({machine.freeze(), one.freeze(), two.freeze()}) == 3
+
+    def test_a_fork_of_a_fork(self, bench: Bench, machine: Machine) -> None:
+        current = machine
+        for generation in range(4):
+            current.run(f"echo {generation} >> trail; echo {generation} > docs/at")
+            image = bench.commit(current)
+            (current,) = bench.adopt(current.fork([bench.spec(image)]))
+        assert current.run("cat trail docs/at").stdout == "0\n1\n2\n3\n3\n"
+
+    def test_a_fork_lives_on_without_its_original(self, bench: Bench, first: Oid) -> None:
+        spec = bench.spec(first)
+        machine = bench.engine.open(spec)
+        machine.run("echo here > here")
+        image = bench.commit(machine)
+        (fork,) = bench.adopt(machine.fork([bench.spec(image)]))
+        machine.close()
+        bench.engine.remove(spec.home)
+        assert fork.run("cat here a.txt").stdout == "here\nalpha\n"
+        fork.run("echo more > more")
+        assert bench.content(bench.commit(fork), "more") == b"more\n"
+
+    def test_all_or_none(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        good, bad = bench.spec(image), bench.spec(image)
+        bad.home.rmdir()
+        bad.home.write_text("a file is in the way")
+        with pytest.raises(Exception):  # noqa: B017 - any refusal will do
+            machine.fork([good, bad])
+        assert not (good.home.exists() and list(good.home.iterdir()))
+        assert machine.freeze() == image
+
+
+class InPlaceTests(EngineFixtures):
+    """For engines that can take a directory as it is: supply `engine`."""
+
+    @pytest.fixture
+    def place(self, bench: Bench) -> Path:
+        place = bench.root / "proj"
+        (place / "sub").mkdir()
+        (place / "a.txt").write_text("alpha\n")
+        (place / "sub" / "b.txt").write_text("beta\n")
+        return place
+
+    @pytest.fixture
+    def here(self, bench: Bench, place: Path) -> Machine:
+        return bench.open(bench.spec(None, place))
+
+    def test_the_directory_is_the_state(self, bench: Bench, here: Machine, place: Path) -> None:
+        assert here.path == place
+        before = bench.commit(here)
+        (place / "sub" / "b.txt").write_text("changed by an editor\n")
+        after = bench.commit(here)
+        assert bench.content(after, "sub/b.txt") == b"changed by an editor\n"
+        here.thaw(before)
+        assert (place / "sub" / "b.txt").read_text() == "beta\n"
+
+    def test_nothing_of_ours_is_written_there(
+        self, bench: Bench, here: Machine, place: Path
+    ) -> None:
+        moved = place.stat().st_mtime_ns
+        bench.commit(here)
+        here.close()
+        assert sorted(path.name for path in place.iterdir()) == ["a.txt", "sub"]
+        assert place.stat().st_mtime_ns == moved
+
+    def test_a_fork_leaves_the_directory_alone(
+        self, bench: Bench, here: Machine, place: Path
+    ) -> None:
+        image = bench.commit(here)
+        (fork,) = bench.adopt(here.fork([bench.spec(image, place)]))
+        assert fork.path != place
+        fork.run("echo private > a.txt; rm -r sub")
+        assert (place / "a.txt").read_text() == "alpha\n"
+        assert here.freeze() == image
+
+    def test_a_fork_needs_a_commit(self, bench: Bench, here: Machine, place: Path) -> None:
+        here.freeze()
+        with pytest.raises(Conflict) as caught:
+            here.fork([bench.spec(None, place)])
+        assert caught.value.kind == "not_settled"
+
+    def test_the_pointer_file_is_no_state(self, bench: Bench, here: Machine, place: Path) -> None:
+        times = place.stat()
+        image = bench.commit(here)
+        (place / ".ortet").write_text("somewhere\n")
+        os.utime(place, ns=(times.st_mtime_ns, times.st_mtime_ns))
+        assert here.freeze() == image
+        (place / "sub" / ".ortet").write_text("deeper it is a file like any other\n")
+        assert "sub/.ortet" in bench.paths(here.freeze())
+
+    def test_no_directory(self, bench: Bench) -> None:
+        with pytest.raises(NotFound) as caught:
+            bench.open(bench.spec(None, bench.root / "nowhere"))
+        assert caught.value.kind == "no_directory"

@@ -1,0 +1,127 @@
+"""What the engine suites stand on: a store, a first image, and a bench to open machines on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortet.backend.files import FileBucket
+from ortet.codec import Hasher, decode, encode
+from ortet.graph.records import Entry, Image
+from ortet.graph.tree import Trees
+from ortet.ids import Oid, SystemClock
+from ortet.machine.abc import Engine, Machine, Spec
+from ortet.machine.rules import Rules
+from ortet.machine.scan import scan
+from ortet.machine.statindex import StatIndex
+from ortet.store.abc import Kind
+from ortet.store.blobs import read_file
+from ortet.store.objects import LocalObjects
+
+
+class Bench:
+    """Opens machines from the first image, and reads images back."""
+
+    def __init__(self, engine: Engine, objects: LocalObjects, trees: Trees, *, root: Path) -> None:
+        self.engine = engine
+        self.objects = objects
+        self.trees = trees
+        self.root = root
+        self._opened: list[Machine] = []
+        self._count = 0
+
+    def spec(self, image: Oid | None, path: Path | None = None) -> Spec:
+        """A new machine's; its home is made."""
+        self._count += 1
+        home = self.root / "machines" / f"m{self._count}"
+        home.mkdir(parents=True)
+        return Spec(id=home.name, home=home, path=path or self.root / "proj", image=image)
+
+    def open(self, spec: Spec) -> Machine:
+        machine = self.engine.open(spec)
+        self._opened.append(machine)
+        return machine
+
+    def adopt(self, machines: list[Machine]) -> list[Machine]:
+        """Close these at the end, too."""
+        self._opened += machines
+        return machines
+
+    def commit(self, machine: Machine) -> Oid:
+        """As a workspace does it: freeze, make durable, settle."""
+        with self.objects.writing():
+            image = machine.freeze()
+            self.objects.flush()
+            machine.settle(image)
+        return image
+
+    def image(self, oid: Oid) -> Image:
+        return decode(Image, self.objects.get(oid))
+
+    def entry(self, oid: Oid, path: str) -> Entry | None:
+        return self.trees.resolve(self.image(oid).root, path.encode())
+
+    def content(self, oid: Oid, path: str) -> bytes | None:
+        entry = self.entry(oid, path)
+        return None if entry is None else b"".join(read_file(self.objects, entry))
+
+    def paths(self, oid: Oid) -> set[str]:
+        return {path.decode() for path, _ in self.trees.walk(self.image(oid).root)}
+
+    def links(self, oid: Oid) -> list[list[bytes]]:
+        found = self.image(oid).links
+        return decode(list[list[bytes]], self.objects.get(Oid(found))) if found else []
+
+    def close(self) -> None:
+        for machine in self._opened:
+            machine.close()
+
+
+class EngineFixtures:
+    """All a suite needs but `engine`."""
+
+    @pytest.fixture
+    def objects(self, tmp_path: Path) -> Iterator[LocalObjects]:
+        store = tmp_path / "store"
+        objects = LocalObjects(
+            store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
+        )
+        yield objects
+        objects.close()
+
+    @pytest.fixture
+    def trees(self, objects: LocalObjects) -> Trees:
+        return Trees(objects)
+
+    @pytest.fixture
+    def bench(
+        self, engine: Engine, objects: LocalObjects, trees: Trees, tmp_path: Path
+    ) -> Iterator[Bench]:
+        (tmp_path / "proj").mkdir()
+        bench = Bench(engine, objects, trees, root=tmp_path)
+        yield bench
+        bench.close()
+
+    @pytest.fixture
+    def first(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Oid:
+        """a.txt, run.sh (executable), docs/one.md, docs/deep/two.md, empty/, link -> a.txt"""
+        root = tmp_path / "seed"
+        (root / "docs" / "deep").mkdir(parents=True)
+        (root / "empty").mkdir()
+        (root / "a.txt").write_text("alpha\n")
+        (root / "run.sh").write_text("#!/bin/sh\necho ran\n")
+        (root / "run.sh").chmod(0o755)
+        (root / "docs" / "one.md").write_text("one\n")
+        (root / "docs" / "deep" / "two.md").write_text("two\n")
+        (root / "link").symlink_to("a.txt")
+        found = scan(objects, trees, root=root, index=StatIndex(trees), rules=Rules(), losses=[])
+        image = objects.put(Kind.IMAGE, encode(Image(root=found.root, links=found.links)))
+        objects.flush()
+        return image
+
+    @pytest.fixture
+    def machine(self, bench: Bench, first: Oid) -> Machine:
+        """A private machine that has just been opened from `first`."""
+        return bench.open(bench.spec(first))

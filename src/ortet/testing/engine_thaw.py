@@ -1,0 +1,103 @@
+"""The contract of Machine.thaw as tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.errors import NotFound
+from ortet.ids import Oid
+from ortet.machine.abc import Machine
+from ortet.testing.engine_parts import Bench
+
+
+class ThawTests:
+    """Part of EngineTests."""
+
+    def test_back_and_forth(self, bench: Bench, machine: Machine) -> None:
+        before = bench.commit(machine)
+        machine.run("echo new > new; rm a.txt; mv docs papers; chmod 700 run.sh; ln run.sh again")
+        after = bench.commit(machine)
+        machine.thaw(before)
+        assert machine.freeze() == before
+        assert (machine.path / "docs" / "deep" / "two.md").read_text() == "two\n"
+        machine.thaw(after)
+        assert machine.freeze() == after
+        assert (machine.path / "new").read_text() == "new\n"
+        assert not (machine.path / "docs").exists()
+
+    def test_what_was_never_frozen_goes_too(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        machine.run("echo changed > a.txt; mkdir -p x/y; echo z > x/y/z; rm link")
+        report = machine.thaw(image)
+        assert report.losses == []
+        assert machine.run("cat a.txt; cat link; ls").stdout == (
+            "alpha\nalpha\na.txt\ndocs\nempty\nlink\nrun.sh\n"
+        )
+        assert machine.freeze() == image
+
+    def test_only_what_differs_is_touched(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        machine.run("echo changed > docs/one.md")
+        inodes = "stat -c %i a.txt run.sh docs docs/deep/two.md"
+        before = machine.run(inodes).stdout
+        report = machine.thaw(image)
+        assert machine.run(inodes).stdout == before
+        assert report.written >= 1
+        assert machine.run("cat docs/one.md").stdout == "one\n"
+
+    def test_thawing_the_present_does_nothing(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        report = machine.thaw(image)
+        assert (report.written, report.removed, report.losses) == (0, 0, [])
+
+    def test_only_below_some_paths(self, bench: Bench, machine: Machine) -> None:
+        image = bench.commit(machine)
+        machine.run(
+            "echo 1 > a.txt; echo 1 > docs/one.md; echo 1 > docs/deep/two.md; echo 1 > docs/n"
+        )
+        machine.thaw(image, [b"docs/deep", b"a.txt"])
+        contents = machine.run("cat a.txt docs/one.md docs/deep/two.md docs/n").stdout
+        assert contents == "alpha\n1\ntwo\n1\n"
+        frozen = machine.freeze()
+        assert bench.content(frozen, "docs/deep/two.md") == b"two\n"
+        assert bench.content(frozen, "docs/n") == b"1\n"
+
+    def test_an_unknown_image_changes_nothing(self, machine: Machine) -> None:
+        machine.run("echo mine > a.txt")
+        before = machine.freeze()
+        with pytest.raises(NotFound) as caught:
+            machine.thaw(Oid(b"\x02" * 32))
+        assert caught.value.kind == "no_object"
+        assert machine.freeze() == before
+
+    def test_what_is_no_state_stays(self, bench: Bench, machine: Machine) -> None:
+        machine.run("echo '*.log' > .ortetignore; echo 1 > a.log; mkdir logs; echo 1 > logs/b.log")
+        image = bench.commit(machine)
+        machine.run(
+            "echo 2 > a.log; echo 2 > a.txt; mkdir more; echo 3 > more/c.log; echo x > more/x"
+        )
+        machine.thaw(image)
+        assert machine.run("cat a.log a.txt logs/b.log more/c.log").stdout == "2\nalpha\n1\n3\n"
+        assert not (machine.path / "more" / "x").exists()
+
+    def test_many_kinds_of_things_come_back(self, bench: Bench, machine: Machine) -> None:
+        empty = bench.commit(machine)
+        machine.run(
+            "mkfifo pipe; ln -s /nowhere dangling; ln -s loop loop; mkdir -m 1777 sticky;"
+            "truncate -s 1M sparse; printf end >> sparse; : > void; cp run.sh suid;"
+            "chmod 6755 suid; ln suid sticky/suid; ln dangling sticky/dangling; touch -d @-86400.5 old;"
+            "touch -d @4102444800.000000001 young"
+        )
+        full = bench.commit(machine)
+        machine.thaw(empty)
+        assert machine.freeze() == empty
+        report = machine.thaw(full)
+        assert report.losses == []
+        assert machine.freeze() == full
+        stats = machine.run("stat -c '%n %a %F %Y' suid sticky pipe young old").stdout
+        assert stats.splitlines()[:4] == [
+            f"suid 6755 regular file {(machine.path / 'suid').stat().st_mtime_ns // 10**9}",
+            f"sticky 1777 directory {(machine.path / 'sticky').stat().st_mtime_ns // 10**9}",
+            f"pipe 644 fifo {(machine.path / 'pipe').stat().st_mtime_ns // 10**9}",
+            "young 644 regular empty file 4102444800",
+        ]

@@ -1,0 +1,25 @@
+"""The folder engine through the shipped suite, with a watcher and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.graph.tree import Trees
+from ortet.ids import SystemClock
+from ortet.machine.abc import Engine
+from ortet.machine.folder import FolderEngine
+from ortet.store.objects import LocalObjects
+from ortet.testing.engine import EngineTests
+from ortet.testing.engine_forks import InPlaceTests
+
+
+class TestWatched(EngineTests, InPlaceTests):
+    @pytest.fixture
+    def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+        return FolderEngine(objects, trees, SystemClock(), watch=True)
+
+
+class TestScanned(EngineTests, InPlaceTests):
+    @pytest.fixture
+    def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+        return FolderEngine(objects, trees, SystemClock(), watch=False)
