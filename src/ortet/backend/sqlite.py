@@ -23,7 +23,7 @@ _BEGIN = "BEGIN IMMEDIATE"
 _COMMIT = "COMMIT"
 _HEAD = "SELECT name, oid, version, time FROM heads WHERE name = ?"
 _HEADS = """SELECT name, oid, version, time FROM heads
-    WHERE name > ?2 AND name >= ?1 AND name <= ?1 || char(1114111) ORDER BY name LIMIT ?3"""
+    WHERE name >= ? AND name <> ? AND name <= ? || char(1114111) ORDER BY name LIMIT ?"""
 _CREATE = """INSERT INTO heads (name, oid, version, time)
     SELECT ?, ?, value + 1, ? FROM floors WHERE of = 'head' ON CONFLICT DO NOTHING"""
 _UPDATE = "UPDATE heads SET oid = ?, version = version + 1, time = ? WHERE name = ? AND oid = ?"
@@ -75,8 +75,10 @@ class SqliteCatalog(Catalog):
         return Head(*found[0]) if found else None
 
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
+        start = max(prefix, after)  # one bound, so that a later page does not read the ones before
         with self._handle as db:
-            return [Head(*row) for row in _all(db, _HEADS, (prefix, after, check_limit(limit)))]
+            found = _all(db, _HEADS, (start, after, prefix, check_limit(limit)))
+        return [Head(*row) for row in found]
 
     def move(
         self,
