@@ -64,7 +64,7 @@ class Ortet:
         return done
 
     def json(self, *args: str, cwd: Path) -> Any:
-        return self(*args, "--json", cwd=cwd).data
+        return self("--json", *args, cwd=cwd).data
 
     def kind(self, *args: str, cwd: Path, code: int) -> str:
         """The kind of the error it must end with."""

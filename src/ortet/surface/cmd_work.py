@@ -36,7 +36,7 @@ def init(call: Call, store: str | None, name: str | None) -> None:
 
     directory = Path.cwd()
     hub = call.open_hub(init_url(store, directory), create=True)
-    with hub.workspace(directory, name=name, engine="folder") as workspace:
+    with hub.workspace(directory, name=name) as workspace:
         write_pointer(directory, hub.root, workspace.name)
         head = workspace.head
         answer = {
