@@ -310,11 +310,12 @@ class FolderMachine(Machine):
 
     def _drain(self) -> Dirty | None:
         """None: look at everything. A watcher starts with a first look, which then covers all."""
-        if self._watch is not None:
-            return self._watch.drain()
-        if self._wanted:
-            self._watch = Watch.open(self.path)
-        return None
+        dirty = self._watch.drain() if self._watch is not None else None
+        if dirty is None:
+            self._unwatch()  # it lost events, perhaps the end of a watch: begin anew
+            if self._wanted:
+                self._watch = Watch.open(self.path)
+        return dirty
 
     def _unwatch(self) -> None:
         if self._watch is not None:

@@ -18,19 +18,25 @@ class Dirty(msgspec.Struct, frozen=True):
     """What may have changed since the last scan.
 
     `names`: directory (relative, b"" the root) -> names in it to look at, None: list it again.
+    `whole`: directories that came new to their place: all below them is looked at.
     `held`: paths that were written to and are still open for writing.
     """
 
     names: dict[bytes, set[bytes] | None]
-    held: frozenset[bytes] = frozenset()
+    whole: set[bytes] = set()
+    held: set[bytes] = set()
 
 
 class Plan:
-    """Which names of a directory to look at (None: all), and the plans of those below it."""
+    """Which names of a directory to look at (None: all), and the plans of those below it.
 
-    __slots__ = ("below", "names")
+    `whole`: everything in it, down to the leaves.
+    """
+
+    __slots__ = ("below", "names", "whole")
 
     def __init__(self) -> None:
+        self.whole = False
         self.names: set[str] | None = set()
         self.below: dict[str, Plan] = {}
 

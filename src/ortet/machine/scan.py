@@ -136,7 +136,10 @@ class _Scan:
 
     def _first_plan(self, fd: int, dirty: Dirty | None) -> Plan | None:
         if dirty is not None:
-            return self._plan(dirty.names)
+            plan = self._plan(dirty.names)
+            for path in dirty.whole:
+                plan.at(path).whole = True
+            return plan
         # a watcher has to be told of every directory, so then all are opened
         if self._watch is None and self._index.root.entry is not None:
             return self._plan(suspects(fd, self._index, self._sieve))
@@ -173,6 +176,7 @@ class _Scan:
         frame = Frame(index.root, b"", fd=fd, name="", plan=plan)
         self._stack.append(frame)
         if index.root_seen[:9] != seen(st) or index.root.entry is None:
+            self._list_again(frame)
             frame.meta = self._meta(frame, st, index.root_seen)
             index.root_seen = index.judge(st, frame.meta)
             self._learned = True
@@ -197,6 +201,8 @@ class _Scan:
         self._stack.append(frame)
         if sub.st is not None or sub.plan is not None:
             self._recognise(frame, above.node, sub.st or os.fstat(fd))
+            if frame.plan is not None and frame.plan.whole:
+                frame.plan = None
         self._look(frame)
 
     def _not_entered(self, above: Frame, name: str, path: bytes, error: OSError) -> None:
@@ -224,9 +230,15 @@ class _Scan:
             above.dirs[frame.name] = frame.node
         elif was == seen(st):
             return
+        self._list_again(frame)
         frame.meta = self._meta(frame, st, was)
         above.put(frame.name, self._index.judge(st, frame.meta))
         self._learned = True
+
+    def _list_again(self, frame: Frame) -> None:
+        """Its times moved: names may have come or gone, and without a watcher only a listing tells."""
+        if frame.plan is not None and self._watch is None:
+            frame.plan.names = None
 
     def _meta(self, frame: Frame, st: os.stat_result, was: Seen) -> Entry:
         entry = Entry(

@@ -21,7 +21,7 @@ from ortet.machine.links import join
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _MOVE_SELF = 0x800
-_UNMOUNT, _OVERFLOW, _IGNORED = 0x2000, 0x4000, 0x8000
+_UNMOUNT, _OVERFLOW, _IGNORED, _ISDIR = 0x2000, 0x4000, 0x8000, 0x4000_0000
 _ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x0100_0000, 0x0200_0000, 0x0400_0000
 
 _INSIDE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
@@ -85,7 +85,7 @@ class Watch:
 
     def drain(self) -> Dirty | None:
         """What changed since the last call; None: anything may have changed."""
-        names: dict[bytes, set[bytes] | None] = {}
+        dirty = Dirty({}, set(), self._held)
         everything = bool(self.broken)
         while data := self._read():
             at = 0
@@ -93,8 +93,8 @@ class Watch:
                 wd, mask, _, length = _EVENT.unpack_from(data, at)
                 name = data[at + 16 : at + 16 + length].rstrip(b"\0")
                 at += 16 + length
-                everything |= self._event(wd, mask, name, names)
-        return None if everything else Dirty(names, frozenset(self._held))
+                everything |= self._event(wd, mask, name, dirty)
+        return None if everything else dirty
 
     def _read(self) -> bytes:
         try:
@@ -102,9 +102,7 @@ class Watch:
         except BlockingIOError:
             return b""
 
-    def _event(
-        self, wd: int, mask: int, name: bytes, names: dict[bytes, set[bytes] | None]
-    ) -> bool:
+    def _event(self, wd: int, mask: int, name: bytes, dirty: Dirty) -> bool:
         """Note it; True when it means that anything may have changed."""
         if mask & (_OVERFLOW | _UNMOUNT):
             return True
@@ -116,13 +114,16 @@ class Watch:
             return False
         if not name:  # it is about the watched thing itself
             if not path:
-                names.setdefault(b"", set())
+                dirty.names.setdefault(b"", set())
                 return bool(mask & _MOVE_SELF)
             path, _, name = path.rpartition(b"/")
-        some = names.setdefault(path, set())
+        some = dirty.names.setdefault(path, set())
         if some is not None:
             some.add(name)
-        if mask & _MODIFY:
+        if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+            # perhaps with the inode number of one that was there: its number proves nothing
+            dirty.whole.add(join(path, name))
+        elif mask & _MODIFY:
             self._held.add(join(path, name))
         elif mask & _RELEASED:
             self._held.discard(join(path, name))

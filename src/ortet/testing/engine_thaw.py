@@ -85,8 +85,8 @@ class ThawTests:
         machine.run(
             "mkfifo pipe; ln -s /nowhere dangling; ln -s loop loop; mkdir -m 1777 sticky;"
             "truncate -s 1M sparse; printf end >> sparse; : > void; cp run.sh suid;"
-            "chmod 6755 suid; ln suid sticky/suid; ln dangling sticky/dangling; touch -d @-86400.5 old;"
-            "touch -d @4102444800.000000001 young"
+            "chmod 6755 suid; ln suid sticky/suid; ln dangling sticky/dangling;"
+            "touch -d @-86400.5 old; touch -d @4102444800.000000001 young"
         )
         full = bench.commit(machine)
         machine.thaw(empty)
