@@ -16,8 +16,6 @@ from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.merge import FileConflict, merge_images
-from ortet.graph.textmerge import Favor
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
 from ortet.session.registry import WorkspaceRow
@@ -25,6 +23,8 @@ from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
+    from ortet.graph.merge import FileConflict, Merged
+    from ortet.graph.textmerge import Favor
     from ortet.session.hub import Hub
 
 
@@ -198,14 +198,8 @@ class Workspace:
                 self._go(theirs, "merge", None)
             return MergeResult(commit=None if dry_run else history.info(theirs), conflicts=[])
         base = history.merge_base(ours, theirs)
-        merged = merge_images(
-            self._hub.trees,
-            self._hub.objects,
-            base=history.image(base) if base else None,
-            ours=history.image(ours),
-            theirs=history.image(theirs),
-            favor=favor,
-        )
+        sides = history.image(ours), history.image(theirs)
+        merged = self._three_way(history.image(base) if base else None, *sides, favor)
         if dry_run:
             return MergeResult(commit=None, conflicts=merged.conflicts)
         _refuse(merged.conflicts, label)
@@ -327,24 +321,30 @@ class Workspace:
             return other.name, from_hex(other.commit("before being merged").oid)
         return other, self._resolve(other)
 
+    def _three_way(
+        self,
+        base: records.Image | None,
+        ours: records.Image,
+        theirs: records.Image,
+        favor: Favor | None,
+    ) -> Merged:
+        from ortet.graph.merge import merge_images  # here: a commit does without it
+
+        trees, objects = self._hub.trees, self._hub.objects
+        return merge_images(trees, objects, base=base, ours=ours, theirs=theirs, favor=favor)
+
     def _land_on(
         self, origin: Workspace, theirs: records.Image, theirs_commit: Oid, favor: Favor | None
     ) -> Report:
         ours_commit = from_hex(origin.commit(f"before landing {self.name}").oid)
         ours = self._hub.history.image(ours_commit)
-        merged = merge_images(
-            self._hub.trees,
-            self._hub.objects,
-            base=self._hub.read_image(Oid(self._row.base)),
-            ours=ours,
-            theirs=theirs,
-            favor=favor,
-        )
+        base = self._hub.read_image(Oid(self._row.base))
+        merged = self._three_way(base, ours, theirs, favor)
         _refuse(merged.conflicts, self.name)
         changes = diff_images(self._hub.trees, ours, merged.image)
         origin._apply(merged.image, f"landed {self.name}", [ours_commit, theirs_commit])
-        base = self._hub.image_oid(theirs_commit)
-        self._row = msgspec.structs.replace(self._row, base=base)
+        landed = self._hub.image_oid(theirs_commit)
+        self._row = msgspec.structs.replace(self._row, base=landed)
         self._hub.registry.save(self._row)
         removed = sum(change.kind == "removed" for change in changes)
         return Report(written=len(changes) - removed, removed=removed)
