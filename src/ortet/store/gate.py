@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ortet.errors import Invalid, Unavailable
+from ortet.store.source import File
 
 _POLL = 0.002
 
@@ -29,33 +30,26 @@ class Gate:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._depth = 0
         self._inside: dict[int, int] = {}
-        self._lock = _open(self._local / "gc.lock")
-        self._gate = _open(self._local / "gc.gate")
+        self._lock = File(_open(self._local / "gc.lock"))
+        self._gate = File(_open(self._local / "gc.gate"))
 
     def after_fork(self) -> None:
         """In a child: leave the parent's locks alone and begin anew."""
-        os.close(self._lock)
-        os.close(self._gate)
         self._start()
-
-    def close(self) -> None:
-        os.close(self._lock)
-        os.close(self._gate)
 
     def enter(self) -> int:
         """Begin to write; returns the sweep epoch, which can not change before `leave`."""
         me = threading.get_ident()
         with self._mutex:
             if not self._depth:
-                fcntl.flock(self._gate, fcntl.LOCK_SH)
+                fcntl.flock(self._gate.fd, fcntl.LOCK_SH)
                 try:
-                    fcntl.flock(self._lock, fcntl.LOCK_SH)
+                    fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
                 finally:
-                    fcntl.flock(self._gate, fcntl.LOCK_UN)
+                    fcntl.flock(self._gate.fd, fcntl.LOCK_UN)
             self._depth += 1
             self._inside[me] = self._inside.get(me, 0) + 1
         return self.epoch()
@@ -68,10 +62,10 @@ class Gate:
                 self._inside[me] = left
             self._depth -= 1
             if not self._depth:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                fcntl.flock(self._lock.fd, fcntl.LOCK_UN)
 
     def epoch(self) -> int:
-        return int(os.pread(self._lock, 32, 0) or b"0")
+        return int(os.pread(self._lock.fd, 32, 0) or b"0")
 
     @contextmanager
     def exclusive(self, patience: float) -> Iterator[None]:

@@ -36,8 +36,8 @@ Located = tuple[Oid, int, int, int, int]
 """An oid and its Place."""
 
 
-def write_index(path: Path, entries: Iterable[Located], *, pack_bytes: int) -> None:
-    """Write durably under a temporary name, then rename."""
+def encode_index(entries: Iterable[Located], *, pack_bytes: int) -> bytes:
+    """The bytes of an index file."""
     slots: list[list[Located]] = [[] for _ in range(256)]
     for entry in entries:
         slots[entry[0][0]].append(entry)
@@ -52,7 +52,7 @@ def write_index(path: Path, entries: Iterable[Located], *, pack_bytes: int) -> N
         sums.append(checksum(data))
         body.append(data)
     head = _HEAD.pack(_MAGIC, _VERSION, total, pack_bytes) + _FAN.pack(*fan) + b"".join(sums)
-    _write_durably(path, b"".join((head, checksum(head), *body)))
+    return b"".join((head, checksum(head), *body))
 
 
 def _encode_slot(slot: list[Located]) -> tuple[bytes, int]:
@@ -63,7 +63,8 @@ def _encode_slot(slot: list[Located]) -> tuple[bytes, int]:
     return b"".join([*[entry[0] for entry in ordered], *rows]), len(ordered)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def write_index(path: Path, data: bytes) -> None:
+    """Write durably under a temporary name, then rename."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(part, "wb") as file:
         file.write(data)
@@ -72,27 +73,33 @@ def _write_durably(path: Path, data: bytes) -> None:
     os.replace(part, path)
 
 
-def _damaged(path: Path, why: str) -> Corrupt:
-    return Corrupt("bad_index", f"{path.name}: {why}; it is made again from its pack")
+def open_index(path: Path, *, pack_bytes: int) -> Index:
+    """Map an index file."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size < _BODY:
+            raise _damaged("it is cut short")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return Index(data, pack_bytes=pack_bytes)
+
+
+def _damaged(why: str) -> Corrupt:
+    return Corrupt("bad_index", f"{why}; it is made again from its pack")
 
 
 class Index:
-    """A mapped index. Corrupt when what is read does not match its checksum: rebuild it then."""
+    """An index in memory or mapped. Corrupt when what is read does not match its checksum: it has
+    to be made again then."""
 
-    def __init__(self, path: Path, *, pack_bytes: int) -> None:
-        self._path = path
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < _BODY:
-                raise _damaged(path, "it is cut short")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        head = self._map[:_BODY]
+    def __init__(self, data: bytes | mmap.mmap, *, pack_bytes: int) -> None:
+        self._map = data
+        size = len(data)
+        head = data[:_BODY]
         self.count: int
         magic, version, self.count, pack = _HEAD.unpack_from(head)
         if magic != _MAGIC or version != _VERSION or checksum(head[:_HEAD_SUM]) != head[_HEAD_SUM:]:
-            raise _damaged(path, "its header does not match its checksum")
+            raise _damaged("its header does not match its checksum")
         if size != _BODY + self.count * _ENTRY or pack != pack_bytes:
-            raise _damaged(path, "it belongs to another state of the pack")
+            raise _damaged("it belongs to another state of the pack")
         self._fan = (0, *_FAN.unpack_from(head, _HEAD.size))
         self._sums = head[_SUMS:_HEAD_SUM]
         self._seen = bytearray(256)
@@ -105,7 +112,7 @@ class Index:
         if not self._seen[slot]:
             known = self._sums[slot * _SUM : (slot + 1) * _SUM]
             if checksum(self._map[base : base + count * _ENTRY]) != known:
-                raise _damaged(self._path, f"slot {slot} does not match its checksum")
+                raise _damaged(f"slot {slot} does not match its checksum")
             self._seen[slot] = 1
         return base, count
 

@@ -66,6 +66,7 @@ class LocalObjects(Objects):
         self.epoch = self.gate.epoch()
         self._pending = self.writer.pending
         self._pid = os.getpid()
+        self._closed = False
         self.shelf.refresh()
 
     # the Objects contract
@@ -199,11 +200,12 @@ class LocalObjects(Objects):
         )
 
     def close(self) -> None:
-        """Flush, and let other processes adopt our tail."""
-        self._here()
-        self.writer.close()
-        self.gate.close()
-        self.cache.clear()
+        """Flush, and let other processes adopt our tail. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._here()
+            self.writer.close()
+            self.cache.clear()
 
     def _here(self) -> None:
         if os.getpid() != self._pid:

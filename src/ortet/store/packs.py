@@ -3,6 +3,7 @@ damaged."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from ortet.backend.abc import Bucket
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.store import frame
-from ortet.store.index import Index, Located, write_index
+from ortet.store.index import Index, Located, encode_index, open_index, write_index
 from ortet.store.source import File, Source, Spot
 from ortet.store.tail import pack_key
 
@@ -73,7 +74,7 @@ class Pack(Source):
         """The index, made from the pack when it is not there or not sound."""
         if self._index is None:
             try:
-                self._index = Index(self.index_path, pack_bytes=self.end)
+                self._index = open_index(self.index_path, pack_bytes=self.end)
             except (FileNotFoundError, Corrupt):
                 return self.rebuild()
         return self._index
@@ -81,8 +82,10 @@ class Pack(Source):
     def rebuild(self) -> Index:
         """Make the index again from the headers in the pack, as far as they are sound."""
         entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
-        write_index(self.index_path, entries, pack_bytes=self.end)
-        self._index = Index(self.index_path, pack_bytes=self.end)
+        data = encode_index(entries, pack_bytes=self.end)
+        with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
+            write_index(self.index_path, data)
+        self._index = Index(data, pack_bytes=self.end)
         return self._index
 
     def _entries(self, lead: frame.Lead) -> Iterator[Located]:

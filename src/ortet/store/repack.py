@@ -13,6 +13,7 @@ from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
 from ortet.store.source import Source, Spot
 from ortet.store.tail import SEAL_AT, Tail
+from ortet.store.writer import Batch
 
 _SMALL_PACK = SEAL_AT // 8
 _SMALL_PACKS = 4
@@ -59,6 +60,8 @@ class Repacker:
         self._compressor = Compressor()
         self._kept: Sequence[Source] = ()
         self._done: set[Oid] = set()
+        self._blobs = Batch()
+        self._rest = Batch()
         self._tail: Tail | None = None
         self._tail_bytes = 0
 
@@ -75,8 +78,10 @@ class Repacker:
         ]
         wanted.sort(key=lambda found: found[1][1:3])
         self._done.update(oid for oid, _ in wanted)
-        for data in (True, False):
-            self._copy([each for each in wanted if (each[1][4] == Kind.BLOB) is data])
+        for oid, spot in wanted:
+            batch = self._blobs if spot[4] == Kind.BLOB else self._rest
+            if batch.add((oid, spot[4], self._read(oid, spot))):
+                self._append(batch)
 
     def _is_kept(self, oid: Oid) -> bool:
         for source in self._kept:
@@ -86,19 +91,6 @@ class Repacker:
                     self._objects.cache.load(source, spot[1])
                     return True
         return False
-
-    def _copy(self, wanted: Sequence[tuple[Oid, Spot]]) -> None:
-        batch: list[frame.Item] = []
-        size = 0
-        for oid, spot in wanted:
-            data = self._read(oid, spot)
-            batch.append((oid, spot[4], data))
-            size += len(data)
-            if size >= frame.FRAME_BYTES or len(batch) >= frame.FRAME_OBJECTS:
-                self._append(batch)
-                batch, size = [], 0
-        if batch:
-            self._append(batch)
 
     def _read(self, oid: Oid, spot: Spot) -> bytes:
         source, offset, start, length, _ = spot
@@ -114,22 +106,28 @@ class Repacker:
             )
         return data
 
-    def _append(self, batch: Sequence[frame.Item]) -> None:
-        data = frame.build(batch, self._objects.hasher.key_id, self._compressor)
-        self.objects += len(batch)
+    def _append(self, batch: Batch) -> None:
+        items = batch.take()
+        data = frame.build(items, self._objects.hasher.key_id, self._compressor)
+        self.objects += len(items)
         self.bytes += len(data)
         self._tail_bytes += len(data)
         if self._write:
             if self._tail is None:
                 self._tail = self._objects.shelf.new_tail()
-            self._tail.append(data, batch)
+            self._tail.append(data, items)
         if self._tail_bytes >= SEAL_AT:
-            self.seal()
+            self._seal()
 
     def seal(self) -> None:
         """Make what was copied durable, as a pack."""
-        if not self._tail_bytes:
-            return
+        for batch in (self._blobs, self._rest):
+            if batch.items:
+                self._append(batch)
+        if self._tail_bytes:
+            self._seal()
+
+    def _seal(self) -> None:
         self.packs += 1
         self._tail_bytes = 0
         if self._tail is not None:

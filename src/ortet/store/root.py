@@ -57,12 +57,19 @@ def open_root(path: Path, hasher: Hasher) -> Root:
     return root
 
 
+def check_place(path: Path) -> None:
+    """Invalid when a directory holds something that is neither a store nor the start of one."""
+    if (path / "FORMAT").exists():
+        return
+    if any(name not in _OURS and not name.startswith("FORMAT.") for name in os.listdir(path)):
+        raise _not_a_store(path)
+
+
 def _create(path: Path, file: Path, hasher: Hasher) -> None:
     part = path / f"FORMAT.{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(name not in _OURS and not name.startswith("FORMAT.") for name in os.listdir(path)):
-            raise _not_a_store(path)
+        check_place(path)
         part.write_text(f"{_WORDS} {FORMAT_VERSION} {hasher.key_id.hex()}\n")
         with open(part, "rb") as opened:
             os.fsync(opened.fileno())

@@ -16,7 +16,7 @@ from ortet.errors import Corrupt, OrtetError, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.faults import reach
-from ortet.store.index import write_index
+from ortet.store.index import encode_index, write_index
 from ortet.store.source import File, Source, Spot
 
 SUFFIX = ".tail"
@@ -270,7 +270,7 @@ class Tail(Source):
         try:
             self._cut(self.end)
             entries = [(oid, *spot[1:]) for oid, spot in list(self._spots.items())]
-            write_index(index_path, entries, pack_bytes=self.end)
+            write_index(index_path, encode_index(entries, pack_bytes=self.end))
             reach("seal.after-index")
             bucket.put_file(pack_key(self.id), self.path)
         except OSError as error:

@@ -12,7 +12,7 @@ from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.abc import Link, Walk
-from ortet.store.index import Index
+from ortet.store.index import open_index
 from ortet.store.marks import Marks
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack
@@ -83,9 +83,9 @@ class _Check:
             for lead in self._leads(source, where):
                 coming.append((lead, pool.submit(self._hashes, source, lead)))
                 if len(coming) > _AHEAD:
-                    self._take(where, *coming.popleft(), places)
+                    self._take(source, where, *coming.popleft(), places)
             while coming:
-                self._take(where, *coming.popleft(), places)
+                self._take(source, where, *coming.popleft(), places)
         if isinstance(source, Pack):
             self._index(source, places)
 
@@ -105,8 +105,7 @@ class _Check:
                 return
             except OrtetError as error:
                 at = frame.resync(source.read, start + 1, stop)
-                torn = at is None and error.kind == frame.SHORT and isinstance(source, Tail)
-                if not torn:
+                if at is not None or not _is_torn(source, start):
                     self._report(where, error.message)
 
     def _hashes(self, source: Source, lead: frame.Lead) -> list[Oid]:
@@ -121,6 +120,7 @@ class _Check:
 
     def _take(
         self,
+        source: Source,
         where: str,
         lead: frame.Lead,
         hashes: Future[list[Oid]],
@@ -133,26 +133,29 @@ class _Check:
             self._report(where, f"frame at byte {lead.offset} belongs to another key")
             return
         rows = list(lead.rows())
-        self.objects += len(rows)
-        self.bytes += lead.header.raw
         start = 0
         for oid, kind, length in rows:
             places.setdefault(oid, []).append((lead.offset, start, length, kind))
             start += length
         try:
-            for (oid, _, _), true in zip(rows, hashes.result(), strict=True):
-                if oid == true:
-                    self._good.add(oid)
-                else:
-                    self._report(where, "does not match its hash", oid)
+            found = hashes.result()
         except (Corrupt, NotFound) as error:
-            self._report(where, f"{error.message} ({len(rows)} objects)", rows[0][0])
+            if not _is_torn(source, lead.offset):
+                self._report(where, f"{error.message} ({len(rows)} objects)", rows[0][0])
+            return
+        self.objects += len(rows)
+        self.bytes += lead.header.raw
+        for (oid, _, _), true in zip(rows, found, strict=True):
+            if oid == true:
+                self._good.add(oid)
+            else:
+                self._report(where, "does not match its hash", oid)
 
     def _index(self, pack: Pack, places: dict[Oid, list[tuple[int, int, int, int]]]) -> None:
         """A missing index is no problem, it is made at first use; a wrong one is, and is remade."""
         where = f"index {pack.id}"
         try:
-            index = Index(pack.index_path, pack_bytes=pack.end)
+            index = open_index(pack.index_path, pack_bytes=pack.end)
             wrong = sum(tuple(place) not in places.get(oid, ()) for oid, *place in index)
             missing = index.count != len(places)
         except FileNotFoundError:
@@ -190,6 +193,18 @@ class _Check:
             return self._store.hasher.oid(self._store.get(oid)) == oid
         except (NotFound, Corrupt):
             return False
+
+
+def _is_torn(source: Source, offset: int) -> bool:
+    """Whether a bad frame is the last of a tail and was never written to its end: a killed writer
+    leaves such, recovery cuts it off, and nobody was told that it is stored."""
+    if not isinstance(source, Tail):
+        return False
+    rest = source.read(offset, source.extent() - offset).rstrip(b"\0")
+    try:
+        return len(rest) < frame.parse_header(rest.ljust(frame.HEADER_BYTES, b"\0")).size
+    except OrtetError:
+        return len(rest) < frame.HEADER_BYTES
 
 
 def _from(link: Link, parent: Oid | None) -> str:

@@ -22,7 +22,7 @@ _IN_FLIGHT = 32 * 1024 * 1024
 _THREADS = 2
 
 
-class _Batch:
+class Batch:
     """Objects that will be one frame."""
 
     def __init__(self) -> None:
@@ -35,6 +35,11 @@ class _Batch:
         self.bytes += len(item[2])
         return self.bytes >= frame.FRAME_BYTES or len(self.items) >= frame.FRAME_OBJECTS
 
+    def take(self) -> list[frame.Item]:
+        """What is in it; it is empty then."""
+        items, self.items, self.bytes = self.items, [], 0
+        return items
+
 
 def _cut(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
     """Pieces that each fit a frame; mostly the whole, but what was put back after a failure piles
@@ -42,11 +47,10 @@ def _cut(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
     if sum([len(item[2]) for item in items]) <= 2 * frame.FRAME_BYTES:
         yield items
         return
-    batch = _Batch()
+    batch = Batch()
     for item in items:
         if batch.add(item):
-            yield batch.items
-            batch = _Batch()
+            yield batch.take()
     if batch.items:
         yield batch.items
 
@@ -76,8 +80,8 @@ class Writer:
         self._room = threading.Condition(self._lock)
         self._flushing = threading.Lock()
         self._appending = threading.Lock()  # the tail
-        self._blobs = _Batch()
-        self._rest = _Batch()
+        self._blobs = Batch()
+        self._rest = Batch()
         self._compressors: list[Compressor] = []
         self._jobs: set[Future[None]] = set()
         self._sealing: set[Future[None]] = set()
@@ -116,14 +120,14 @@ class Writer:
             if not batch.add(item):
                 return
             if batch is self._blobs:
-                self._blobs = _Batch()
+                self._blobs = Batch()
             else:
-                self._rest = _Batch()
+                self._rest = Batch()
         self._submit(batch)
 
     # large amounts: in threads
 
-    def _submit(self, batch: _Batch) -> None:
+    def _submit(self, batch: Batch) -> None:
         with self._room:
             while self._in_flight > _IN_FLIGHT:
                 self._room.wait()
@@ -136,7 +140,7 @@ class Writer:
             self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
         return self._pool
 
-    def _job(self, batch: _Batch) -> None:
+    def _job(self, batch: Batch) -> None:
         try:
             self._write_all(batch.items)
         finally:
@@ -207,7 +211,7 @@ class Writer:
                 failures = self._failures
                 blobs, rest, jobs = self._blobs, self._rest, list(self._jobs)
                 if blobs.items or rest.items:
-                    self._blobs, self._rest = _Batch(), _Batch()
+                    self._blobs, self._rest = Batch(), Batch()
             if blobs.bytes + rest.bytes < _SMALL:
                 blobs.items += rest.items
             elif rest.items:
