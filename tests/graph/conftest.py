@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 
 from ortet.codec import Hasher
 from ortet.errors import NotFound
+from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.store.abc import Kind, Objects
+from ortet.store.blobs import put_bytes
 
 
 class DictObjects(Objects):
@@ -64,3 +69,43 @@ def find(objects: DictObjects) -> Callable[[str], list[tuple[Oid, Kind]]]:
 @pytest.fixture
 def trees(objects: Objects) -> Trees:
     return Trees(objects)
+
+
+@pytest.fixture
+def make_root(trees: Trees, objects: Objects) -> Callable[..., Entry]:
+    """make_root({"a/b": b"content", "empty": None, "c": Entry, "/a": {"mtime": 5}}, mtime=1)
+
+    Bytes are files, None is a directory, and "/path" changes fields of what is at path. Directories
+    above a path are made as needed.
+    """
+
+    def make(spec: Mapping[str, object], mtime: int = 1) -> Entry:
+        changes: dict[bytes, Entry | None] = {}
+        for text, value in spec.items():
+            path = os.fsencode(text).removeprefix(b"/")
+            for n in range(path.count(b"/"), 0, -1):
+                above = path.rsplit(b"/", n)[0]
+                changes.setdefault(above, folder(above, mtime))
+            if isinstance(value, dict):
+                entry = changes[path] if path else folder(b"", mtime)
+                assert entry is not None
+                changes[path] = msgspec.structs.replace(entry, **value)
+            elif isinstance(value, bytes):
+                data = put_bytes(objects, value)
+                mode = stat.S_IFREG | 0o644
+                changes[path] = Entry(base(path), mode, mtime, size=len(value), data=data)
+            elif isinstance(value, Entry):
+                changes[path] = msgspec.structs.replace(value, name=base(path))
+            else:
+                changes[path] = folder(path, mtime)
+        empty = trees.empty()
+        root = msgspec.structs.replace(folder(b"", mtime), data=empty.oid, cid=empty.cid)
+        return trees.patch_paths(root, changes)
+
+    def folder(path: bytes, mtime: int) -> Entry:
+        return Entry(base(path), stat.S_IFDIR | 0o755, mtime)
+
+    def base(path: bytes) -> bytes:
+        return path.rpartition(b"/")[2]
+
+    return make

@@ -1,0 +1,107 @@
+"""Hardlinks after a merge: one file where a side made it one, never two contents in one group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ortet.codec import encode
+from ortet.graph.merge import merge_images
+from ortet.graph.records import Entry, Image
+from ortet.graph.tree import Trees
+from ortet.graph.walk import read_links
+from ortet.store.abc import Kind, Objects
+from ortet.store.blobs import read_file
+
+Merge = Callable[..., tuple[dict[str, str], list[str]]]
+
+
+@pytest.fixture
+def merge(trees: Trees, objects: Objects, make_root: Callable[..., Entry]) -> Merge:
+    """merge("a=b:1 c:2", ours, theirs): groups joined by =, after : the content of all.
+
+    In contents | is a newline. Returns path -> content, and the groups of the result.
+    """
+
+    def image(text: str) -> Image:
+        spec: dict[str, Any] = {}
+        groups: list[list[bytes]] = []
+        for part in text.split():
+            names, content = part.split(":")
+            spec |= dict.fromkeys(names.split("="), content.replace("|", "\n").encode())
+            if "=" in names:
+                groups.append(sorted(name.encode() for name in names.split("=")))
+        links = objects.put(Kind.META, encode(sorted(groups))) if groups else b""
+        return Image(make_root(spec), links=links)
+
+    def run(base: str | None, ours: str, theirs: str) -> tuple[dict[str, str], list[str]]:
+        merged = merge_images(
+            trees,
+            objects,
+            base=None if base is None else image(base),
+            ours=image(ours),
+            theirs=image(theirs),
+        ).image
+        found = {
+            path.decode(): b"".join(read_file(objects, entry)).decode()
+            for path, entry in trees.walk(merged.root)
+            if not entry.is_dir
+        }
+        groups = read_links(objects, merged.links)
+        return found, [b"=".join(group).decode() for group in groups]
+
+    return run
+
+
+def test_no_links_at_all(merge: Merge) -> None:
+    assert merge("a:1", "a:1", "a:2") == ({"a": "2"}, [])
+
+
+def test_unchanged_groups_stay(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "a=b:1 y:1")[1] == ["a=b"]
+
+
+def test_group_written_by_them(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "a=b:2") == ({"a": "2", "b": "2", "x": "1"}, ["a=b"])
+
+
+def test_link_added_by_either_side(merge: Merge) -> None:
+    assert merge("a:1", "a=b:1", "a:1 x:1")[1] == ["a=b"]
+    assert merge("a:1", "a:1 x:1", "a=b:1")[1] == ["a=b"]
+    assert merge("a=b:1", "a=b=c:1", "a=b=d:1")[1] == ["a=b=c=d"]
+
+
+def test_new_name_follows_what_the_other_side_wrote(merge: Merge) -> None:
+    assert merge("a:1", "a=b:1", "a:2") == ({"a": "2", "b": "2"}, ["a=b"])
+    assert merge("a:1", "a:2", "a=b:1") == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_link_broken_by_one_side(merge: Merge) -> None:
+    assert merge("a=b:1", "a:1 b:2", "a=b:1 x:1") == ({"a": "1", "b": "2", "x": "1"}, [])
+    assert merge("a=b=c:1", "a=b=c:1 x:1", "a=c:1 b:2")[1] == ["a=c"]
+    assert merge("a=b:1", "a=b:1", "a:1 b:1")[1] == []
+
+
+def test_deleted_names_leave_their_group(merge: Merge) -> None:
+    assert merge("a=b=c:1", "a=b=c:1 x:1", "a=b:1")[1] == ["a=b"]
+    assert merge("a=b:1", "a=b:1 x:1", "a:1")[1] == []
+
+
+def test_both_wrote_one_file_differently(merge: Merge) -> None:
+    """A conflict: ours stays, under all names, as one file."""
+    assert merge("a=b:1", "a=b:2", "a=b:3") == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_text_merged_inside_a_group(merge: Merge) -> None:
+    text = "A\n2\nC"
+    assert merge("a=b:1|2|3", "a=b:A|2|3", "a=b:1|2|C") == ({"a": text, "b": text}, ["a=b"])
+
+
+def test_without_a_base(merge: Merge) -> None:
+    assert merge(None, "a=b:1", "c=d:2")[1] == ["a=b", "c=d"]
+
+
+def test_groups_in_directories_that_moved_away(merge: Merge) -> None:
+    assert merge("d/a=d/b:1", "d/a=d/b:1 x:1", "e/a=e/b:1")[1] == ["e/a=e/b"]
