@@ -170,6 +170,7 @@ def open_hub(
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub, Parts
     from ortet.store.objects import LocalObjects
+    from ortet.store.root import check_place
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     if not create and not (root / "FORMAT").exists():
@@ -177,6 +178,9 @@ def open_hub(
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = _settings(root)
     clock = clock or SystemClock()
+    check_place(root)
+    # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
+    catalog = SqliteCatalog(root / "catalog.db", clock, create=not (root / "FORMAT").exists())
     bucket = FileBucket(root / "bucket")
     objects = LocalObjects(
         root,
@@ -193,7 +197,7 @@ def open_hub(
     return Hub(
         Parts(
             root=root,
-            catalog=SqliteCatalog(root / "catalog.db", clock),
+            catalog=catalog,
             bucket=bucket,
             signal=HostSignal(root / "local" / "signal"),
             objects=objects,

@@ -29,7 +29,7 @@ with ortet.open(base / "store") as hub, hub.workspace(base / "work") as ws:
         sys.stdout.flush()
 """
 
-CALL = re.compile(r"^\d+ +(\w+)\((.*)\) = (-?\d+)")
+CALL = re.compile(r"^\d+ +(\w+)\((.*)\) += (-?\d+)")
 STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 

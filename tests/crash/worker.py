@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
 from typing import Any
+
+from ortet.store import faults
+
+if "ORTET_TELL_POINTS" in os.environ:  # before any other module takes `reach` by name
+    faults.reach = lambda name: print("point", name, flush=True)  # noqa: T201
 
 import ortet
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import msgspec
 from ortet.backend.abc import Move
 from ortet.errors import Corrupt
 from ortet.graph import bundle
+from ortet.graph.bundlelimits import Limits
 from ortet.graph.walk import references
 from ortet.ids import Oid, to_hex
 from ortet.store.abc import Kind, Link
@@ -81,7 +83,8 @@ def export_refs(
 
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
     with hub.objects.writing():
-        heads = bundle.import_(hub.objects, path, references, progress=progress)
+        room = Limits(room=shutil.disk_usage(hub.root).free)
+        heads = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
         hub.objects.flush()
         names = {_free_branch(hub, name, oid): oid for name, oid in heads.items()}
         moves = [

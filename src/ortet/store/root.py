@@ -17,7 +17,18 @@ from ortet.store.packs import list_packs
 from ortet.store.tail import SUFFIX, storage_error, sync_directory
 
 _WORDS = "ortet store"
-_OURS = frozenset({"FORMAT", "catalog.db", "catalog.db-wal", "catalog.db-shm", "bucket", "local"})
+_OURS = frozenset(
+    {
+        "FORMAT",
+        "catalog.db",
+        "catalog.db-wal",
+        "catalog.db-shm",
+        "bucket",
+        "local",
+        "config.toml",
+        "key",
+    }
+)
 _RECOUNT_BYTES = 1024 * 1024
 _RECOUNT_NS = 1_000_000_000
 _AMPLE = 64 * 1024 * 1024
