@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -54,6 +55,8 @@ class TestStart:
 
     def test_the_overview_has_every_verb(self, ortet: Ortet, tmp_path: Path) -> None:
         out = ortet("--help", cwd=tmp_path).out
+        assert ortet(cwd=tmp_path).out == out
+        assert "start" in ortet("bisect", cwd=tmp_path).out
         for verb in VERBS:
             assert f"\n  {verb} " in out
 
@@ -170,7 +173,13 @@ class TestErrors:
 
 
 class TestInterrupt:
-    def test_ends_the_command_and_exits_with_130(self, ortet: Ortet, proj: Path) -> None:
+    @pytest.mark.parametrize(
+        ("number", "code", "said"),
+        [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, ""), (signal.SIGHUP, 129, "")],
+    )
+    def test_ends_the_command_too(
+        self, ortet: Ortet, proj: Path, number: signal.Signals, code: int, said: str
+    ) -> None:
         process = subprocess.Popen(
             ortet.argv("run", "echo started; sleep 300 & echo $!; wait"),
             cwd=proj,
@@ -182,13 +191,13 @@ class TestInterrupt:
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        child = int(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
+        child = os.pidfd_open(int(process.stdout.readline()))
+        process.send_signal(number)
         _, err = process.communicate()
-        assert process.returncode == 130
-        assert err.strip() == "interrupted"
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
+        assert (process.returncode, err.strip()) == (code, said)
+        ended, _, _ = select.select([child], [], [], 60)
+        os.close(child)
+        assert ended
 
 
 class Terminal:

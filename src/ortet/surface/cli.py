@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -63,12 +64,16 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, "--version", message="%(prog)s %(version)s")
 @click.option("-C", "directory", metavar="DIR", help="Work as if started in DIR.")
 @common
-@click.pass_obj
-def cli(call: Call, directory: str | None) -> None:
+@click.pass_context
+def cli(ctx: click.Context, directory: str | None) -> None:
     """Git for the whole AI agent: commit, fork and restore everything in a directory.
 
     \b
@@ -77,8 +82,10 @@ def cli(call: Call, directory: str | None) -> None:
       ortet commit -m "it works"      record its present state
       ortet rewind                    go back to the commit before
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
     if directory is not None:
-        call.enter(directory)
+        ctx.obj.enter(directory)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -87,6 +94,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     call = Call()
+    _end_in_order()
     try:
         with call:
             cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
@@ -107,6 +115,17 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         code = call.crash(error)
     raise SystemExit(code)
+
+
+def _end_in_order() -> None:
+    """Asked to end, close what is open: a command that we run must not outlive us."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _as_ours(error: OSError) -> OrtetError:

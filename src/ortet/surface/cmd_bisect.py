@@ -22,9 +22,10 @@ bad_option = click.option(
 )
 
 
-@click.group()
+@click.group(invoke_without_command=True)
 @common
-def bisect() -> None:
+@click.pass_context
+def bisect(ctx: click.Context) -> None:
     """Find the commit that broke a command.
 
     Halves what is left with every test. Each candidate is tested in a private copy: your files are
@@ -34,6 +35,8 @@ def bisect() -> None:
     Example:
       ortet bisect run --good HEAD~20 -- pytest -q tests/test_login.py
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @verb()
