@@ -18,6 +18,7 @@ TRIES = 4
 """How often a file that changes while it is read is read again."""
 
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE})
+_NO_FILE = frozenset({errno.ESPIPE, errno.EISDIR})  # read as a file, and it is none by now
 CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY})
 
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -74,7 +75,7 @@ def look(
     except OSError as error:
         if error.errno in CLOSED:
             raise Unreadable(unreadable(path, error)) from error
-        if error.errno not in GONE:
+        if error.errno not in GONE and error.errno not in _NO_FILE:
             raise
     return _replaced(objects, dirfd, name, st, path=path, losses=losses)
 

@@ -31,14 +31,13 @@ from ortet.machine.sieve import Sieve
 from ortet.machine.statindex import (
     MAPPED,
     ODD,
-    RACY,
     Node,
     Seen,
     StatIndex,
     carry,
     is_linked,
+    is_same,
     mark_of,
-    seen,
 )
 from ortet.machine.suspects import suspects
 from ortet.store.abc import Objects
@@ -175,7 +174,7 @@ class _Scan:
             plan = None
         frame = Frame(index.root, b"", fd=fd, name="", plan=plan)
         self._stack.append(frame)
-        if index.root_seen[:9] != seen(st) or index.root.entry is None:
+        if not is_same(index.root_seen, st) or index.root.entry is None:
             self._list_again(frame)
             frame.meta = self._meta(frame, st, index.root_seen)
             index.root_seen = index.judge(st, frame.meta)
@@ -228,7 +227,7 @@ class _Scan:
             frame.node = self._moves.take((st.st_ino, st.st_dev)) or Node()
             frame.plan, frame.new, was = None, True, ()
             above.dirs[frame.name] = frame.node
-        elif was == seen(st):
+        elif is_same(was, st):
             return
         self._list_again(frame)
         frame.meta = self._meta(frame, st, was)
@@ -236,7 +235,7 @@ class _Scan:
         self._learned = True
 
     def _list_again(self, frame: Frame) -> None:
-        """Its times moved: names may have come or gone, and without a watcher only a listing tells."""
+        """Its times moved: names may have come or gone. Without a watcher only a listing tells."""
         if frame.plan is not None and self._watch is None:
             frame.plan.names = None
 
@@ -399,10 +398,7 @@ class _Scan:
 
     def _trusted(self, was: Seen, st: os.stat_result) -> bool:
         """A marked name whose stat is as it was: is it unchanged?"""
-        mark = mark_of(was)
-        if was[:9] != seen(st) or mark & RACY:
-            return False
-        return not mark & MAPPED or moves_mtime(st.st_dev)
+        return is_same(was, st) and (not mark_of(was) & MAPPED or moves_mtime(st.st_dev))
 
     def _notice_mapped(self, dirty: Dirty | None) -> bool:
         """Mark the files just read that are written through memory; True: read some again."""

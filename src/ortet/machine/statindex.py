@@ -48,6 +48,11 @@ def mark_of(was: Seen) -> int:
     return was[9] if len(was) > 9 else 0
 
 
+def is_same(was: Seen, st: os.stat_result | None) -> bool:
+    """The stat is as it was, and was not racy."""
+    return st is not None and was[:9] == seen(st) and not mark_of(was) & RACY
+
+
 def is_linked(was: Seen) -> bool:
     return was[3] > 1 and not stat.S_ISDIR(was[0])
 
@@ -142,7 +147,7 @@ class _Directory(Record, frozen=True):
 class _File(Record, frozen=True):
     image: bytes
     root: list[int]
-    pending: dict[bytes, dict[bytes, Entry | None]]
+    pending: list[tuple[bytes, list[tuple[bytes, Entry | None]]]]
     mapped: list[bytes]
     lossy: list[bytes]
     directories: list[_Directory]
@@ -217,6 +222,7 @@ class StatIndex:
         if key in node.dirs:
             self.forget_below(path)
         node.drop(key)
+        self._doubt(parent)
         self.links = None
         self.pending.setdefault(parent, {})[name] = None
 
@@ -270,7 +276,7 @@ class StatIndex:
             _File(
                 image,
                 list(self.root_seen),
-                self.pending,
+                [(path, list(changes.items())) for path, changes in self.pending.items()],
                 sorted(self.mapped),
                 list(self.losses),
                 directories,
@@ -295,7 +301,7 @@ class StatIndex:
     def _fill(self, stored: _File) -> StatIndex:
         self.image = Oid(stored.image)
         self.root_seen = tuple(stored.root)
-        self.pending = stored.pending
+        self.pending = {path: dict(changes) for path, changes in stored.pending}
         trail: list[Node] = []
         for item in stored.directories:
             node = Node(item.packed)
@@ -324,6 +330,16 @@ class StatIndex:
                 known.pop(at, None)
         self.mapped = {at for at in self.mapped if not at.startswith(below)}
 
+    def _doubt(self, path: bytes) -> None:
+        """Unless it is recorded next, list this directory again: the name may still be there."""
+        if not path:
+            self.root_seen = _marked(self.root_seen, RACY)
+            return
+        parent, _, name = path.rpartition(b"/")
+        above, key = self.find(parent), os.fsdecode(name)
+        if above is not None and key in above.seen:
+            above.put(key, _marked(above.seen[key], RACY))
+
     def mark_mapped(self, path: bytes, mapped: bool) -> None:
         """Some process writes this file through memory (read it again), or none does any more."""
         parent, _, name = path.rpartition(b"/")
@@ -331,12 +347,17 @@ class StatIndex:
         if node is None or key not in node.seen:
             return
         was = node.seen[key]
-        mark = mark_of(was) | MAPPED | RACY if mapped else mark_of(was) & ~MAPPED
-        node.put(key, (*was[:9], mark) if mark else was[:9])
         if mapped:
+            node.put(key, _marked(was, MAPPED | RACY))
             self.mapped.add(path)
         else:
+            mark = mark_of(was) & ~MAPPED
+            node.put(key, (*was[:9], mark) if mark else was[:9])
             self.mapped.discard(path)
+
+
+def _marked(was: Seen, mark: int) -> Seen:
+    return (*was[:9], mark_of(was) | mark) if was else was
 
 
 def carry(entry: Entry, was: Seen, old: Entry | None) -> Entry:

@@ -12,7 +12,7 @@ import os
 from ortet.machine.links import join, walk
 from ortet.machine.rules import FILE
 from ortet.machine.sieve import Sieve
-from ortet.machine.statindex import ODD, STAT, Node, Seen, StatIndex, mark_of, seen
+from ortet.machine.statindex import MAPPED, STAT, Node, StatIndex, is_same, mark_of
 
 Names = dict[bytes, set[bytes] | None]
 
@@ -23,7 +23,7 @@ _LONG = 3000  # with one more name a path could be too long for the kernel
 def suspects(fd: int, index: StatIndex, sieve: Sieve) -> Names:
     """Names below the open root whose stat is not as it was; directories to list again are None."""
     found: Names = dict.fromkeys(index.losses)
-    if not _same(index.root_seen, os.fstat(fd)):
+    if not is_same(index.root_seen, os.fstat(fd)):
         found[b""] = None
     ruled: dict[bytes, Node] = {}
     for path, node in walk(index):
@@ -48,7 +48,11 @@ def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:
         return names
     if packed is not None and not packed.marks and _stats(fd, prefix, names) == packed.stats:
         return []
-    return [name for name, was in node.seen.items() if not _same(was, _stat(fd, prefix + name))]
+    return [
+        name
+        for name, was in node.seen.items()
+        if mark_of(was) & MAPPED or not is_same(was, _stat(fd, prefix + name))
+    ]
 
 
 def _stats(fd: int, prefix: str, names: list[str]) -> bytes:
@@ -69,7 +73,3 @@ def _stat(fd: int, path: str) -> os.stat_result | None:
         return os.stat(path, dir_fd=fd, follow_symlinks=False)
     except OSError:
         return None
-
-
-def _same(was: Seen, st: os.stat_result | None) -> bool:
-    return st is not None and was[:9] == seen(st) and mark_of(was) in (0, ODD)
