@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.codec import decode, encode
@@ -30,6 +30,7 @@ def drive(search: Bisect, verdict: Callable[[str], str]) -> tuple[Answer, int]:
     return answer, steps
 
 
+@settings(deadline=None)
 @given(size=st.integers(2, 2000), data=st.data())
 def test_finds_it_on_a_line_in_log2_steps(size: int, data: st.DataObject) -> None:
     culprit = data.draw(st.integers(1, size - 1))
@@ -147,6 +148,7 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, set[str]]:
     return graph, broken
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_answer_is_bad_and_all_its_parents_are_good(case: tuple[Graph, set[str]]) -> None:
     graph, broken = case

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.graph.lanes import Row, draw, lay_out, render_text
@@ -69,6 +69,7 @@ def histories(draw: st.DrawFn) -> Commits:
     return commits
 
 
+@settings(deadline=None)
 @given(histories())
 def test_following_edges_leads_from_child_to_parent(commits: Commits) -> None:
     rows = list(lay_out(commits))

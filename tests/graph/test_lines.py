@@ -17,6 +17,7 @@ REUSED = settings(
 )
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_split_keeps_every_byte(data: bytes) -> None:
     lines = split(data)
@@ -25,6 +26,7 @@ def test_split_keeps_every_byte(data: bytes) -> None:
     assert all(line.count(b"\n") <= 1 and line for line in lines)
 
 
+@settings(deadline=None)
 @given(a=texts, b=texts)
 def test_blocks_are_common_and_in_order(a: list[bytes], b: list[bytes]) -> None:
     at = to = 0
@@ -36,6 +38,7 @@ def test_blocks_are_common_and_in_order(a: list[bytes], b: list[bytes]) -> None:
         at, to = block.a + block.size, block.b + block.size
 
 
+@settings(deadline=None)
 @given(a=texts, b=texts)
 def test_changes_turn_one_into_the_other(a: list[bytes], b: list[bytes]) -> None:
     out: list[bytes] = []
@@ -46,6 +49,7 @@ def test_changes_turn_one_into_the_other(a: list[bytes], b: list[bytes]) -> None
     assert out + a[at:] == b
 
 
+@settings(deadline=None)
 @given(a=texts, insert=texts, data=st.data())
 def test_an_insertion_is_one_change(
     a: list[bytes], insert: list[bytes], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.graph.mergefile import Verdict, merge_file, metadata, only_touched
@@ -42,6 +42,7 @@ entries = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
 def test_laws(base: Entry, ours: Entry, theirs: Entry) -> None:
     assert merge(base, base, theirs) == Verdict(theirs)
@@ -55,6 +56,7 @@ def test_laws(base: Entry, ours: Entry, theirs: Entry) -> None:
     assert one.entry.data[0] == one.entry.size
 
 
+@settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
 def test_favor_always_settles(base: Entry, ours: Entry, theirs: Entry) -> None:
     mine = merge(base, ours, theirs, favor="ours")

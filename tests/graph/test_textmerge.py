@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.graph.textmerge import TextConflict, merge_text
@@ -13,6 +13,7 @@ texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\r\n", b"\n", b"z"]), max_s
 )
 
 
+@settings(deadline=None)
 @given(base=texts, side=texts)
 def test_a_side_that_changed_nothing_gives_way(base: bytes, side: bytes) -> None:
     assert merge_text(base, base, side).data == side
@@ -21,6 +22,7 @@ def test_a_side_that_changed_nothing_gives_way(base: bytes, side: bytes) -> None
     assert not merge_text(base, base, side).conflicts
 
 
+@settings(deadline=None)
 @given(base=texts, ours=texts, theirs=texts)
 def test_sides_can_be_exchanged(base: bytes, ours: bytes, theirs: bytes) -> None:
     one, two = merge_text(base, ours, theirs), merge_text(base, theirs, ours)
@@ -32,6 +34,7 @@ def test_sides_can_be_exchanged(base: bytes, ours: bytes, theirs: bytes) -> None
     assert one.data == merge_text(base, theirs, ours, favor="theirs").data
 
 
+@settings(deadline=None)
 @given(base=texts, ours=texts, theirs=texts)
 def test_conflicts_name_lines_that_are_there_and_differ(
     base: bytes, ours: bytes, theirs: bytes
@@ -49,6 +52,7 @@ def test_conflicts_name_lines_that_are_there_and_differ(
         end = conflict.base[1]
 
 
+@settings(deadline=None)
 @given(
     head=texts.filter(lambda text: not text.endswith(b"z")),
     tail=texts,

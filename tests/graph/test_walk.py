@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.codec import encode
@@ -185,6 +185,7 @@ def test_what_a_newer_release_wrote_stops_a_sweep() -> None:
         assert caught.value.kind == "newer_record"
 
 
+@settings(deadline=None)
 @given(kind=st.sampled_from(Kind), data=st.binary(max_size=200))
 def test_any_bytes_give_links_or_a_clear_error(kind: Kind, data: bytes) -> None:
     try:
