@@ -98,9 +98,7 @@ class Writer:
 
         `fill`, if it returns True, has given the open file its content without `data`.
         """
-        # user xattrs can only be set on a writable file, so the mode comes after them
-        mode = 0o600 if entry.xattrs else entry.mode & 0o777
-        fd = os.open(check_name(name), _CREATE, mode, dir_fd=at)
+        fd = os.open(check_name(name), _CREATE, entry.mode & 0o777, dir_fd=at)
         try:
             if fill is not None and fill(fd):
                 size = os.fstat(fd).st_size
@@ -188,6 +186,9 @@ def impose(target: Target, entry: Entry, *, xattrs: Xattrs | None, lose: Lose) -
     if now.st_uid != entry.uid or now.st_gid != entry.gid:
         now = _chown(target, entry)
     if xattrs is not None:
+        if entry.is_file and not now.st_mode & 0o200 and os.geteuid():
+            with contextlib.suppress(OSError):  # user xattrs can only be set on a writable file
+                target.chmod(0o600)
         _set_xattrs(target, xattrs, lose)
         now = target.stat()
     mode = _mode(entry, now)

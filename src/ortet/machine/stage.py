@@ -84,7 +84,7 @@ class Stage:
                 continue
             fd = os.open(self._name, OPEN_DIR, dir_fd=self._at)
             if _lock(fd) and self._is_named(fd):
-                _plain(fd)
+                plain(fd)
                 return fd
             os.close(fd)  # another process took it for a leftover between our two calls
         raise self._busy()
@@ -186,19 +186,33 @@ def parents(dest: Path) -> Iterator[None]:
         raise
 
 
-def mount_of(place: Path | int) -> int:
+def mount_of(place: Path) -> int:
     """What tells two mounts apart, also two of one file system."""
-    with contextlib.ExitStack() as stack:
-        if isinstance(place, Path):
-            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-        else:
-            fd = place
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines():
-                if line.startswith("mnt_id:"):
-                    return int(line.split()[1])
-        return os.fstat(fd).st_dev
+    fd = os.open(place, _HOLDER)
+    try:
+        found = _mount_id(fd)
+        return os.fstat(fd).st_dev if found is None else found
+    finally:
+        os.close(fd)
+
+
+def is_overlay(fd: int) -> bool:
+    """Overlays refuse to rename directories that come from a lower layer."""
+    wanted = str(_mount_id(fd))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            fields = line.split()
+            if fields[0] == wanted:
+                return fields[fields.index("-", 6) + 1] == "overlay"
+    return False
+
+
+def _mount_id(fd: int) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines():
+            if line.startswith("mnt_id:"):
+                return int(line.split()[1])
+    return None
 
 
 def _lock(fd: int) -> bool:
@@ -209,7 +223,7 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def _plain(fd: int) -> None:
+def plain(fd: int) -> None:
     """Without a default ACL and set-group-id, which what we make in it would inherit."""
     for name in _ACLS:
         with contextlib.suppress(OSError, AttributeError):

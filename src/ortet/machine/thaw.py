@@ -1,0 +1,271 @@
+"""Make a live directory equal to an image: staged, journaled, undoable, only what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ortet.codec import checksum
+from ortet.errors import OrtetError
+from ortet.graph.records import Entry, Image
+from ortet.graph.tree import Trees
+from ortet.machine.abc import Report
+from ortet.machine.apply import Writer
+from ortet.machine.build import Item, Made, build
+from ortet.machine.dirs import STAGE, Dirs, directory, failure, remove
+from ortet.machine.journal import Begin, Journal, Log
+from ortet.machine.look import Looker
+from ortet.machine.materialise import links_of
+from ortet.machine.plan import Change, Groups, Plan, Side, make_plan, select
+from ortet.machine.rules import Rules
+from ortet.machine.stage import is_overlay, mount_of, plain
+from ortet.machine.statindex import StatIndex, seen
+from ortet.machine.steps import Drop, Keep, Place, Step, act, meta_of, target_at
+from ortet.store.abc import Objects
+from ortet.store.faults import reach
+
+
+def thaw(
+    objects: Objects,
+    trees: Trees,
+    root: Path,
+    current: Image,
+    target: Image,
+    *,
+    index: StatIndex,
+    stage: Path,
+    rules: Rules | None = None,
+    paths: Sequence[bytes] | None = None,
+) -> Report:
+    """Bring `root`, which the caller has just frozen as `current`, to `target`.
+
+    All or nothing: an error puts everything back, and after kill -9 `recover(stage)` does. With
+    `paths` only what is at and below them. What is no state by `rules` is never touched.
+    Conflict("changed_meanwhile") when something that would be replaced is not what `current` says.
+    `index` knows `root` and learns of every change; `stage` is the machine's own directory for
+    the journal.
+    """
+    recover(stage)
+    before = Side(current.root, links_of(objects, current))
+    after = Side(target.root, links_of(objects, target))
+    if paths is not None:
+        after = select(trees, before, after, paths)
+    plan = make_plan(trees, before, after)
+    if not plan.dirs:
+        return Report()
+    root = Path(os.path.realpath(root))
+    try:
+        with directory(root) as top, Dirs(top) as dirs:
+            work = _Thaw(objects, trees, dirs, root=root, index=index, stage=stage, rules=rules)
+            return work.run(plan, after)
+    except OSError as error:
+        raise failure(error, f"cannot restore {root}") from error
+
+
+def recover(stage: Path) -> bool:
+    """Undo a thaw that was killed, or finish its cleaning up; False when there was none."""
+    return Journal(stage).recover()
+
+
+class _Thaw:
+    """One run. Its order is its safety: look, stage, look again, journal, act, mark done, clean."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        trees: Trees,
+        dirs: Dirs,
+        *,
+        root: Path,
+        index: StatIndex,
+        stage: Path,
+        rules: Rules | None,
+    ) -> None:
+        self._objects = objects
+        self._trees = trees
+        self._dirs = dirs
+        self._index = index
+        self._journal = Journal(stage)
+        self._writer = Writer(objects)
+        piecemeal = is_overlay(dirs.fd(b""))
+        self._looker = Looker(dirs, trees, index=index, rules=rules or Rules(), piecemeal=piecemeal)
+        self._begin = _begin(root, stage)
+        self._moves: list[Change] = []
+        self._stayed: list[bytes] = []  # directories that should have gone
+        self._touched: set[bytes] = set()  # directories in which names come or go
+        self._unsure: set[bytes] = set()  # directories that will not be as the image says
+
+    def run(self, plan: Plan, after: Side) -> Report:
+        self._look(plan)
+        inside = self._begin.mtime is not None
+        try:
+            self._journal.begin(self._begin)
+            reach("thaw.begun")
+            with _area(self._begin) as area:
+                made = self._stage(area, after.groups)
+                reach("thaw.staged")
+                self._looker.again()
+                steps = list(self._steps(plan, made))
+                self._journal.write(Log(steps, after.root.mtime if inside else None))
+                reach("thaw.journaled")
+                act(self._dirs, area, steps, self._looker.stats)
+                self._settle(plan)
+                reach("thaw.settled")
+            self._journal.done()
+        except BaseException:
+            self._dirs.close()
+            self._journal.recover()
+            self._remember(plan)
+            raise
+        reach("thaw.done")
+        with contextlib.suppress(OrtetError):  # it is complete; the next call cleans up again
+            self._journal.recover()
+        self._record(plan, made)
+        return Report(
+            written=len(made) + len(plan.altered),
+            removed=self._looker.gone,
+            losses=list(dict.fromkeys(self._writer.losses)),
+        )
+
+    def _look(self, plan: Plan) -> None:
+        """Check the plan against the disk, and find out what can be done of it."""
+        self._touched |= plan.touched
+        if self._begin.mtime is not None:
+            self._touched.add(b"")
+        for change in plan.dirs:
+            self._looker.directory(change.path)
+        for change in plan.altered:
+            if self._looker.is_there(change.path) and change.old is not None:
+                self._looker.same(change.path, change.old)
+        for change in plan.swaps:
+            verdict = self._looker.swap(change)
+            self._moves += verdict.moves
+            self._touched.update(verdict.kept)
+            if verdict.kept:
+                self._stayed.append(change.path)
+                self._writer.lose(change.path, "ignored", "it stays, as it holds ignored files")
+            if verdict.blocked:
+                self._writer.lose(change.path, "ignored", "an ignored file is in its place")
+            if verdict.kept or verdict.blocked:
+                self._unsure.add(change.path.rpartition(b"/")[0])
+
+    def _stage(self, area: int, groups: Groups) -> dict[bytes, Made]:
+        """Write everything new into the area; returns it by path."""
+        items: list[Item] = []
+        for slot, (path, _, new) in enumerate(self._moves):
+            if new is None:
+                continue
+            top = b"new.%d" % slot
+            # a directory that is to be moved must be writable; it gets its own mode afterwards
+            first = replace(new, mode=new.mode | 0o700) if new.is_dir else new
+            items.append(Item(top, first, path))
+            for place, entry in self._trees.walk(new, top):
+                items.append(Item(place, entry, path + place[len(top) :]))
+        coming = {item.path for item in items}
+        linked = [[path for path in group if path in coming] for group in groups]
+        linked = [group for group in linked if len(group) > 1]
+        made = build(self._objects, area, items, linked, writer=self._writer)
+        return {one.item.path: one for one in made}
+
+    def _steps(self, plan: Plan, made: dict[bytes, Made]) -> Iterator[Step]:
+        """Metadata first: undone last, it also restores the times that moving names changes."""
+        dirs = {change.path for change in plan.dirs if self._to_settle(change)} | self._touched
+        if self._looker.piecemeal or os.geteuid():  # else they move as they are
+            dirs |= {path for path, old, _ in self._moves if old is not None and old.is_dir}
+        for path in sorted(dirs):
+            yield meta_of(self._dirs, path, stat.S_IFDIR)
+        for change in plan.altered:
+            if change.new is not None and self._looker.is_there(change.path):
+                yield meta_of(self._dirs, change.path, change.new.mode)
+        for slot, (path, old, new) in enumerate(self._moves):
+            if old is not None and old.is_dir and self._looker.piecemeal:
+                yield Drop(path)
+            elif old is not None:
+                link = not old.is_dir and new is not None and not new.is_dir and path in made
+                yield Keep(path, slot, link)
+            if path in made:
+                now = made[path].stat
+                yield Place(path, slot, now.st_ino, now.st_size, now.st_mtime_ns)
+
+    def _to_settle(self, change: Change) -> bool:
+        old, new = change.old, change.new
+        if change.path in self._touched or old is None or new is None:
+            return True
+        return replace(old, data=new.data, cid=new.cid) != new
+
+    def _settle(self, plan: Plan) -> None:
+        """Metadata of files that stay, then of directories, the deepest first."""
+        for path, _, new in plan.altered:
+            if new is not None and self._looker.is_there(path):
+                target = target_at(self._dirs, path, new.mode)
+                self._writer.settle(target, new, path=path, fresh=False)
+                reach("thaw.altered")
+        for path, _, new in self._moves:
+            if new is not None and new.is_dir:
+                target = target_at(self._dirs, path, new.mode)
+                self._writer.settle(target, new, path=path)
+        for change in reversed(plan.dirs):
+            if self._to_settle(change) and change.new is not None:
+                target = target_at(self._dirs, change.path, stat.S_IFDIR)
+                self._writer.settle(target, change.new, path=change.path, fresh=False)
+
+    def _record(self, plan: Plan, made: dict[bytes, Made]) -> None:
+        """Tell the index, directories after what they hold, and only those that came out right."""
+        for path in self._stayed:
+            self._index.forget(path)
+        for path, old, _ in self._moves:
+            if old is not None and path not in made:
+                self._index.forget(path)
+        moved = {move.path: move.new for move in self._moves}
+        for path, (item, was) in made.items():
+            # the last rename, of it or of another of its names, has moved its ctime
+            again = path in moved or was.st_nlink > 1
+            self._learn(path, moved.get(path) or item.entry, None if again else was)
+        for change in plan.altered:
+            if change.new is not None and self._looker.is_there(change.path):
+                self._learn(change.path, change.new)
+        for change in reversed(plan.dirs):
+            if change.path not in self._unsure and change.new is not None:
+                self._learn(change.path, change.new)
+
+    def _remember(self, plan: Plan) -> None:
+        """After going back: the old files are the same, but renames have moved their ctime."""
+        for path, old, _ in [*self._moves, *plan.altered]:
+            was = self._looker.stats.get(path)
+            if old is not None and not old.is_dir and was is not None:
+                with contextlib.suppress(OSError):
+                    now = target_at(self._dirs, path, old.mode).stat()
+                    if seen(now)[:8] == seen(was)[:8]:
+                        self._index.record(path, now, old)
+
+    def _learn(self, path: bytes, entry: Entry, now: os.stat_result | None = None) -> None:
+        with contextlib.suppress(OSError):  # whoever changed it already: the next scan will see
+            now = now or target_at(self._dirs, path, entry.mode).stat()
+            self._index.record(path, now, entry)
+
+
+def _begin(root: Path, stage: Path) -> Begin:
+    """The area lies beside the root where it can; else in it."""
+    name = STAGE + checksum(os.fsencode(stage)).hex().encode()
+    above = root.parent
+    beside = root != above and os.access(above, os.W_OK | os.X_OK)
+    if beside and mount_of(root) == mount_of(above):
+        return Begin(os.fsencode(root), os.path.join(os.fsencode(above), name))
+    mtime = os.stat(root).st_mtime_ns
+    return Begin(os.fsencode(root), os.path.join(os.fsencode(root), name), mtime)
+
+
+@contextlib.contextmanager
+def _area(begin: Begin) -> Iterator[int]:
+    above, _, name = begin.area.rpartition(b"/")
+    with directory(above or b"/") as at:
+        remove(at, name)  # its name is ours alone
+        os.mkdir(name, 0o700, dir_fd=at)
+        with directory(name, at) as area:
+            plain(area)
+            yield area

@@ -1,0 +1,99 @@
+"""A process of its own for tests: other user ids, armed faults, kill -9.
+
+worker.py UID STORE VERB ARGS...; UID is `-` to stay root. Prints one JSON line. All is imported
+before the user id changes, for the interpreter may lie where that user cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from ortet.backend.files import FileBucket
+from ortet.codec import Hasher, decode, encode
+from ortet.errors import OrtetError
+from ortet.graph.records import Image
+from ortet.graph.tree import Trees
+from ortet.ids import SystemClock, from_hex, to_hex
+from ortet.machine.abc import Report
+from ortet.machine.materialise import materialise
+from ortet.machine.rules import Rules
+from ortet.machine.scan import scan
+from ortet.machine.statindex import StatIndex
+from ortet.machine.thaw import recover, thaw
+from ortet.store.abc import Kind
+from ortet.store.objects import LocalObjects
+
+
+class Worker:
+    def __init__(self, store: Path) -> None:
+        self.objects = LocalObjects(
+            store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
+        )
+        self.trees = Trees(self.objects)
+
+    def image(self, oid: str) -> Image:
+        return decode(Image, self.objects.get(from_hex(oid)))
+
+    def freeze(self, root: Path, index: StatIndex | None = None) -> Image:
+        found = scan(
+            self.objects,
+            self.trees,
+            root=root,
+            index=index or StatIndex(self.trees),
+            rules=Rules(),
+            losses=[],
+        )
+        return Image(found.root, found.links)
+
+    def put(self, image: Image) -> str:
+        oid = to_hex(self.objects.put(Kind.IMAGE, encode(image)))
+        self.objects.flush()
+        return oid
+
+
+def perform(worker: Worker, verb: str, args: list[str]) -> object:
+    if verb == "freeze":
+        return worker.put(worker.freeze(Path(args[0])))
+    if verb == "materialise":  # and freeze again with the index that was filled
+        index = StatIndex(worker.trees)
+        dest = Path(args[1])
+        report = materialise(worker.objects, worker.trees, worker.image(args[0]), dest, index=index)
+        return {**told(report), "again": worker.put(worker.freeze(dest, index))}
+    if verb == "thaw":
+        root, stage, index = Path(args[1]), Path(args[2]), StatIndex(worker.trees)
+        report = thaw(
+            worker.objects,
+            worker.trees,
+            root,
+            worker.freeze(root, index),
+            worker.image(args[0]),
+            index=index,
+            stage=stage,
+        )
+        return {**told(report), "again": worker.put(worker.freeze(root, index))}
+    return recover(Path(args[0]))
+
+
+def told(report: Report) -> dict[str, object]:
+    losses = [[loss.path, loss.what] for loss in report.losses]
+    return {"written": report.written, "removed": report.removed, "losses": losses}
+
+
+def main() -> None:
+    user, store, verb, *args = sys.argv[1:]
+    if user != "-":
+        os.setgroups([])
+        os.setgid(int(user))
+        os.setuid(int(user))
+    try:
+        print(json.dumps(perform(Worker(Path(store)), verb, args)))  # noqa: T201
+    except OrtetError as error:
+        print(json.dumps(error.as_dict()))  # noqa: T201
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()
