@@ -153,6 +153,8 @@ def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 def _shortest(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     """Matches of a shortest edit (Myers' greedy search); none when it would be too long."""
     size_a, size_b = len(a), len(b)
+    if set(a).isdisjoint(b):
+        return []
     reach = {1: 0}
     trace: list[dict[int, int]] = []
     for edits in range(min(size_a + size_b, _MAX_EDITS) + 1):
