@@ -82,7 +82,7 @@ def export_refs(
 
 
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
-    with hub.objects.writing():
+    with hub.writing():
         room = Limits(room=shutil.disk_usage(hub.root).free)
         heads = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
         hub.objects.flush()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class Hub:
         self.registry = Registry(parts.catalog, parts.host)
         self._parts = parts
         self._open: list[Workspace] = []
+        self._epoch = parts.objects.epoch
 
     def __enter__(self) -> Hub:
         return self
@@ -84,6 +86,15 @@ class Hub:
         self.signal.close()
         self.bucket.close()
         self.catalog.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """From the first put until the head has moved: no sweep takes an object away meanwhile."""
+        with self.objects.writing() as epoch:
+            if epoch != self._epoch:  # pages of trees nothing refers to may be gone
+                self.trees.forget()
+                self._epoch = epoch
+            yield
 
     # workspaces
 
@@ -314,7 +325,7 @@ class Hub:
             scope=scope or (self._parts.scope if files == "private" else "workspace"),
             forks=forks,
         )
-        with self.objects.writing():  # until the row holds the base, a sweep must not take it
+        with self.writing():  # until the row holds the base, a sweep must not take it
             if files == "private":
                 self._parts.engine(engine)  # refuse before anything is stored
                 row = msgspec.structs.replace(row, base=self._photograph(path))

@@ -113,7 +113,7 @@ class Workspace:
     def commit(self, message: str = "") -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned."""
         machine = self._live()
-        with self._hub.objects.writing():
+        with self._hub.writing():
             image = machine.freeze()
             return self._record(image, message)
 
@@ -305,7 +305,7 @@ class Workspace:
         return report
 
     def _apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
-        with self._hub.objects.writing():
+        with self._hub.writing():
             before = self._hub.image_oid(parents[0])
             oid = self._hub.objects.put(Kind.IMAGE, encode(image))
             self._machine.thaw(oid)
