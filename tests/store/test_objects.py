@@ -350,9 +350,9 @@ def test_the_quota_is_not_passed(open_store: Open, root: Path) -> None:
             put += 1
     assert caught.value.kind == "quota"
     assert put > 10
-    used = sum(
-        p.stat().st_size for d in ("local/tails", "bucket/packs") for p in (root / d).iterdir()
-    )
+    places = (root / "local/tails", root / "bucket/packs")
+    stats = [path.stat() for place in places for path in place.iterdir()]
+    used = sum({one.st_ino: one.st_size for one in stats}.values())  # one may be both just now
     assert 250_000 < used <= 300_000
     check(store, noise(1000, size=9000)[:put])
     # a larger quota, and what was refused is written
@@ -410,9 +410,7 @@ def test_a_full_disk_loses_nothing(open_store: Open, small_disk: Path, batch: in
     check(open_store(small_disk / "store"), contents[: last + 1])
 
 
-def test_a_failed_sync_is_tried_again_from_memory(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_is_tried_again(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     store.put(Kind.BLOB, b"first")
     store.flush()
@@ -427,6 +425,5 @@ def test_a_failed_sync_is_tried_again_from_memory(
     assert caught.value.kind == "disk_full"
     monkeypatch.undo()
     assert store.get(oid) == b"second"
-    assert oid in store.writer.pending
     store.flush()
     check(open_store(), [b"first", b"second"])

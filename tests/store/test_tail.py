@@ -99,13 +99,14 @@ def test_a_frame_in_the_making_is_not_seen(tmp_path: Path) -> None:
     assert len(theirs) == 3
 
 
-def test_a_follower_notices_that_the_writer_rolled_back(tmp_path: Path) -> None:
+def test_a_follower_notices_that_the_end_was_cut_off(tmp_path: Path) -> None:
     ours = new(tmp_path / "a.tail")
     append(ours, b"first")
     ours.sync()
     append(ours, b"not synced " * 20)
     theirs = following(tmp_path / "a.tail")
-    assert [item[2] for item in ours.roll_back()] == [b"not synced " * 20]
+    os.truncate(tmp_path / "a.tail", ours.synced)
+    ours.end = ours.synced
     append(ours, b"something else, longer than what was there before " * 9)
     append(ours, b"and more")
     theirs.advance()
@@ -137,7 +138,7 @@ def test_a_failed_write_leaves_the_tail_as_it_was(
     assert len(following(tmp_path / "a.tail")) == 2
 
 
-def test_a_failed_sync_stays_failed_until_rolled_back(
+def test_a_failed_sync_stays_failed_until_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = new(tmp_path / "a.tail")
@@ -156,9 +157,38 @@ def test_a_failed_sync_stays_failed_until_rolled_back(
     with pytest.raises(Unavailable) as caught:
         ours.sync()
     assert caught.value.kind == "storage_error"
-    assert ours.roll_back() == items(b"lost?")
+    written: list[int] = []
+    real = os.pwrite
+
+    def watched(fd: int, data: bytes, offset: int) -> int:
+        written.append(offset)
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", watched)
+    good = ours.synced
+    ours.redo()
+    assert written == [good]
     ours.sync()
     assert ours.end == ours.synced == (tmp_path / "a.tail").stat().st_size
+    assert read(ours, b"lost?") == b"lost?"
+
+
+def test_what_memory_lost_too_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.tail"
+    ours = new(path)
+    for text in (b"synced", b"kept", b"lost", b"behind"):
+        append(ours, text)
+        if text == b"synced":
+            ours.sync()
+    spot = ours.find(HASHER.oid(b"lost"))
+    assert spot is not None
+    with open(path, "r+b") as file:
+        file.seek(spot[1] + 60)
+        file.write(b"\0" * 20)
+    ours.redo()
+    assert ours.end == spot[1] == path.stat().st_size
+    assert ours.find(HASHER.oid(b"lost")) is ours.find(HASHER.oid(b"behind")) is None
+    assert read(ours, b"kept") == b"kept"
 
 
 def test_a_sealed_tail_is_a_pack(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ def adopt(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
     try:
         if _lock(fd) and _same_file(path, fd) and not _left_over(path, bucket):
             _recover(tail, fd)
+            # Its last owner may have been killed before its sync; what we append is synced apart.
+            os.fdatasync(fd)
+            sync_directory(path.parent)
             tail.own()
             return tail
     except Unsupported:

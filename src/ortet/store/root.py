@@ -137,11 +137,12 @@ class Space:
 
     def used(self) -> int:
         """Bytes of all packs and tails."""
-        total = sum(list_packs(self._bucket).values())
+        tails: dict[str, int] = {}
         for id_ in self._root.tail_ids():
             with contextlib.suppress(FileNotFoundError):
-                total += self._root.tail(id_).stat().st_size
-        return total
+                tails[id_] = self._root.tail(id_).stat().st_size
+        # Packs second: one that is being sealed has both names, and counts once.
+        return sum((tails | list_packs(self._bucket)).values())
 
     def is_ample(self) -> bool:
         """Whether a tail may be a little longer than what is in it."""

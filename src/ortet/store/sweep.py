@@ -17,7 +17,7 @@ from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack, list_packs
 from ortet.store.repack import Repacker, choose
 from ortet.store.source import Source
-from ortet.store.tail import Tail, pack_key
+from ortet.store.tail import Tail, pack_key, storage_error
 
 Roots = Callable[[], Iterable[Link]]
 """Asked twice: before marking, and again when no writer is left."""
@@ -61,13 +61,16 @@ def sweep(
     Unavailable when one does not finish within `patience` seconds, or another sweep runs. Corrupt,
     with nothing deleted, when something reachable is missing.
     """
-    with objects.gate.busy(alone=True):
-        run = _Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
-        run.mark(progress)
-        run.copy()
-        if not dry_run:
-            run.finish(patience)
-        return run.report()
+    try:
+        with objects.gate.busy(alone=True):
+            run = _Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+            run.mark(progress)
+            run.copy()
+            if not dry_run:
+                run.finish(patience)
+            return run.report()
+    except OSError as error:
+        raise storage_error(error, "sweeping") from error
 
 
 class _Sweep:

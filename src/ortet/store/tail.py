@@ -168,8 +168,8 @@ class Tail(Source):
         return self._mark()[0]
 
     def own(self) -> None:
-        """It has been adopted: what is in the file is ours."""
-        self._size = self.end
+        """It has been adopted, and what is in it is durable."""
+        self._size = self.synced = self.end
 
     # writing, only by the process that holds the lock
 
@@ -238,26 +238,27 @@ class Tail(Source):
         except OSError as error:
             raise storage_error(error, "syncing objects of another process") from error
 
-    def roll_back(self) -> list[frame.Item]:
-        """After a failed sync nobody knows what is on the disk (the kernel says so once): cut off
-        what was not synced before and hand it back, to be written afresh."""
-        with self._syncing:
-            lost = list(self._unsynced())
-            for oid in [oid for oid, spot in self._spots.items() if spot[1] >= self.synced]:
-                del self._spots[oid]
-            with contextlib.suppress(OSError):
-                self._cut(self.synced)
-            self.end = self.synced
-            self._broken = None
-            return lost
+    def redo(self) -> None:
+        """After a failed sync, write once more what was not synced before.
 
-    def _unsynced(self) -> Iterator[frame.Item]:
-        with contextlib.suppress(Corrupt, Unsupported):
-            for lead in frame.scan(self.read, self.synced, self.end):
-                data, at = self.load(lead.offset), 0
-                for oid, kind, length in lead.rows():
-                    yield oid, kind, data[at : at + length]
-                    at += length
+        The kernel reports a failed write once and then takes the pages for clean: only writing them
+        again makes the next sync mean something. Nothing is cut off that others may rely on, except
+        from a frame on whose bytes are gone even from memory.
+        """
+        with self._syncing:
+            good = self.synced
+            with contextlib.suppress(Corrupt, Unsupported):
+                for lead in frame.scan(self.read, self.synced, self.end):
+                    data = self.read(lead.offset, lead.header.size)
+                    frame.check_payload(lead.header, data[lead.header.lead :])
+                    self._write(data, lead.offset, need=len(data))
+                    good += len(data)
+            if good < self.end:
+                self._cut(good)
+                self.end = good
+                for oid in [oid for oid, spot in self._spots.items() if spot[1] >= good]:
+                    del self._spots[oid]
+            self._broken = None
 
     def full(self, seal_at: int) -> bool:
         return self.end >= seal_at or self.frames >= SEAL_FRAMES or len(self._spots) >= SEAL_OBJECTS

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -240,9 +241,9 @@ class Writer:
     def _sync_tail(self, tail: Tail) -> None:
         try:
             tail.sync()
-        except OrtetError as error:
-            with self._appending:
-                self._put_back(tail.roll_back(), error)
+        except OrtetError:
+            with self._appending, contextlib.suppress(OSError):  # then the next flush tries again
+                tail.redo()
             raise
 
     # sealing

@@ -1,0 +1,125 @@
+"""kill -9 and full disks at each fault point of the store; then it opens, verifies, and goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ortet.store
+from ortet.ids import from_hex
+from ortet.store.abc import Kind, Link, Walk
+from ortet.store.objects import LocalObjects
+from ortet.store.sweep import sweep
+from ortet.store.verify import verify
+
+SOAK = int(os.environ.get("ORTET_SOAK", "1"))
+WORKER = Path(__file__).parent / "worker.py"
+POINTS = sorted(
+    {
+        name
+        for file in Path(ortet.store.__path__[0]).glob("*.py")
+        for name in re.findall(r'^\s+reach\("([a-z.-]+)"\)', file.read_text(), re.MULTILINE)
+    }
+)
+
+Open = Callable[..., LocalObjects]
+
+
+def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, str(WORKER), verb, str(base), name, str(count)],
+        env={**os.environ, "ORTET_FAULT": fault},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1, -signal.SIGKILL), done.stderr
+    assert done.returncode != 1 or "Unavailable" in done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def check(store: LocalObjects, base: Path, walk: Walk, said: list[str]) -> None:
+    """Every head is whole, and none is older than what was acknowledged last."""
+    heads = {path.stem: from_hex(path.read_text()) for path in (base / "heads").glob("*.head")}
+    links = [Link(oid, Kind.COMMIT) for oid in heads.values()]
+    assert verify(store, lambda: links, walk).problems == []
+    acknowledged = [line.split()[1] for line in said if line.startswith("commit ")]
+    for oid in acknowledged[-1:]:
+        store.get(from_hex(oid))
+
+
+def verbs(point: str) -> str:
+    return "sweeps" if point.startswith("sweep.") else "commits"
+
+
+FAULTS = [
+    f"{point}:{action}:{nth}"
+    for point in POINTS
+    for action in ("kill", "nospace")
+    for nth in (1, 4)
+    if action == "kill" or point != "tail.after-sync"  # by then the disk has said yes
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_at_every_point(open_store: Open, tmp_path: Path, walk: Walk, fault: str) -> None:
+    point, action, nth = fault.split(":")
+    run(tmp_path, "commits", "before", 12)
+    for tail in (tmp_path / "store/local/tails").iterdir():
+        tail.write_bytes(tail.read_bytes() + b"torn")
+    code, said = run(tmp_path, verbs(point), "killed", 40, fault)
+    assert code != 0 or nth != "1" or action == "nospace", f"{point} was not reached"
+    check(open_store(), tmp_path, walk, said)
+    code, said = run(tmp_path, "commits", "killed", 10)
+    assert code == 0
+    check(open_store(), tmp_path, walk, said)
+    assert run(tmp_path, "sweeps", "s", 2)[0] == 0
+    check(open_store(), tmp_path, walk, said)
+
+
+def test_the_points_are_the_ones_we_know() -> None:
+    assert {point.split(".")[0] for point in POINTS} == {"tail", "seal", "recover", "sweep"}
+    assert len(POINTS) == 15
+
+
+@pytest.mark.soak
+def test_at_random_moments(open_store: Open, tmp_path: Path, walk: Walk) -> None:
+    (tmp_path / "heads").mkdir()
+    dice = random.Random(3)
+    for turn in range(10 * SOAK):
+        jobs = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), verb, str(tmp_path), name, "1000"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for verb, name in (("commits", "a"), ("commits", "b"), ("sweeps", "s"))
+        ]
+        said: list[str] = []
+        for job in jobs:
+            assert job.stdout is not None
+            said += [job.stdout.readline() for _ in range(dice.randrange(1, 30))]
+        dice.shuffle(jobs)
+        for job in jobs:
+            job.kill()
+        for job in jobs:
+            job.communicate()
+        store = open_store()
+        check(store, tmp_path, walk, [])
+        if turn % 3 == 0:
+            heads = [
+                Link(from_hex(path.read_text()), Kind.COMMIT)
+                for path in (tmp_path / "heads").glob("*.head")
+            ]
+            sweep(store, lambda links=heads: links, walk, min_garbage=0.0)  # type: ignore[misc]
+            check(store, tmp_path, walk, [])
+        store.close()
