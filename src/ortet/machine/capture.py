@@ -25,6 +25,7 @@ _NOATIME = getattr(os, "O_NOATIME", 0)
 # NONBLOCK: should a FIFO take the file's place just now, opening it must not wait for a writer
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _HIDDEN = ("trusted.overlay.", "user.overlay.")
+_EARLIEST, _LATEST = -(1 << 63), (1 << 64) - 1  # what msgpack has room for
 _NO_XATTRS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.ENOENT, errno.EINVAL})
 
 
@@ -69,6 +70,8 @@ def look(
     Raises Unreadable where the name is there and cannot be read. `mapped`: see mapped.py.
     """
     try:
+        if state_time(st) != st.st_mtime_ns:
+            losses.append(far_time(path))
         if stat.S_ISREG(st.st_mode):
             return _file(objects, dirfd, name, st, path=path, losses=losses, mapped=mapped)
         return _other(objects, dirfd, name, st)
@@ -176,7 +179,7 @@ def _entry(
     return Entry(
         name,
         st.st_mode,
-        st.st_mtime_ns,
+        state_time(st),
         st.st_uid,
         st.st_gid,
         st.st_size,
@@ -200,7 +203,7 @@ def _other(
     entry = Entry(
         name,
         st.st_mode,
-        st.st_mtime_ns,
+        state_time(st),
         st.st_uid,
         st.st_gid,
         data=target,
@@ -208,6 +211,16 @@ def _other(
         rdev=rdev,
     )
     return entry, st
+
+
+def state_time(st: os.stat_result) -> int:
+    """mtime, or the nearest that a record can hold: from 1677 to 2554."""
+    return min(max(st.st_mtime_ns, _EARLIEST), _LATEST)
+
+
+def far_time(path: bytes) -> Loss:
+    """For an Entry whose mtime is not that of its stat."""
+    return Loss(os.fsdecode(path), "time", "its mtime is not between the years 1677 and 2554")
 
 
 def put_xattrs(objects: Objects, at: int | bytes) -> bytes:

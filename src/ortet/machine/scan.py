@@ -20,7 +20,15 @@ from ortet.graph.records import Entry
 from ortet.graph.tree import TreeRef, Trees
 from ortet.ids import Oid
 from ortet.machine.abc import Loss
-from ortet.machine.capture import CLOSED, GONE, open_quietly, put_xattrs, unreadable
+from ortet.machine.capture import (
+    CLOSED,
+    GONE,
+    far_time,
+    open_quietly,
+    put_xattrs,
+    state_time,
+    unreadable,
+)
 from ortet.machine.dirs import OPEN_DIR, Dirs
 from ortet.machine.frames import Dirty, Found, Frame, Plan, Sub, list_all, look_at
 from ortet.machine.links import Inode, Moves, join, put_links, siblings
@@ -180,6 +188,8 @@ class _Scan:
             index.root_seen = index.judge(st, frame.meta)
             self._learned = True
         self._look(frame)
+        if state_time(st) != st.st_mtime_ns:
+            self._sieve.lose(frame, "", far_time(b""))
 
     def _enter(self, above: Frame, sub: Sub, dirs: Dirs) -> None:
         """Go into a directory below, unless it is gone or closed to us."""
@@ -243,7 +253,7 @@ class _Scan:
         entry = Entry(
             os.fsencode(frame.name),
             st.st_mode,
-            st.st_mtime_ns,
+            state_time(st),
             st.st_uid,
             st.st_gid,
             xattrs=put_xattrs(self._objects, frame.fd),
@@ -271,7 +281,7 @@ class _Scan:
         if found.fresh or found.gone or found.closed:
             self._sort(frame, found)
         self._queue(frame, {sub.name for sub in frame.subs})
-        if plan is None:
+        if frame.plan is None:
             self._cover(frame, frame.node.linked)
         if not frame.subs:
             frame.close()
@@ -295,7 +305,10 @@ class _Scan:
             if self._sieve.left_out(frame, name, st.st_mode, size=st.st_size):
                 if was:
                     found.gone.add(name)
-            elif stat.S_ISDIR(st.st_mode):
+                continue
+            if state_time(st) != st.st_mtime_ns:
+                self._sieve.lose(frame, name, far_time(path))
+            if stat.S_ISDIR(st.st_mode):
                 below = None if frame.plan is None else frame.plan.below.get(name) or Plan()
                 frame.subs.append(Sub(name, st, below))
             elif name in node.dirs or not self._trusted(was, st):

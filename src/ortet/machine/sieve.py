@@ -27,7 +27,7 @@ class Sieve:
         self._rules = rules
 
     def apply(self, frame: Frame, found: Found) -> None:
-        """Read this directory's ignore file; where the rules changed, ask again for every name."""
+        """Read this directory's ignore file; where rules changed, ask again for all below it."""
         node, path = frame.node, frame.path
         if _FILE in node.seen or any(name == _FILE for name, _ in found.fresh):
             self._rules.set(path, _read(frame.fd))
@@ -36,6 +36,7 @@ class Sieve:
         digest = self._rules.digest(path)
         if digest != node.rules:
             node.rules = digest
+            frame.plan = None
             for name, was in node.seen.items():
                 if self.left_out(frame, name, was[0], size=was[6]):
                     found.gone.add(name)

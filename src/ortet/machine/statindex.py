@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from struct import error as StructError  # noqa: N812
 
 import msgspec
 
@@ -63,6 +64,7 @@ class Packed(Record, frozen=True):
     names: bytes = b""  # joined by slashes
     stats: bytes = b""
     marks: list[tuple[bytes, int]] = []
+    far: list[tuple[bytes, str]] = []  # mtimes of another millennium, which `stats` cannot hold
     linked: list[bytes] = []
 
 
@@ -112,10 +114,17 @@ class Node:
         """Kept, because most directories do not change between two saves."""
         if self.packed is None:
             known = self.seen
+            far: list[tuple[bytes, str]] = []
+            try:
+                stats = [STAT.pack(*was[:9]) for was in known.values()]
+            except StructError:
+                far = [(os.fsencode(n), str(was[7])) for n, was in known.items()]
+                stats = [STAT.pack(*was[:7], 0, was[8]) for was in known.values()]
             self.packed = Packed(
                 os.fsencode("/".join(known)),
-                b"".join([STAT.pack(*was[:9]) for was in known.values()]),
+                b"".join(stats),
                 [(os.fsencode(name), was[9]) for name, was in known.items() if len(was) > 9],
+                far,
                 sorted(map(os.fsencode, self._linked)),
             )
         return self.packed
@@ -130,6 +139,9 @@ class Node:
         names = self.names()
         assert self.packed is not None
         known: dict[str, Seen] = dict(zip(names, STAT.iter_unpack(self.packed.stats), strict=True))
+        for name, mtime in self.packed.far:
+            was = known[os.fsdecode(name)]
+            known[os.fsdecode(name)] = (*was[:7], int(mtime), was[8])
         for name, mark in self.packed.marks:
             known[os.fsdecode(name)] += (mark,)
         self._linked = set(map(os.fsdecode, self.packed.linked))
@@ -146,7 +158,7 @@ class _Directory(Record, frozen=True):
 
 class _File(Record, frozen=True):
     image: bytes
-    root: list[int]
+    root: list[str]
     pending: list[tuple[bytes, list[tuple[bytes, Entry | None]]]]
     mapped: list[bytes]
     lossy: list[bytes]
@@ -275,7 +287,7 @@ class StatIndex:
         body = encode(
             _File(
                 image,
-                list(self.root_seen),
+                list(map(str, self.root_seen)),
                 [(path, list(changes.items())) for path, changes in self.pending.items()],
                 sorted(self.mapped),
                 list(self.losses),
@@ -300,7 +312,7 @@ class StatIndex:
 
     def _fill(self, stored: _File) -> StatIndex:
         self.image = Oid(stored.image)
-        self.root_seen = tuple(stored.root)
+        self.root_seen = tuple(map(int, stored.root))
         self.pending = {path: dict(changes) for path, changes in stored.pending}
         trail: list[Node] = []
         for item in stored.directories:

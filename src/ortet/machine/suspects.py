@@ -46,7 +46,11 @@ def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:
     packed = node.packed
     if len(prefix) > _LONG:
         return names
-    if packed is not None and not packed.marks and _stats(fd, prefix, names) == packed.stats:
+    if (
+        packed is not None
+        and not (packed.marks or packed.far)
+        and _stats(fd, prefix, names) == packed.stats
+    ):
         return []
     return [
         name
