@@ -15,7 +15,7 @@ from ortet.errors import Corrupt
 from ortet.graph.records import BLOCK, Entry
 from ortet.ids import Oid
 from ortet.machine.apply import Target, Writer
-from ortet.machine.dirs import Dirs
+from ortet.machine.dirs import Dirs, check_name
 from ortet.store.abc import Objects
 from ortet.store.blobs import read_file
 from ortet.store.faults import reach
@@ -76,6 +76,7 @@ def build(
     `items` name each directory before what it holds; `groups` are hardlinked paths. The result
     names directories after what they hold, and leaves out what could not be made (writer.losses).
     """
+    _check(items)
     leaders = _leaders(items, groups)
     files = [item for item in items if not item.entry.is_dir and item.path not in leaders]
     with Dirs(top) as dirs:
@@ -97,6 +98,8 @@ def build(
             if item.entry.is_dir:
                 target = Target(dirs.fd(item.place))
                 made.append(Made(item, writer.settle(target, item.entry, path=item.path)))
+    if progress is not None:
+        progress(len(items), len(items))
     return made
 
 
@@ -192,6 +195,17 @@ def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
         yield batch
 
 
+def _check(items: Sequence[Item]) -> None:
+    """The last gate before names from a store meet the file system."""
+    places = set()
+    for item in items:
+        if item.place:
+            check_name(item.entry.name)
+        places.add(item.place)
+    if len(places) != len(items):
+        raise Corrupt("bad_tree", "a directory of the image holds a name twice: run `ortet verify`")
+
+
 def _leaders(items: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[bytes, Item]:
     """Path of every hardlink that is made from another -> that other; groups must fit the items."""
     paths = [path for group in groups for path in group]
@@ -225,12 +239,13 @@ def _link(
 ) -> list[Made]:
     """Make the other names of files, or copies where the file system has no (more) links."""
     there = {one.item.path: one for one in made}
+    linked: dict[bytes, Item] = {}
     for item in followers:
         leader = leaders[item.path]
-        at, name = dirs.parent(item.place)
         if leader.path not in there:
             writer.lose(item.path, "hardlink", f"{os.fsdecode(leader.path)} could not be made")
             continue
+        at, name = dirs.parent(item.place)
         source, other = dirs.parent(leader.place)
         try:
             os.link(other, name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
@@ -238,10 +253,9 @@ def _link(
             writer.lose(item.path, "hardlink", f"became a copy ({error.strerror})")
             data = read_file(objects, item.entry) if item.entry.is_file else ()
             _write(writer, at, name, Job(item, data))
-        there[item.path] = Made(item, os.stat(name, dir_fd=at, follow_symlinks=False))
-    for leader in leaders.values():
-        if leader.path in there:
-            at, name = dirs.parent(leader.place)
-            now = os.stat(name, dir_fd=at, follow_symlinks=False)
-            there[leader.path] = Made(leader, now)
+        linked[item.path] = item
+        linked[leader.path] = leader
+    for path, item in linked.items():  # only now: each link has moved the ctime of all the others
+        at, name = dirs.parent(item.place)
+        there[path] = Made(item, os.stat(name, dir_fd=at, follow_symlinks=False))
     return list(there.values())

@@ -38,6 +38,8 @@ class Stage:
     def __enter__(self) -> Stage:
         self._at = os.open(self._dest if self.inside else self._dest.parent, _HOLDER)
         try:
+            if not self.inside or not _there(self._name, self._at):
+                self._check_free()  # before anything is made; else a leftover hides what is ours
             self.fd = self._claim()
             self._check_free()
         except BaseException:
