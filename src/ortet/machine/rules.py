@@ -59,6 +59,10 @@ class Rules:
         """No file says anything: only our own names are left out."""
         return not self._patterns
 
+    def clear(self) -> None:
+        self._patterns.clear()
+        self._digests.clear()
+
     def forget(self, directory: bytes) -> None:
         """The directory is gone, and all below it."""
         below = directory + b"/"

@@ -156,7 +156,9 @@ class _Scan:
         """What to look at, with what has to be looked at every time."""
         plan = Plan()
         plan.add(names)
-        plan.add(dict.fromkeys(self._index.pending, ()))
+        for path, changes in self._index.pending.items():
+            # what was forgotten may have had to stay, because it holds what is no state
+            plan.add({path: [name for name, entry in changes.items() if entry is None]})
         for path in self._index.mapped:
             above, _, name = path.rpartition(b"/")
             plan.add({above: (name,)})

@@ -59,16 +59,16 @@ class Sieve:
     def lose(self, frame: Frame, name: str, *losses: Loss) -> None:
         self._index.losses.setdefault(frame.path, {})[name] = list(losses)
 
-    def reload(self, fd: int, ruled: dict[bytes, Node]) -> list[bytes]:
-        """Read these directories' ignore files, parents first; those where the rules changed."""
-        changed = []
+    def reload(
+        self, fd: int, ruled: list[bytes], governed: list[tuple[bytes, Node]]
+    ) -> list[bytes]:
+        """Read all the ignore files there are; which of `governed` are under other rules now."""
+        self._rules.clear()
         with Dirs(fd) as dirs:
-            for path, node in ruled.items():
+            for path in ruled:
                 with suppress(OSError):
                     self._rules.set(path, _read(dirs.fd(path)))
-                if self._rules.digest(path) != node.rules:
-                    changed.append(path)
-        return changed
+        return [path for path, node in governed if self._rules.digest(path) != node.rules]
 
     def forget(self, path: bytes) -> None:
         """A directory is gone, with its ignore files."""

@@ -25,11 +25,14 @@ def suspects(fd: int, index: StatIndex, sieve: Sieve) -> Names:
     found: Names = dict.fromkeys(index.losses)
     if not is_same(index.root_seen, os.fstat(fd)):
         found[b""] = None
-    ruled: dict[bytes, Node] = {}
+    ruled: list[bytes] = []
+    governed: list[tuple[bytes, Node]] = []
     for path, node in walk(index):
         names = node.names()
         if _RULES in names:
-            ruled[path] = node
+            ruled.append(path)
+        if node.rules or _RULES in names:
+            governed.append((path, node))
         for name in _changed(fd, os.fsdecode(path) + "/" if path else "", node, names):
             raw = os.fsencode(name)
             some = found.setdefault(path, set())
@@ -37,7 +40,7 @@ def suspects(fd: int, index: StatIndex, sieve: Sieve) -> Names:
                 some.add(raw)
             if name in node.dirs:
                 found[join(path, raw)] = None
-    for path in sieve.reload(fd, ruled):
+    for path in sieve.reload(fd, ruled, governed):
         found[path] = {FILE}
     return found
 

@@ -45,7 +45,8 @@ class Watch:
         self._fd = fd
         self._libc = libc
         self._paths: dict[int, bytes] = {}
-        self._wds: dict[bytes, int] = {}
+        self._dirs: dict[bytes, int] = {}
+        self._files: dict[bytes, int] = {}
         self._held: set[bytes] = set()
         self.broken = ""
 
@@ -65,22 +66,23 @@ class Watch:
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch an open directory, and know it by this path."""
-        if path not in self._wds:
-            self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path)
+        if path not in self._dirs:
+            self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path, self._dirs)
 
     def add_file(self, fd: int, path: bytes) -> None:
         """Watch a file in an open directory for itself, whatever name it is changed by."""
         name = path.rpartition(b"/")[2]
-        self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path)
+        self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path, self._files)
 
     def drop(self, path: bytes) -> None:
         """The directory is not there any more, nor anything below it."""
         below = path + b"/"
-        for at in [at for at in self._wds if at == path or at.startswith(below)]:
-            wd = self._wds.pop(at)
-            if self._paths.get(wd) == at:
-                self._libc.inotify_rm_watch(self._fd, wd)
-                self._forget(wd)
+        for known in (self._dirs, self._files):
+            for at in [at for at in known if at == path or at.startswith(below)]:
+                wd = known.pop(at)
+                if self._paths.get(wd) == at:
+                    self._libc.inotify_rm_watch(self._fd, wd)
+                    del self._paths[wd]
         self._held = {at for at in self._held if not at.startswith(below)}
 
     def drain(self) -> Dirty | None:
@@ -129,7 +131,7 @@ class Watch:
             self._held.discard(join(path, name))
         return False
 
-    def _add(self, place: bytes, mask: int, path: bytes) -> None:
+    def _add(self, place: bytes, mask: int, path: bytes, known: dict[bytes, int]) -> None:
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
         if wd < 0:
             code = ctypes.get_errno()
@@ -137,12 +139,13 @@ class Watch:
                 self.broken = os.strerror(code)
             return
         self._paths[wd] = path
-        self._wds[path] = wd
+        known[path] = wd
 
     def _forget(self, wd: int) -> None:
         path = self._paths.pop(wd, None)
-        if path is not None and self._wds.get(path) == wd:
-            del self._wds[path]
+        for known in (self._dirs, self._files):
+            if path is not None and known.get(path) == wd:
+                del known[path]
 
 
 def is_local(root: Path) -> bool:
