@@ -1,8 +1,9 @@
-"""Where each object of a sealed pack is: a sorted table with 256-way fan-out, mapped, rebuildable
-from the pack.
+"""Where each object of a sealed pack is: a sorted, mapped table with 256-way fan-out.
 
-Entries of one fan-out slot lie together, oids first, then rows, and each slot has its own checksum,
-looked at when the slot is first used: opening an index costs the same whatever its size.
+An index covers one pack, or several: a store of a thousand packs is searched through a handful of
+tables. Entries of one fan-out slot lie together, oids first, then rows, and each slot has its own
+checksum, looked at when the slot is first used: opening costs the same whatever the size. All of it
+can be made again from the packs.
 """
 
 from __future__ import annotations
@@ -10,57 +11,60 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ortet.codec import checksum
+from ortet.codec import checksum, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import OID_BYTES, Oid
 
 _MAGIC = b"\xa7ORI"
 _VERSION = 1
-_HEAD = struct.Struct("<4sB3xIQ")  # magic, version, entries, bytes of the pack
+_HEAD = struct.Struct("<4sB3xII")  # magic, version, entries, bytes of the list of packs
 _FAN = struct.Struct("<256I")
-_ROW = struct.Struct("<QIIB")
+_ROW = struct.Struct("<HQIIB")
 _ENTRY = OID_BYTES + _ROW.size
 _SUM = 8
 _SUMS = _HEAD.size + _FAN.size
-_HEAD_SUM = _SUMS + 256 * _SUM
-_BODY = _HEAD_SUM + _SUM
+_NAMES = _SUMS + 256 * _SUM
 _NARROW = 64
 
-Place = tuple[int, int, int, int]
-"""Frame offset in the pack, offset in the frame's bytes, length, kind."""
+Place = tuple[int, int, int, int, int]
+"""Number of the pack, frame offset in it, offset in the frame's bytes, length, kind."""
 
-Located = tuple[Oid, int, int, int, int]
+Located = tuple[Oid, int, int, int, int, int]
 """An oid and its Place."""
 
+Covered = tuple[str, int]
+"""Id and bytes of a pack."""
 
-def encode_index(entries: Iterable[Located], *, pack_bytes: int) -> bytes:
+
+def encode_index(packs: Sequence[Covered], entries: Iterable[Located]) -> bytes:
     """The bytes of an index file."""
-    slots: list[list[Located]] = [[] for _ in range(256)]
-    for entry in entries:
-        slots[entry[0][0]].append(entry)
+    slots: list[list[bytes]] = [[] for _ in range(256)]
+    for oid, *place in entries:
+        slots[oid[0]].append(oid + _ROW.pack(*place))
+    return encode_slots(packs, slots)
+
+
+def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> bytes:
+    """The same from entries that are bytes already, those of each slot in any order."""
     fan: list[int] = []
     sums: list[bytes] = []
     body: list[bytes] = []
     total = 0
     for slot in slots:
-        data, count = _encode_slot(slot)
-        total += count
+        slot.sort()
+        data = b"".join(
+            [*[entry[:OID_BYTES] for entry in slot], *[entry[OID_BYTES:] for entry in slot]]
+        )
+        total += len(slot)
         fan.append(total)
         sums.append(checksum(data))
         body.append(data)
-    head = _HEAD.pack(_MAGIC, _VERSION, total, pack_bytes) + _FAN.pack(*fan) + b"".join(sums)
-    return b"".join((head, checksum(head), *body))
-
-
-def _encode_slot(slot: list[Located]) -> tuple[bytes, int]:
-    slot.sort()
-    unique = {entry[0]: entry for entry in reversed(slot)}
-    ordered = [unique[oid] for oid in sorted(unique)]
-    rows = [_ROW.pack(frame, start, length, kind) for _, frame, start, length, kind in ordered]
-    return b"".join([*[entry[0] for entry in ordered], *rows]), len(ordered)
+    names = encode(list(packs))
+    head = _HEAD.pack(_MAGIC, _VERSION, total, len(names)) + _FAN.pack(*fan) + b"".join(sums)
+    return b"".join((head, names, checksum(head, names), *body))
 
 
 def write_index(path: Path, data: bytes) -> None:
@@ -73,13 +77,12 @@ def write_index(path: Path, data: bytes) -> None:
     os.replace(part, path)
 
 
-def open_index(path: Path, *, pack_bytes: int) -> Index:
+def open_index(path: Path) -> Index:
     """Map an index file."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < _BODY:
+        if os.fstat(file.fileno()).st_size < _NAMES:
             raise _damaged("it is cut short")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Index(data, pack_bytes=pack_bytes)
+        return Index(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _damaged(why: str) -> Corrupt:
@@ -87,28 +90,31 @@ def _damaged(why: str) -> Corrupt:
 
 
 class Index:
-    """An index in memory or mapped. Corrupt when what is read does not match its checksum: it has
+    """An index, mapped or in memory. Corrupt when what is read does not match its checksum: it has
     to be made again then."""
 
-    def __init__(self, data: bytes | mmap.mmap, *, pack_bytes: int) -> None:
+    def __init__(self, data: bytes | mmap.mmap) -> None:
         self._map = data
-        size = len(data)
-        head = data[:_BODY]
+        head = data[:_NAMES]
         self.count: int
-        magic, version, self.count, pack = _HEAD.unpack_from(head)
-        if magic != _MAGIC or version != _VERSION or checksum(head[:_HEAD_SUM]) != head[_HEAD_SUM:]:
+        magic, version, self.count, names = _HEAD.unpack_from(head)
+        end = _NAMES + names
+        listed = data[_NAMES:end]
+        if (magic, version, checksum(head, listed)) != (_MAGIC, _VERSION, data[end : end + _SUM]):
             raise _damaged("its header does not match its checksum")
-        if size != _BODY + self.count * _ENTRY or pack != pack_bytes:
-            raise _damaged("it belongs to another state of the pack")
+        self._body = end + _SUM
+        if len(data) != self._body + self.count * _ENTRY:
+            raise _damaged("it is cut short")
+        self.packs: list[Covered] = decode(list[Covered], listed)
         self._fan = (0, *_FAN.unpack_from(head, _HEAD.size))
-        self._sums = head[_SUMS:_HEAD_SUM]
+        self._sums = head[_SUMS:]
         self._seen = bytearray(256)
 
     def _slot(self, slot: int) -> tuple[int, int]:
         """Offset and number of entries of a slot, checked."""
         low = self._fan[slot]
         count = self._fan[slot + 1] - low
-        base = _BODY + low * _ENTRY
+        base = self._body + low * _ENTRY
         if not self._seen[slot]:
             known = self._sums[slot * _SUM : (slot + 1) * _SUM]
             if checksum(self._map[base : base + count * _ENTRY]) != known:
@@ -117,12 +123,13 @@ class Index:
         return base, count
 
     def find(self, oid: Oid) -> Place | None:
+        """The first place of an object."""
         slot = oid[0]
         low = self._fan[slot]
         count = self._fan[slot + 1] - low
         if not count:
             return None
-        base = _BODY + low * _ENTRY if self._seen[slot] else self._slot(slot)[0]
+        base = self._body + low * _ENTRY if self._seen[slot] else self._slot(slot)[0]
         first, last = (0, count) if count <= _NARROW else self._bisect(base, count, oid)
         block = self._map[base + first * OID_BYTES : base + last * OID_BYTES]
         at = block.find(oid)
@@ -132,38 +139,56 @@ class Index:
             return None
         return self._row(base, count, first + at // OID_BYTES)
 
+    def find_all(self, oid: Oid) -> Iterator[Place]:
+        """Every place of an object: it may be in several packs."""
+        base, count = self._slot(oid[0])
+        for number in range(self._bisect(base, count, oid)[0], count):
+            found = self._oid(base, number)
+            if found > oid:
+                return
+            if found == oid:
+                yield self._row(base, count, number)
+
+    def _oid(self, base: int, number: int) -> bytes:
+        at = base + number * OID_BYTES
+        return self._map[at : at + OID_BYTES]
+
     def _row(self, base: int, count: int, number: int) -> Place:
         return _ROW.unpack_from(self._map, base + count * OID_BYTES + number * _ROW.size)
 
     def _bisect(self, base: int, count: int, oid: bytes) -> tuple[int, int]:
-        """A stretch of a slot, short enough to be searched at once, that holds `oid` if anything
-        does."""
+        """A stretch of a slot, short if it can be, with the first place of `oid` if it has any."""
         low, high = 0, count
         while high - low > _NARROW:
             middle = (low + high) // 2
-            at = base + middle * OID_BYTES
-            if self._map[at : at + OID_BYTES] <= oid:
+            if self._oid(base, middle) < oid:
                 low = middle
             else:
-                high = middle
+                high = middle + 1
         return low, high
 
     def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         """(oid, kind) of every object with low <= oid <= high, in order."""
         for slot in range(low[0], high[0] + 1):
             base, count = self._slot(slot)
-            first = self._bisect(base, count, low)[0]
-            for number in range(first, count):
-                at = base + number * OID_BYTES
-                oid = self._map[at : at + OID_BYTES]
+            for number in range(self._bisect(base, count, low)[0], count):
+                oid = self._oid(base, number)
                 if oid > high:
                     break
                 if oid >= low:
-                    yield Oid(oid), self._row(base, count, number)[3]
+                    yield Oid(oid), self._row(base, count, number)[4]
 
     def __iter__(self) -> Iterator[Located]:
         for slot in range(256):
             base, count = self._slot(slot)
             for number in range(count):
-                at = base + number * OID_BYTES
-                yield Oid(self._map[at : at + OID_BYTES]), *self._row(base, count, number)
+                yield Oid(self._oid(base, number)), *self._row(base, count, number)
+
+    def entries(self, slot: int, renumber: Sequence[int]) -> Iterator[bytes]:
+        """Entries of a slot as `encode_slots` takes them, with other numbers for the packs; those
+        of packs numbered -1 are left out."""
+        base, count = self._slot(slot)
+        for number in range(count):
+            pack, *rest = self._row(base, count, number)
+            if renumber[pack] >= 0:
+                yield self._oid(base, number) + _ROW.pack(renumber[pack], *rest)

@@ -182,8 +182,7 @@ class LocalObjects(Objects):
         self._here()
         self.shelf.refresh_if_changed()
         found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
-        for source in self.shelf.sources():
-            found.update(source.prefix(low, high))
+        found.update(self.shelf.prefix(low, high))
         return [(oid, Kind(found[oid])) for oid in sorted(found)]
 
     def stats(self) -> Stats:

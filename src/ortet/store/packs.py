@@ -35,27 +35,35 @@ class Pack(Source):
         self._index: Index | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        if self._file is not None:
-            return os.pread(self._file.fd, length, offset)
-        # Not mapped: a pack cut short by accident must be an error here, not a SIGBUS.
-        path = self._bucket.local_path(pack_key(self.id))
-        if path is None:
-            return self._bucket.get(pack_key(self.id), offset, length)
-        try:
-            self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        except FileNotFoundError:
-            raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
-        return os.pread(self._file.fd, length, offset)
+        file = self._file
+        if file is None:
+            # Not mapped: a pack cut short by accident must be an error here, not a SIGBUS.
+            path = self._bucket.local_path(pack_key(self.id))
+            if path is None:
+                return self._bucket.get(pack_key(self.id), offset, length)
+            try:
+                file = self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except FileNotFoundError:
+                raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
+        return os.pread(file.fd, length, offset)
+
+    def rest(self) -> None:
+        """Give back descriptors until the next use."""
+        self._file = self._index = None
 
     def __len__(self) -> int:
-        return self.index().count
+        return (self._index or self.index()).count
 
     def find(self, oid: Oid) -> Spot | None:
+        index = self._index
+        if index is None:
+            index = self._index = self.index()
         try:
-            place = (self._index or self.index()).find(oid)
+            place = index.find(oid)
         except Corrupt:
-            place = self.rebuild().find(oid)
-        return None if place is None else (self, *place)
+            self._index = self.rebuild()
+            place = self._index.find(oid)
+        return None if place is None else (self, *place[1:])
 
     def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         try:
@@ -68,32 +76,32 @@ class Pack(Source):
             entries = list(self.index())
         except Corrupt:
             entries = list(self.rebuild())
-        return ((entry[0], (self, *entry[1:])) for entry in entries)
+        return ((oid, (self, at, start, size, kind)) for oid, _, at, start, size, kind in entries)
 
     def index(self) -> Index:
         """The index, made from the pack when it is not there or not sound."""
-        if self._index is None:
-            try:
-                self._index = open_index(self.index_path, pack_bytes=self.end)
-            except (FileNotFoundError, Corrupt):
-                return self.rebuild()
-        return self._index
+        if self._index is not None:
+            return self._index
+        try:
+            index = open_index(self.index_path)
+        except (FileNotFoundError, Corrupt):
+            return self.rebuild()
+        return index if index.packs == [(self.id, self.end)] else self.rebuild()
 
     def rebuild(self) -> Index:
         """Make the index again from the headers in the pack, as far as they are sound."""
         entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
-        data = encode_index(entries, pack_bytes=self.end)
+        data = encode_index([(self.id, self.end)], entries)
         with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
             write_index(self.index_path, data)
-        self._index = Index(data, pack_bytes=self.end)
-        return self._index
+        return Index(data)
 
     def _entries(self, lead: frame.Lead) -> Iterator[Located]:
         if lead.header.key_id != self._key_id:
             return
         start = 0
         for oid, kind, length in lead.rows():
-            yield oid, lead.offset, start, length, kind
+            yield oid, 0, lead.offset, start, length, kind
             start += length
 
 

@@ -58,7 +58,7 @@ class Repacker:
         self._objects = objects
         self._write = write
         self._compressor = Compressor()
-        self._kept: Sequence[Source] = ()
+        self._kept: frozenset[str] = frozenset()
         self._done: set[Oid] = set()
         self._blobs = Batch()
         self._rest = Batch()
@@ -67,7 +67,7 @@ class Repacker:
 
     def avoid(self, kept: Sequence[Source]) -> None:
         """These packs stay: what they hold in sound condition need not be copied."""
-        self._kept = kept
+        self._kept = frozenset(source.id for source in kept)
 
     def copy(self, spots: Iterable[tuple[Oid, Spot]], alive: Collection[Oid]) -> None:
         """Those of one pack's objects that live and that no pack to be kept has."""
@@ -84,11 +84,10 @@ class Repacker:
                 self._append(batch)
 
     def _is_kept(self, oid: Oid) -> bool:
-        for source in self._kept:
-            with contextlib.suppress(Corrupt, NotFound):
-                spot = source.find(oid)
-                if spot is not None:
-                    self._objects.cache.load(source, spot[1])
+        for spot in self._objects.shelf.copies(oid):
+            if spot[0].id in self._kept:
+                with contextlib.suppress(Corrupt, NotFound):
+                    self._objects.cache.load(spot[0], spot[1])
                     return True
         return False
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ortet.backend.abc import Bucket
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
+from ortet.store.group import MANY, SUFFIX, Group, load_groups, merge
 from ortet.store.packs import Pack, list_packs
 from ortet.store.recovery import adopt, create, follow
 from ortet.store.root import Root
@@ -34,6 +35,7 @@ class Shelf:
         self.mine: tuple[Tail, ...] = ()
         self.others: tuple[Tail, ...] = ()
         self.packs: tuple[Pack, ...] = ()
+        self.tables: tuple[Pack | Group, ...] = ()
 
     def sources(self) -> Iterator[Source]:
         yield from self.mine
@@ -53,11 +55,14 @@ class Shelf:
             spot = tail.find(oid)
             if spot is not None:
                 return spot
-        for pack in self.packs:
+        for table in self.tables:
             try:
-                spot = pack.find(oid)
+                spot = table.find(oid)
             except NotFound:  # swept away since we last looked
                 continue
+            except Corrupt:
+                self._distrust(table)
+                return self.find_sure(oid)
             if spot is not None:
                 return spot
         return None
@@ -71,11 +76,25 @@ class Shelf:
 
     def copies(self, oid: Oid) -> Iterator[Spot]:
         """Every place that has the object."""
-        for source in self.sources():
+        for tail in (*self.mine, *self.others):
+            spot = tail.find(oid)
+            if spot is not None:
+                yield spot
+        for table in self.tables:
             with contextlib.suppress(NotFound, Corrupt):
-                spot = source.find(oid)
-                if spot is not None:
-                    yield spot
+                yield from table.copies(oid)
+
+    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        """(oid, kind) of every object between, both ends included."""
+        for tail in (*self.mine, *self.others):
+            yield from tail.prefix(low, high)
+        for table in self.tables:
+            try:
+                yield from table.prefix(low, high)
+            except Corrupt:
+                self._distrust(table)
+                yield from self.prefix(low, high)
+                return
 
     def refresh_if_changed(self) -> bool:
         """Look at the disk again when another process made, sealed or lengthened a tail."""
@@ -120,10 +139,37 @@ class Shelf:
             if id_ not in mine:
                 pack = known.get(id_)
                 packs.append(pack if pack and pack.end == size else self._pack(id_, size))
-        packs.sort(
-            key=lambda pack: pack.id, reverse=True
-        )  # ids are time-ordered: the newest is asked first
-        self.packs = tuple(packs)
+        self._arrange(packs)
+
+    def _arrange(self, packs: Sequence[Pack]) -> None:
+        """Which tables to search, newest first; only with the lock."""
+        packs = sorted(packs, key=lambda pack: pack.id, reverse=True)  # ids are time-ordered
+        groups, covered = load_groups(self._root.index, {p.id: p for p in packs}, self.groups())
+        for pack in packs:
+            if pack.id in covered:
+                pack.rest()
+        singles = [pack for pack in packs if pack.id not in covered]
+        self.packs, self.tables = tuple(packs), (*singles, *groups)
+
+    def groups(self) -> list[Group]:
+        return [table for table in self.tables if isinstance(table, Group)]
+
+    def _distrust(self, table: Group | Pack) -> None:
+        """Drop a group that does not match its checksums: its packs have their own indexes."""
+        if isinstance(table, Group):
+            with contextlib.suppress(FileNotFoundError):
+                table.path.unlink()
+        with self._lock:
+            self.tables = tuple(other for other in self.tables if other is not table)
+            self._arrange(self.packs)
+
+    def merge_tables(self) -> None:
+        """Keep the number of tables to search small."""
+        if len(self.tables) >= MANY:
+            singles = [table for table in self.tables if isinstance(table, Pack)]
+            merge(self._root.index / f"{self._new_id()}{SUFFIX}", self.groups(), singles)
+            with self._lock:
+                self._arrange(self.packs)
 
     def _pack(self, id_: str, size: int) -> Pack:
         return Pack(self._bucket, id_, size=size, index_dir=self._root.index, key_id=self._key_id)
@@ -177,8 +223,9 @@ class Shelf:
         pack = self._pack(tail.id, tail.end)
         tail.seal(pack.index_path, self._bucket)
         with self._lock:
-            self.packs = (pack, *self.packs)
-        self._drop(tail)
+            self._arrange([pack, *self.packs])
+            self.mine = tuple(other for other in self.mine if other is not tail)
+        tail.release()
 
     def _drop(self, tail: Tail) -> None:
         with self._lock:
@@ -191,12 +238,11 @@ class Shelf:
             for tail in self.mine:
                 tail.release()
             self.mine = self.others = ()
-            self.packs = ()
+            self.packs = self.tables = ()
 
     def after_fork(self) -> list[Tail]:
         """In a child: the parent's tails are another writer's now. Returns them."""
         self._lock = threading.Lock()
-        parents = self.mine
-        self.others = (*self.others, *parents)
-        self.mine = ()
+        parents, self.mine = self.mine, ()
+        self._seen = None
         return list(parents)

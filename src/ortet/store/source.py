@@ -55,6 +55,12 @@ class Source(ABC):
     @abstractmethod
     def find(self, oid: Oid) -> Spot | None: ...
 
+    def copies(self, oid: Oid) -> Iterator[Spot]:
+        """Every place of an object."""
+        spot = self.find(oid)
+        if spot is not None:
+            yield spot
+
     @abstractmethod
     def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         """(oid, kind) of every object between, both ends included, in no order."""

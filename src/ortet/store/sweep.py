@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ortet.errors import Unsupported
+from ortet.errors import OrtetError, Unsupported
 from ortet.ids import Oid
 from ortet.store.abc import Kind, Link, Walk
 from ortet.store.faults import reach
+from ortet.store.group import SUFFIX as GROUP
 from ortet.store.marks import Marks
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack, list_packs
@@ -92,6 +93,8 @@ class _Sweep:
         self._sealed: list[Source] = []
         self._victims: list[Source] = []
         self._bytes_before = 0
+        self._total = 0
+        self._examined = 0
 
     def mark(self, progress: Progress | None) -> None:
         """Phase one, beside writers."""
@@ -105,7 +108,8 @@ class _Sweep:
             loose = []
         self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
         self._bytes_before = sum(source.end for source in self._sealed)
-        total = sum(len(source) for source in (*self._sealed, *shelf.mine, *shelf.others))
+        self._total = sum(len(source) for source in self._sealed)
+        total = self._total + sum(len(tail) for tail in (*shelf.mine, *shelf.others))
         tick = None if progress is None else lambda done: progress(min(done, total), total)
         self._marks.add(self._roots(), tick=tick)
         self._mark_tails(loose)
@@ -125,6 +129,7 @@ class _Sweep:
     def copy(self) -> None:
         """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
         self._victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+        self._examined = sum(len(victim) for victim in self._victims)
         self._repacker.avoid(kept)
         self._marks.fresh.clear()
         for victim in self._victims:
@@ -164,21 +169,23 @@ class _Sweep:
         self._drop_orphans()
 
     def _drop_orphans(self) -> None:
-        """Indexes of packs that are no more, left by a crash."""
-        root = self._objects.root
+        """Indexes of packs that are no more, and groups that nobody needs."""
+        root, shelf = self._objects.root, self._objects.shelf
+        shelf.refresh()
         alive = {*root.tail_ids(), *list_packs(self._objects.bucket)}
+        needed = {f"{id_}.idx" for id_ in alive} | {group.path.name for group in shelf.groups()}
         for name in os.listdir(root.index):
-            if name.endswith(".idx") and name.removesuffix(".idx") not in alive:
+            if name.endswith((".idx", GROUP)) and name not in needed:
                 with contextlib.suppress(FileNotFoundError):
                     (root.index / name).unlink()
+        with contextlib.suppress(OrtetError):
+            shelf.merge_tables()
 
     def report(self) -> SweepReport:
-        before = sum(len(source) for source in self._victims)
         gone = sum(source.end for source in self._victims)
-        total = sum(len(source) for source in self._sealed)
-        removed = before - self._repacker.objects
+        removed = self._examined - self._repacker.objects
         return SweepReport(
-            kept=total - removed,
+            kept=self._total - removed,
             removed=removed,
             bytes_before=self._bytes_before,
             bytes_after=self._bytes_before - gone + self._repacker.bytes,

@@ -270,8 +270,8 @@ class Tail(Source):
         self.sync()
         try:
             self._cut(self.end)
-            entries = [(oid, *spot[1:]) for oid, spot in list(self._spots.items())]
-            write_index(index_path, encode_index(entries, pack_bytes=self.end))
+            entries = [(oid, 0, *spot[1:]) for oid, spot in list(self._spots.items())]
+            write_index(index_path, encode_index([(self.id, self.end)], entries))
             reach("seal.after-index")
             bucket.put_file(pack_key(self.id), self.path)
         except OSError as error:

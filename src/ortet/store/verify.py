@@ -155,9 +155,10 @@ class _Check:
         """A missing index is no problem, it is made at first use; a wrong one is, and is remade."""
         where = f"index {pack.id}"
         try:
-            index = open_index(pack.index_path, pack_bytes=pack.end)
-            wrong = sum(tuple(place) not in places.get(oid, ()) for oid, *place in index)
-            missing = index.count != len(places)
+            index = open_index(pack.index_path)
+            wrong = sum(tuple(place) not in places.get(oid, ()) for oid, _, *place in index)
+            wrong += index.packs != [(pack.id, pack.end)]
+            missing = {oid for oid, *_ in index} != places.keys()
         except FileNotFoundError:
             return
         except Corrupt as error:

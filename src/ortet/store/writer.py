@@ -251,10 +251,9 @@ class Writer:
     def _seal(self, tail: Tail) -> None:
         """Failing is no loss: the tail stays ours, readable and synced by flush, and is adopted
         later."""
-        try:
+        with contextlib.suppress(OrtetError, OSError):
             self._shelf.seal(tail)
-        except OrtetError:
-            return
+            self._shelf.merge_tables()
 
     def seal_now(self) -> None:
         """Turn what we have written so far, and all tails nobody holds, into packs."""
