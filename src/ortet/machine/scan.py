@@ -128,13 +128,20 @@ class _Scan:
             self._pass(fd, self._first_plan(fd, dirty))
             if dirty is not None and self._linked:
                 # the other names of a file that changed got no event of their own
-                self._pass(fd, self._plan(siblings(index, self._linked)))
+                self._pass(fd, self._plan(self._others(self._linked)))
             if self._notice_mapped(dirty):
                 self._pass(fd, self._plan({}))
         if index.links is None:
             index.links = put_links(self._objects, index)
         assert index.root.entry is not None
         return ScanResult(index.root.entry, index.links, self._changed, self._learned)
+
+    def _others(self, inodes: set[Inode]) -> dict[bytes, set[bytes] | None]:
+        """Other names of these files: those we know, and all that is left out until it changes."""
+        found: dict[bytes, set[bytes] | None] = dict(siblings(self._index, inodes))
+        for path, lost in self._index.losses.items():
+            found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
+        return found
 
     def close(self) -> None:
         self._reader.close()
@@ -305,6 +312,8 @@ class _Scan:
             raw = os.fsencode(name)
             path = join(frame.path, raw)
             if self._sieve.left_out(frame, name, st.st_mode, size=st.st_size):
+                if st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode):
+                    self._linked.add((st.st_ino, st.st_dev))  # it may be written by this name
                 if was:
                     found.gone.add(name)
                 continue
@@ -346,8 +355,9 @@ class _Scan:
         if is_linked(was):
             self._linked.add(was[1:3])
             index.links = None
-        if name in node.dirs:
-            self._moves.leave(was[1:3], node.dirs[name])
+        if stat.S_ISDIR(was[0]):
+            if name in node.dirs:  # else it was found again elsewhere already
+                self._moves.leave(was[1:3], node.dirs[name])
             index.links = None
             index.forget_below(path)
             self._sieve.forget(path)

@@ -2,8 +2,9 @@
 
 No thread: the kernel queues, we drain. The scan adds a directory before it lists it: what appears
 in a new directory before the watch is found by the listing, and what appears later by an event.
-Not seen: writes through memory before any other event (mapped.py), and writes through a hardlink
-made outside of the workspace after the file was scanned.
+Not seen, until the next full scan: writes through memory before any other event (mapped.py), and
+writes by a hardlink that was made since the last look and is gone by this one, or is not in the
+workspace or ignored.
 """
 
 from __future__ import annotations
