@@ -58,7 +58,8 @@ def thaw(
     plan = make_plan(trees, before, after)
     if not plan.dirs:
         return Report()
-    root = Path(os.path.realpath(root))
+    if root.is_symlink():  # only then: /proc/PID/root, resolved, would lead out of a machine
+        root = Path(os.path.realpath(root))
     try:
         with directory(root) as top, Dirs(top) as dirs:
             work = _Thaw(objects, trees, dirs, root=root, index=index, stage=stage, rules=rules)

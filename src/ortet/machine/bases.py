@@ -1,0 +1,239 @@
+"""Shared read-only layers in the store's cache: whole workspaces, and differences stacked on them.
+
+    bases/ID/        a layer: a workspace written whole, or an overlay layer to lie on others
+    bases/ID.layer   what it and those below it add up to; without this file ID is a leftover
+
+All of it can be made again from the store. A layer from before the last start of the host may have
+lost what was not written to disk yet: it is compared once before it is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ortet.codec import Record, decode, encode
+from ortet.errors import Corrupt
+from ortet.graph.records import Entry, Image
+from ortet.graph.tree import Trees
+from ortet.machine.abc import Loss
+from ortet.machine.delta import difference, distance, write
+from ortet.machine.dirs import directory, remove
+from ortet.machine.materialise import links_of, materialise
+from ortet.machine.plan import Side
+from ortet.machine.soundness import is_sound
+from ortet.store.abc import Objects
+from ortet.store.faults import reach
+
+DEEPEST = 8
+"""Layers in a stack: lookups get slower with each."""
+
+FAR = 4000
+"""Names in a difference: beyond it a workspace is written whole."""
+
+_NEAR = 6  # stacks compared when none is known to be near
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LOCK = "lock"
+_BUILD = "build.lock"
+_AREA = "area"
+
+
+class Stack(Record, frozen=True):
+    """Layers, topmost first, and the workspace they add up to."""
+
+    layers: list[str]
+    root: Entry
+    links: bytes = b""
+
+    @property
+    def image(self) -> Image:
+        return Image(root=self.root, links=self.links)
+
+
+class _Layer(Record, frozen=True):
+    stack: Stack
+    boot: str  # of the host when it was made, or last compared
+    shared: bool = True  # False: it holds what no image does, and is for those who are told of it
+
+
+class Bases:
+    """The layers of one store. Several processes may use them at once."""
+
+    def __init__(self, objects: Objects, trees: Trees, root: Path) -> None:
+        self.root = root
+        self.area = root / _AREA
+        self.boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        self._objects = objects
+        self._trees = trees
+        self._stacks: dict[bytes, Stack] = {}  # by what they add up to
+        self._seen = 0  # mtime of the directory when it was last read
+        root.mkdir(parents=True, exist_ok=True)
+
+    def stack(self, image: Image, near: Stack | None = None) -> tuple[Stack, list[Loss]]:
+        """Layers for the workspace of an image, made where there are none; `near` is a guess.
+
+        Call it within `using`, and stay there until the machine's record names the layers.
+        """
+        found = self._find(image)
+        if found is not None:
+            return found, []
+        with self._locked(_BUILD, fcntl.LOCK_EX):
+            found = self._find(image)
+            if found is not None:
+                return found, []
+            below = self._nearest(image, near)
+            return self._base(image) if below is None else self._delta(image, below)
+
+    def side(self, image: Image) -> Side:
+        return Side(image.root, links_of(self._objects, image))
+
+    def adopt(self, upper: Path, name: str, *, below: Stack, image: Image, shared: bool) -> Stack:
+        """Make a machine's upper directory, which nobody writes to any more, a layer.
+
+        Not `shared`: it also holds what is no state, so it is not for other machines to find.
+        """
+        upper.rename(self.root / name)
+        reach("bases.adopted")
+        stack = Stack([name, *below.layers], image.root, image.links)
+        self._record(_Layer(stack, self.boot, shared))
+        return stack
+
+    def give_back(self, name: str, upper: Path) -> None:
+        """Undo `adopt`, as far as it went."""
+        (self.root / f"{name}.layer").unlink(missing_ok=True)
+        if not upper.exists() and (self.root / name).exists():
+            (self.root / name).rename(upper)
+
+    def make(self, name: str, root: Entry, fill: Callable[[Path], object]) -> Path:
+        """A layer outside of any workspace, filled unless it is there."""
+        if self.known(name) is None:
+            with self._locked(_BUILD, fcntl.LOCK_EX):
+                if self.known(name) is None:
+                    fill(self._fresh(name))
+                    self._finish(Stack([name], root))
+        return self.root / name
+
+    def known(self, name: str) -> Stack | None:
+        """The stack whose top this layer is; None when the layer is not as it was made."""
+        layer = self._load(name)
+        return None if layer is None else layer.stack
+
+    def whole(self, stack: Stack) -> bool:
+        """Are all its layers there, as they were made?"""
+        return all(self.known(name) is not None for name in reversed(stack.layers))
+
+    def prune(self, in_use: Callable[[], Collection[str]]) -> int:
+        """Remove all layers but those `in_use` names, asked when no machine can be opened."""
+        removed = 0
+        with self._locked(_LOCK, fcntl.LOCK_EX), directory(self.root) as at:
+            needed = {_LOCK, _BUILD, _AREA, *in_use()}
+            for name in os.listdir(self.root):
+                if name.removesuffix(".layer") not in needed:
+                    removed += not name.endswith(".layer")
+                    remove(at, os.fsencode(name))
+        self._seen = 0
+        return removed
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """While layers are chosen and not yet named by a machine's record: no prune."""
+        with self._locked(_LOCK, fcntl.LOCK_SH):
+            yield
+
+    # finding
+
+    def _find(self, image: Image) -> Stack | None:
+        moved = self.root.stat().st_mtime_ns
+        if moved != self._seen:
+            self._read()
+            self._seen = moved
+        stack = self._stacks.get(self._key(image))
+        return stack if stack is not None and self.whole(stack) else None
+
+    def _read(self) -> None:
+        names = [name for name in os.listdir(self.root) if name.endswith(".layer")]
+        layers = [self._load(name.removesuffix(".layer")) for name in names]
+        found = [layer.stack for layer in layers if layer is not None and layer.shared]
+        self._stacks = {self._key(stack.image): stack for stack in found}
+
+    def _load(self, name: str) -> _Layer | None:
+        try:
+            layer = decode(_Layer, (self.root / f"{name}.layer").read_bytes())
+        except (FileNotFoundError, Corrupt):
+            return None
+        if layer.boot != self.boot:
+            stack, place = layer.stack, self.root / name
+            below = self.known(stack.layers[1]) if len(stack.layers) > 1 else None
+            if not is_sound(self._objects, self._trees, place, stack.root, below):
+                return None
+            layer = replace(layer, boot=self.boot)
+            self._record(layer)
+        return layer
+
+    def _nearest(self, image: Image, near: Stack | None) -> Stack | None:
+        """The stack from which it is least far to this image, if it is not too far."""
+        guesses = [stack for stack in (near, *self._stacks.values()) if stack is not None]
+        best, least = None, FAR
+        for guess in guesses[: 1 if near is not None else _NEAR]:
+            flat = guess if len(guess.layers) < DEEPEST else self.known(guess.layers[-1])
+            if flat is not None and self.whole(flat):
+                far = distance(self._trees, flat.root, image.root, most=least)
+                if far < least:
+                    best, least = flat, far
+        return best
+
+    def _key(self, image: Image) -> bytes:
+        return self._objects.hasher.oid(encode([image.root, image.links]))
+
+    # making
+
+    def _base(self, image: Image) -> tuple[Stack, list[Loss]]:
+        name = self._key(image).hex()
+        place = self._fresh(name)
+        report = materialise(self._objects, self._trees, image, place)
+        return self._finish(Stack([name], image.root, image.links)), report.losses
+
+    def _delta(self, image: Image, below: Stack) -> tuple[Stack, list[Loss]]:
+        name = f"{self._key(image).hex()[:40]}-on-{below.layers[0][:40]}"
+        items, groups = difference(self._trees, self.side(below.image), self.side(image))
+        losses = write(self._objects, self._fresh(name), items, groups)
+        stack = Stack([name, *below.layers], image.root, image.links)
+        return self._finish(stack), losses
+
+    def _fresh(self, name: str) -> Path:
+        """An empty directory to build in, without what anyone left there before."""
+        place = self.root / f"{name}.new"
+        with directory(self.root) as at:
+            for leftover in (f"{name}.layer", name, place.name):
+                remove(at, leftover.encode())
+        place.mkdir()
+        return place
+
+    def _finish(self, stack: Stack) -> Stack:
+        name = stack.layers[0]
+        (self.root / f"{name}.new").rename(self.root / name)
+        reach("bases.written")
+        self._record(_Layer(stack, self.boot))
+        return stack
+
+    def _record(self, layer: _Layer) -> None:
+        name = layer.stack.layers[0]
+        fresh = self.root / f"{name}.layer.new"
+        fresh.write_bytes(encode(layer))
+        fresh.rename(self.root / f"{name}.layer")
+        if layer.shared:
+            self._stacks[self._key(layer.stack.image)] = layer.stack
+
+    @contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        fd = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, how)
+            yield
+        finally:
+            os.close(fd)

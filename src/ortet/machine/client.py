@@ -1,0 +1,237 @@
+"""The hub's end: starts the zygote at first need, asks supervisors, knows when they are gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any
+
+from ortet.errors import OrtetError, Unavailable, Unsupported
+from ortet.machine import wire
+
+_START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+
+
+class Zygote:
+    """One helper process, started at first need; it ends with this object, or this process."""
+
+    def __init__(self, *, user: bool) -> None:
+        self._user = user
+        self._sock: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def start(self, plan: dict[str, Any]) -> Supervised:
+        """Begin a machine with these mounts; `Supervised.ready` says how it went."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                wire.send(self._connect(), {}, [theirs.fileno()])
+            wire.send(ours, plan)
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, wire.Closed):
+                raise self._dead() from error
+            raise
+        return Supervised(ours)
+
+    def close(self) -> None:
+        self._sock = None
+        self._end()
+
+    def _connect(self) -> socket.socket:
+        if self._sock is not None:
+            return self._sock
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            program = str(Path(__file__).with_name("zygote.py"))
+            kind = "user" if self._user else "root"
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", program, str(number), kind],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        try:
+            ours.settimeout(_START)
+            wire.receive(ours)
+            ours.settimeout(None)
+        except (wire.Closed, TimeoutError) as error:
+            raise self._dead() from error
+        return ours
+
+    def _dead(self) -> OrtetError:
+        self.close()
+        if self._user:
+            return Unsupported(
+                "no_user_namespace",
+                "this host lets no ordinary user make a user namespace: `ortet doctor` says which "
+                "setting to change, or use engine='folder'",
+            )
+        return Unavailable("no_zygote", "the helper process ended at its start: try again")
+
+
+def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Hang up; the zygote exits at once, and is reaped."""
+    sock.close()
+    process.wait()
+
+
+class Supervised:
+    """A machine's pid 1, seen from outside. Closing it ends all its processes and mounts."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pid = 0
+        self._sock = sock
+        self._pidfd = -1
+        self._ready = False
+
+    def ready(self) -> None:
+        """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
+        self._sock.settimeout(_START)
+        try:
+            while not (self._ready and self.pid):
+                message, _ = wire.receive(self._sock)
+                if "error" in message:
+                    raise _refused(message)
+                self.pid = message.get("pid", self.pid)
+                self._ready |= "ready" in message
+            self._pidfd = os.pidfd_open(self.pid)
+        except (wire.Closed, TimeoutError, ProcessLookupError) as error:
+            raise _gone() from error
+        finally:
+            self._sock.settimeout(None)
+
+    def ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """One request, one reply."""
+        try:
+            wire.send(self._sock, message, fds)
+            return wire.receive(self._sock)
+        except (wire.Closed, OSError) as error:
+            raise _gone() from error
+
+    @property
+    def alive(self) -> bool:
+        return self._pidfd >= 0 and not _readable(self._pidfd, 0)
+
+    def close(self) -> None:
+        """Hang up and wait until its mounts are released."""
+        self._sock.close()
+        if self._pidfd >= 0:
+            _readable(self._pidfd, None)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class RemoteProcess:
+    """A command inside a machine, with the face of a Popen."""
+
+    def __init__(
+        self, machine: Supervised, *, pid: int, stdin: int, stdout: int, stderr: int
+    ) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = FileIO(stdin, "w") if stdin >= 0 else None
+        self.stdout: IO[bytes] | None = FileIO(stdout)
+        self.stderr: IO[bytes] | None = FileIO(stderr)
+        self.busy = True
+        self._machine = machine
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def wait(self) -> int:
+        if self._code is None:
+            reply, _ = self._machine.ask({"do": "wait", "pid": self.pid})
+            self._code, self.busy = reply["code"], reply["busy"]
+        return self._code
+
+    def kill(self, mark: str) -> None:
+        """With all it started; a machine that is gone has nothing left to kill."""
+        with suppress(Unavailable):
+            self._machine.ask({"do": "kill", "pid": self.pid, "mark": mark})
+
+
+def spawn(
+    machine: Supervised, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
+) -> tuple[RemoteProcess, int]:
+    """Start a command; returns it with its pidfd. OSError when it cannot be executed."""
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        ours, theirs = _pipes(stdin)
+        request = {"do": "run", "argv": list(argv), "env": env, "cwd": cwd}
+        reply, fds = machine.ask(request, theirs)
+        if "errno" in reply:
+            raise OSError(reply["errno"], reply["error"])
+        streams = ours if stdin else [-1, *ours]
+        process = RemoteProcess(
+            machine, pid=reply["pid"], stdin=streams[0], stdout=streams[1], stderr=streams[2]
+        )
+    except BaseException:
+        _close(ours)
+        raise
+    finally:
+        _close(theirs)
+    return process, fds[0]
+
+
+def _pipes(stdin: bool) -> tuple[list[int], list[int]]:
+    """Our ends and the command's; ours begin with a stdin only when one is asked for."""
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        if stdin:
+            reader, writer = os.pipe()
+            theirs.append(reader)
+            ours.append(writer)
+        else:
+            theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(2):
+            reader, writer = os.pipe()
+            ours.append(reader)
+            theirs.append(writer)
+    except BaseException:
+        _close(ours + theirs)
+        raise
+    return ours, theirs
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _readable(fd: int, timeout: int | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout))
+
+
+def _refused(message: dict[str, Any]) -> Unsupported:
+    return Unsupported(
+        "machine_refused",
+        f"the kernel did not let the machine start: {message['error']}; `ortet doctor` says what "
+        "this host can do, engine='folder' needs none of it",
+    )
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "machine_gone",
+        "the machine's processes ended unexpectedly; its files are safe: open the workspace again",
+    )

@@ -1,0 +1,128 @@
+"""What all overlay machines of an engine stand on: layers, the zygote, the plan of a start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ortet.graph.records import Image, System
+from ortet.graph.tree import Trees
+from ortet.ids import Clock
+from ortet.machine.abc import Loss, Spec
+from ortet.machine.bases import Bases
+from ortet.machine.client import Zygote
+from ortet.machine.ctimes import granularity
+from ortet.machine.home import Home, Standing
+from ortet.machine.mounts import overlay_options
+from ortet.machine.statindex import CALM
+from ortet.machine.system import fingerprint, stack_system
+from ortet.machine.view import Cover, parse_mounts, places_to_cover, steps
+from ortet.store.abc import Objects
+
+_BASES = "b"  # the names under which a supervisor holds host directories
+_HOME = "h"
+
+
+class Ground:
+    """Shared by the machines of one engine in one process."""
+
+    def __init__(
+        self, objects: Objects, trees: Trees, clock: Clock, *, bases: Bases, user: bool
+    ) -> None:
+        self.objects = objects
+        self.trees = trees
+        self.bases = bases
+        self.user = user
+        self.zygote = Zygote(user=user)
+        self._clock = clock
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint()
+
+    @cached_property
+    def _margin(self) -> int:
+        return granularity(self.bases.root)
+
+    def horizon(self) -> int:
+        """ctimes from here on are racy."""
+        return self._clock.now_ns() - self._margin if self._margin else CALM
+
+    def options(self, standing: Standing) -> str:
+        """The workspace's overlay."""
+        extra = ["xino=off", "volatile"]
+        extra += ["userxattr"] if self.user else ["redirect_dir=on", "metacopy=on", "index=off"]
+        number = standing.upper
+        return overlay_options(
+            [f"{_BASES}/{name}" for name in standing.stack.layers],
+            f"{_HOME}/upper-{number}",
+            f"{_HOME}/work-{number}",
+            extra=extra,
+        )
+
+    def plan(
+        self, spec: Spec, home: Home, standing: Standing
+    ) -> tuple[dict[str, Any], list[Cover]]:
+        """All a supervisor needs to know, and what it will cover."""
+        host = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+        covers = [
+            self._cover(home, standing, at, state=state)
+            for at, state in places_to_cover(spec, host)
+        ]
+        area = self.bases.area
+        (area / "root").mkdir(parents=True, exist_ok=True)
+        for number, cover in enumerate(covers):
+            if cover.layers:
+                (area / f"under{number}").mkdir(exist_ok=True)
+        home.work(standing.upper)
+        plan = {
+            "root": str(area / "root"),
+            "held": {_BASES: str(self.bases.root), _HOME: str(home.place)},
+            "steps": steps(spec, host, covers, area=area, user=self.user),
+            "place": str(spec.path),
+            "workspace": self.options(standing),
+        }
+        return plan, covers
+
+    def system_for(self, spec: Spec, image: Image) -> tuple[System | None, list[Loss]]:
+        """The image's system difference, if it can be laid over this host; a Loss if not."""
+        system = image.system
+        if system is None:
+            return None, []
+        if spec.scope != "host":
+            why = "changes outside of the workspace come back in a machine of scope 'host' only"
+        elif system.base != self.fingerprint:
+            why = "changes outside of the workspace were made on a host with other packages"
+        else:
+            return system, []
+        return None, [Loss("", "system", why)]
+
+    def _cover(self, home: Home, standing: Standing, at: str, *, state: bool) -> Cover:
+        name = home.outer(standing, at)
+        upper = home.place / name
+        if not upper.is_dir():
+            upper.mkdir()
+            _dress(upper, at)
+        work = home.empty(name.replace("host", "hostwork", 1))
+        layers = () if standing.system is None else standing.system.layers
+        places = [
+            stack_system(self.objects, self.trees, self.bases, layer)
+            for layer in layers
+            if layer.mount == os.fsencode(at)
+        ]
+        return Cover(at, state, upper, work, tuple(places))
+
+
+def _dress(upper: Path, at: str) -> None:
+    """An overlay's root looks like its upper directory: make that look like what it covers."""
+    shutil.copystat(at, upper)
+    st = os.stat(at)
+    try:
+        os.chown(upper, st.st_uid, st.st_gid)
+        os.chmod(upper, st.st_mode & 0o7777)
+    except PermissionError:  # an ordinary user's machine: it is the user's own
+        os.chmod(upper, st.st_mode & 0o1777)
+    os.utime(upper, ns=(st.st_mtime_ns, st.st_mtime_ns))

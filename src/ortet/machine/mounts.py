@@ -1,0 +1,126 @@
+"""The system calls behind namespaces and mounts.
+
+Standard library only: the zygote loads this file by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+
+CAP_SYS_ADMIN = 21
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+
+_MNT_DETACH = 0x2
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 0x1
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
+
+
+class Kernel:
+    """libc, bound once; every call raises OSError that names what it was about."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def _check(self, result: int, what: str) -> None:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{os.strerror(number)} ({what})")
+
+    def unshare(self, flags: int) -> None:
+        self._check(self._libc.unshare(flags), f"unshare {flags:#x}")
+
+    def prctl(self, option: int, value: int) -> None:
+        zero = ctypes.c_ulong(0)
+        result = self._libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero)
+        self._check(result, f"prctl {option}")
+
+    def mount(self, source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+        result = self._libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode(),
+            ctypes.c_ulong(flags),
+            os.fsencode(options) or None,
+        )
+        self._check(result, f"mount {kind or source} on {target}")
+
+    def bind(self, source: str, target: str, *, recursive: bool = False) -> None:
+        self.mount(source, target, "", MS_BIND | (MS_REC if recursive else 0))
+
+    def private(self) -> None:
+        """Nothing mounted here shows outside, nor the other way round."""
+        self.mount("none", "/", "", MS_REC | MS_PRIVATE)
+
+    def seal(self, target: str, *, recursive: bool = False, undo: bool = False) -> None:
+        """Make a mount read-only, with all mounts below it when `recursive` (Linux 5.12)."""
+        bits = (0, _MOUNT_ATTR_RDONLY) if undo else (_MOUNT_ATTR_RDONLY, 0)
+        attributes = struct.pack("QQQQ", *bits, 0, 0)
+        result = self._libc.syscall(
+            ctypes.c_long(_SYS_MOUNT_SETATTR),
+            ctypes.c_int(_AT_FDCWD),
+            ctypes.c_char_p(os.fsencode(target)),
+            ctypes.c_uint(_AT_RECURSIVE if recursive else 0),
+            attributes,
+            ctypes.c_size_t(len(attributes)),
+        )
+        self._check(result, f"mount_setattr on {target}")
+
+    def unmount(self, target: str, *, lazy: bool = False) -> None:
+        flags = _MNT_DETACH if lazy else 0
+        self._check(self._libc.umount2(os.fsencode(target), flags), f"unmount {target}")
+
+    def pivot(self, root: str) -> None:
+        """Make `root`, a mount, the root directory and let go of the old one."""
+        number = _SYS_PIVOT_ROOT[os.uname().machine]
+        os.chdir(root)
+        self._check(self._libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root {root}")
+        self.unmount(".", lazy=True)
+        os.chdir("/")
+
+
+def privileged() -> bool:
+    """May this process mount as the host's root does? Otherwise a user namespace is needed."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            all_users = file.read().split() == ["0", "0", "4294967295"]
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            caps = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return False
+    return all_users and bool(int(caps, 16) >> CAP_SYS_ADMIN & 1)
+
+
+def overlay_options(
+    lowers: Sequence[str], upper: str = "", work: str = "", *, extra: Sequence[str] = ()
+) -> str:
+    """The options of an overlay, topmost lower first; without `upper` it is read-only."""
+    parts = ["lowerdir=" + ":".join(escape(path) for path in lowers)]
+    if upper:
+        parts += [f"upperdir={escape(upper)}", f"workdir={escape(work)}"]
+    return ",".join([*parts, *extra])
+
+
+def escape(path: str) -> str:
+    """A path inside overlay options, where `\\`, `:` and `,` have a meaning."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,0 +1,369 @@
+"""A live overlay machine: runs commands, freezes, and changes its layers while it is idle."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import PosixPath
+
+from msgspec.structs import replace
+
+from ortet.codec import decode, encode
+from ortet.errors import Conflict, Unavailable
+from ortet.graph.records import Image, System
+from ortet.ids import Oid
+from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
+from ortet.machine.bases import DEEPEST, Stack
+from ortet.machine.client import Supervised, spawn
+from ortet.machine.command import argv_of, attend, check_directory, environment, not_started
+from ortet.machine.delta import distance
+from ortet.machine.folder import inside
+from ortet.machine.ground import Ground
+from ortet.machine.home import Home, Standing, layer_name
+from ortet.machine.lens import Lens
+from ortet.machine.rethaw import rethaw, tally
+from ortet.machine.thaw import recover
+from ortet.machine.upper import Mapped
+from ortet.store.abc import Kind
+from ortet.store.faults import reach
+
+_VIEW = "root"
+_STAGE = "stage"
+_SWITCH = 200  # differences from which on other layers are faster than writing files
+_DEEPEST_EVER = 60  # for a machine whose layers hold what no image does
+
+Fork = Callable[[Sequence[Spec], Standing], list[Machine]]
+
+
+class View(PosixPath):
+    """A path into a machine's mounts.
+
+    It leads through a link whose text is "/": resolved, it would name the host's own files.
+    """
+
+    def resolve(self, strict: bool = False) -> View:  # noqa: ARG002 - as Path has it
+        return self
+
+
+class OverlayMachine(Machine):
+    """From `start` to `close` a supervisor holds its mounts and processes."""
+
+    engine = "overlay"
+
+    def __init__(
+        self, ground: Ground, spec: Spec, home: Home, *, standing: Standing, fork: Fork
+    ) -> None:
+        self._ground = ground
+        self._spec = spec
+        self._home = home
+        self._standing = standing
+        self._fork = fork
+        self._losses: list[Loss] = []
+        self._settled: Oid | None = None
+        self._frozen: tuple[Oid, Image] | None = None
+        self._unsettled = False  # the lens rests on objects that no commit holds yet
+        self._epoch = self._sweeps()
+        self._busy = False  # processes may be running
+        self._closed = False
+        self._lens: Lens | None = None
+        self._running: Supervised | None = None
+
+    # beginning and end
+
+    def start(self) -> None:
+        """Ask for the mounts; `ready` waits for them."""
+        plan, self._covers = self._ground.plan(self._spec, self._home, self._standing)
+        self._running = self._ground.zygote.start(plan)
+
+    def ready(self, losses: Sequence[Loss] = ()) -> None:
+        self._supervisor.ready()
+        self._losses = list(losses)
+        link, place = self._home.place / _VIEW, str(self._spec.path)
+        with suppress(FileNotFoundError):
+            link.unlink()
+        link.symlink_to(f"/proc/{self._supervisor.pid}/root")
+        self.path = View(f"/proc/{self._supervisor.pid}/root{place}")
+        # the same at every open, as the journal of a thaw needs it
+        self._stable = View(f"{link}{place}")
+        recover(self._home.place / _STAGE)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._look_anew()
+        if self._running is not None:
+            self._running.close()
+        with suppress(OSError):
+            (self._home.place / _VIEW).unlink()
+        self._home.close()
+
+    # state
+
+    @property
+    def losses(self) -> list[Loss]:
+        return list(self._losses)
+
+    def freeze(self) -> Oid:
+        return self._freeze()[0]
+
+    def settle(self, image: Oid) -> None:
+        self._settled = image
+        self._unsettled = False
+        if self._lens is not None and self._lens.crowded and self._frozen is not None:
+            oid, frozen = self._frozen
+            if oid == image:
+                with self._ground.bases.using():
+                    self._renew(frozen)
+
+    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        target = decode(Image, self._ground.objects.get(image))
+        _, current = self._freeze()
+        if paths is not None:
+            return self._rewrite(current, target, paths)
+        system, losses = self._ground.system_for(self._spec, target)
+        outer = system != current.system
+        if outer and not self._idle():
+            raise self._in_use()
+        report = None
+        if not self._standing.ignoring and (outer or self._far(current, target)):
+            report = self._switch(current, target, system if outer else self._standing.system)
+        if report is None:
+            report = self._rewrite(current, target, None)
+            if outer:
+                self._restart(
+                    replace(self._standing, system=system, outer=self._standing.outer + 1)
+                )
+        return replace(report, losses=report.losses + losses)
+
+    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
+        if self._settled is None:
+            raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
+        image = decode(Image, self._ground.objects.get(self._settled))
+        with self._ground.bases.using():
+            stack = self._share(image)
+            ours = stack == self._standing.stack
+            ignoring = ours and self._standing.ignoring
+            return self._fork(specs, Standing(1, stack, image.system, ignoring))
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        output: Output | None = None,
+    ) -> Result:
+        argv, where = argv_of(command), inside(cwd)
+        check_directory(self.path / where)
+        mark = os.urandom(8).hex()
+        began = time.monotonic()
+        self._busy = True
+        try:
+            process, pidfd = spawn(
+                self._supervisor,
+                argv,
+                env=environment(env or {}, mark),
+                cwd=os.path.join(str(self._spec.path), where),
+                stdin=stdin is not None,
+            )
+        except OSError as error:
+            return not_started(argv[0], error, time.monotonic() - began)
+        result = attend(
+            process,
+            pidfd=pidfd,
+            kill=lambda: process.kill(mark),
+            began=began,
+            timeout=timeout,
+            stdin=stdin,
+            output=output,
+        )
+        self._busy = process.busy
+        return result
+
+    # looking
+
+    def _freeze(self) -> tuple[Oid, Image]:
+        if self._epoch != self._sweeps():
+            # a sweep may have taken what no commit held
+            self._epoch = self._sweeps()
+            if self._unsettled:
+                self._look_anew()
+        if self._lens is None:
+            self._lens = Lens(
+                self._ground,
+                self._spec,
+                self._home,
+                standing=self._standing,
+                covers=self._covers,
+                view=self._stable,
+            )
+        image = self._lens.look(self._mapped() if self._busy else None)
+        self._losses = self._lens.losses
+        if self._lens.ignoring and not self._standing.ignoring:
+            self._stand(replace(self._standing, ignoring=True))
+        if self._frozen is None or self._frozen[1] != image:
+            self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
+            self._unsettled = self._frozen[0] != self._settled
+        return self._frozen
+
+    def _mapped(self) -> Mapped:
+        """Files that running processes write through memory, by directory."""
+        reply, _ = self._supervisor.ask({"do": "state"})
+        self._busy = reply["busy"]
+        found: dict[bytes, set[str]] = {}
+        for path in reply["mapped"]:
+            above, _, name = path.rpartition("/")
+            found.setdefault(os.fsencode(above), set()).add(name)
+        return found
+
+    def _look_anew(self) -> None:
+        if self._lens is not None:
+            self._lens.close()
+        self._lens, self._frozen = None, None
+
+    def _sweeps(self) -> object:
+        return getattr(self._ground.objects, "epoch", None)
+
+    @property
+    def _supervisor(self) -> Supervised:
+        assert self._running is not None
+        return self._running
+
+    # layers
+
+    def _share(self, image: Image) -> Stack:
+        """Layers that add up to the settled image, which this machine may have left since."""
+        stack = self._standing.stack
+        if stack.image == replace(image, system=None):
+            return stack
+        if self._freeze()[0] == self._settled and self._renew(image):
+            return self._standing.stack
+        return self._ground.bases.stack(image, stack)[0]
+
+    def _renew(self, image: Image) -> bool:
+        """Make the upper directory, which adds up to `image`, a layer, and go on with a new one.
+
+        False, and nothing changed, while anything has a file of the workspace open.
+        """
+        old, bases = self._standing, self._ground.bases
+        name = layer_name(self._spec.id, old.upper)
+        deep = len(old.stack.layers) >= (_DEEPEST_EVER if old.ignoring else DEEPEST)
+        if not self._unmount():
+            return False
+        try:
+            if deep:
+                stack, _ = bases.stack(image, old.stack)
+            else:
+                upper = self._home.upper(old.upper)
+                stack = bases.adopt(
+                    upper, name, below=old.stack, image=image, shared=not old.ignoring
+                )
+            reach("overlay.frozen")
+            new = replace(old, upper=old.upper + 1, stack=stack)
+            self._home.fresh(new.upper, stack, bases)
+            self._mount(new)
+            self._stand(new)
+        except BaseException:
+            if not deep:
+                bases.give_back(name, self._home.upper(old.upper))
+            self._mount(old)
+            raise
+        self._home.tidy(new)
+        return True
+
+    def _switch(self, current: Image, target: Image, system: System | None) -> Report | None:
+        """Go to the layers of another image; None, and nothing changed, while files are open."""
+        old, home, bases = self._standing, self._home, self._ground.bases
+        outer = old.outer if system is old.system else old.outer + 1
+        with bases.using():
+            stack, losses = bases.stack(target, old.stack)
+            new = Standing(old.upper + 1, stack, system, False, outer)
+            losses += home.fresh(new.upper, stack, bases)
+            if outer != old.outer:
+                self._restart(new)
+            elif not self._unmount():
+                home.tidy(old)
+                return None
+            else:
+                self._mount(new, otherwise=old)
+                reach("overlay.switched")
+                self._stand(new)
+        home.tidy(new)
+        written, removed = tally(self._ground.trees, current.root, target.root)
+        return Report(written=written, removed=removed, losses=losses)
+
+    def _rewrite(self, current: Image, target: Image, paths: Sequence[bytes] | None) -> Report:
+        """Write what differs through the merged view, where processes may be at work."""
+        ground = self._ground
+        self._unsettled = True
+        return rethaw(
+            ground.objects,
+            ground.trees,
+            ground.bases,
+            view=self._stable,
+            current=current,
+            target=target,
+            stage=self._home.place / _STAGE,
+            paths=paths,
+        )
+
+    def _far(self, current: Image, target: Image) -> bool:
+        apart = distance(self._ground.trees, current.root, target.root, most=_SWITCH)
+        return apart > _SWITCH
+
+    def _restart(self, new: Standing) -> None:
+        """New mounts all over: what lies below a root directory cannot be changed in place."""
+        old = self._standing
+        self._supervisor.close()
+        try:
+            self._standing = new
+            self.start()
+            self.ready()
+        except BaseException:
+            self._supervisor.close()
+            self._standing = old
+            self.start()
+            self.ready()
+            raise
+        self._stand(new)
+
+    def _stand(self, new: Standing) -> None:
+        """From here on, also after a crash, this is what the machine is made of."""
+        moved = (new.upper, new.outer) != (self._standing.upper, self._standing.outer)
+        self._home.write(new)
+        self._standing = new
+        if moved:
+            self._look_anew()
+
+    def _idle(self) -> bool:
+        if self._busy:
+            self._mapped()
+        return not self._busy
+
+    def _unmount(self) -> bool:
+        """False while a process, of the machine or of the host, has something of it open."""
+        return self._idle() and bool(self._supervisor.ask({"do": "unmount"})[0]["done"])
+
+    def _mount(self, standing: Standing, otherwise: Standing | None = None) -> None:
+        self._home.work(standing.upper)
+        reply, _ = self._supervisor.ask({"do": "mount", "options": self._ground.options(standing)})
+        if "error" in reply:
+            if otherwise is not None:
+                self._mount(otherwise)
+            raise Unavailable(
+                "mount_refused",
+                f"the kernel refused new layers ({reply['error']}); the machine is as it was: try "
+                "again",
+            )
+
+    def _in_use(self) -> Conflict:
+        return Conflict(
+            "busy",
+            "processes of this machine are running, and what it changed outside of the workspace "
+            "cannot be put back under them: stop them first, or close the workspace",
+        )

@@ -1,0 +1,95 @@
+"""What was seen in one directory of an overlay's upper layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ortet.graph.records import Entry
+
+Stamp = tuple[int, int, int, int]
+"""ctime, mtime, size, inode: a file whose stamp is as it was is not read again."""
+
+Marks = tuple[bool, bytes]
+"""Opaque, and the redirect: what the kernel noted on a directory."""
+
+
+def stamp(st: os.stat_result) -> Stamp:
+    return st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino
+
+
+class Node:
+    """A directory: its stat, what lies below it, its names, and the Entry they add up to.
+
+    `below` is the directory that shows through, at `origin` in the layers below; None: none does.
+    `changes` are what `entry` does not hold yet; they outlive a scan that failed.
+    """
+
+    __slots__ = (
+        "below",
+        "changes",
+        "ctime",
+        "dirs",
+        "entry",
+        "fresh",
+        "gid",
+        "ino",
+        "known",
+        "listed",
+        "marks",
+        "mode",
+        "mtime",
+        "name",
+        "names",
+        "origin",
+        "parent",
+        "path",
+        "ruled",
+        "skipped",
+        "text",
+        "uid",
+        "xattrs",
+    )
+
+    def __init__(self, parent: Node | None, name: str, path: bytes) -> None:
+        self.parent = parent
+        self.name = name
+        self.path = path
+        self.ino = self.ctime = self.mtime = self.mode = self.uid = self.gid = 0
+        self.marks: Marks | None = None
+        self.below: Entry | None = None
+        self.origin: bytes | None = None
+        self.xattrs = b""
+        self.entry: Entry | None = None
+        self.fresh = True  # its own metadata is newer than `entry`
+        self.text: bytes | None = None  # the ignore rules said here
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at every name again."""
+        self.names: list[str] = []
+        self.listed = False
+        self.ruled = True  # there may be an ignore file
+        self.known: dict[str, Stamp] = {}
+        self.dirs: dict[str, Node] = {}
+        self.skipped: set[str] = set()
+        self.changes: dict[bytes, Entry | None] = {}
+        self.entry = None
+
+    def arrive(self, st: os.stat_result) -> bool:
+        """Take in its stat; True when it is not as it was."""
+        if st.st_ctime_ns == self.ctime and st.st_ino == self.ino and st.st_mtime_ns == self.mtime:
+            return False
+        self.ino, self.ctime, self.mtime = st.st_ino, st.st_ctime_ns, st.st_mtime_ns
+        self.mode, self.uid, self.gid = st.st_mode, st.st_uid, st.st_gid
+        self.fresh = True
+        self.listed = False
+        return True
+
+    def walk(self) -> Iterator[Node]:
+        """This directory and all below it, parents first."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.dirs.values()

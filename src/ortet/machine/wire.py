@@ -1,0 +1,67 @@
+"""Messages between a hub, its zygote and its supervisors: a length, JSON, and open files beside it.
+
+Standard library only: the zygote loads this file by itself. JSON, because what the pid 1 of a
+machine says must not be able to run code here.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_FDS = 8
+_MOST = 64 << 20
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """The whole message; the descriptors travel with its first byte."""
+    body = json.dumps(message).encode()
+    data = _LENGTH.pack(len(body)) + body
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sent = sock.sendmsg([data], rights)
+        if sent < len(data):
+            sock.sendall(data[sent:])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Closed from error
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next message and the descriptors that came with it, closed on exec."""
+    fds: list[int] = []
+    head = _take(sock, _LENGTH.size, fds)
+    (size,) = _LENGTH.unpack(head)
+    if size > _MOST:
+        raise Closed
+    message: dict[str, Any] = json.loads(_take(sock, size, fds))
+    return message, fds
+
+
+def _take(sock: socket.socket, size: int, fds: list[int]) -> bytes:
+    data = b""
+    while len(data) < size:
+        space = socket.CMSG_SPACE(_FDS * 4)
+        try:
+            part, rights, _, _ = sock.recvmsg(size - len(data), space, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError as error:
+            raise Closed from error
+        for _, _, raw in rights:
+            numbers = array.array("i")
+            numbers.frombytes(raw[: len(raw) - len(raw) % numbers.itemsize])
+            fds += numbers
+        if not part:
+            for fd in fds:
+                os.close(fd)
+            raise Closed
+        data += part
+    return data

@@ -1,0 +1,40 @@
+"""The overlay engine through the shipped suite, in both scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from ortet.graph.tree import Trees
+from ortet.ids import SystemClock
+from ortet.machine.abc import Engine, Machine, Spec
+from ortet.machine.home import Standing
+from ortet.machine.overlay import OverlayEngine
+from ortet.machine.overlaymachine import OverlayMachine
+from ortet.store.objects import LocalObjects
+from ortet.testing.engine import EngineTests
+
+
+class HostScoped(OverlayEngine):
+    """Opens every machine over the whole host."""
+
+    def open(self, spec: Spec) -> OverlayMachine:
+        return super().open(replace(spec, scope="host"))
+
+    def fork(self, specs: Sequence[Spec], standing: Standing) -> list[Machine]:
+        return super().fork([replace(spec, scope="host") for spec in specs], standing)
+
+
+class TestWorkspaceScope(EngineTests):
+    @pytest.fixture
+    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
+        return OverlayEngine(objects, trees, SystemClock(), root=tmp_path / "store")
+
+
+class TestHostScope(EngineTests):
+    @pytest.fixture
+    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
+        return HostScoped(objects, trees, SystemClock(), root=tmp_path / "store")
