@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,17 +128,18 @@ def commit_and_break(ws: ortet.Workspace, project: Path) -> str:
 
 def fork_and_land(ws: ortet.Workspace, project: Path) -> None:
     title("Fork three attempts, score them, land the best")
-    forks = timed("fork(3)", lambda: ws.fork(len(ATTEMPTS)))
+    forks = timed("fork(3), which writes their shared base once", lambda: ws.fork(len(ATTEMPTS)))
     scores = {}
     for fork, (idea, edit) in zip(forks, ATTEMPTS.items(), strict=True):
         fork.run(edit)
         result = fork.run(["python3", "-B", "check.py"])
         scores[fork.name] = int(result.stdout or 0)
-        fork.commit(idea)
-        say(f"{fork.name:<12} {idea:<20} passes {scores[fork.name]} of 4 checks")
+        label = f"{fork.name}: {idea}, {scores[fork.name]} of 4 checks pass, commit"
+        timed(label, partial(fork.commit, idea))
     say(f"the project itself is untouched: {(project / 'shop.py').read_text() == SHOP}")
     best = max(forks, key=lambda fork: scores[fork.name])
     timed(f"land {best.name}", best.land)
+    timed("fork(3) again", lambda: ws.fork(3))
     say("project/shop.py is now:")
     for line in (project / "shop.py").read_text().splitlines():
         print("     " + paint("35", line))
