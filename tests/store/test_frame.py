@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.codec import Compressor, Hasher, checksum
-from ortet.errors import Corrupt, Unsupported
+from ortet.errors import Corrupt, Invalid, Unsupported
 from ortet.ids import Oid
 from ortet.store import frame
 
@@ -105,13 +105,13 @@ def test_zeros_behind_the_last_frame_are_its_end() -> None:
 
 
 def forged(**fields: int) -> bytes:
-    values = {"version": 1, "codec": 0, "count": 1, "raw": 3, "stored": 3} | fields
+    values = {"version": 1, "codec": 0, "flags": 0, "count": 1, "raw": 3, "stored": 3} | fields
     head = struct.pack(
         "<4sBBH8sIII8s",
         frame.MAGIC,
         values["version"],
         values["codec"],
-        0,
+        values["flags"],
         KEY,
         values["count"],
         values["raw"],
@@ -122,8 +122,9 @@ def forged(**fields: int) -> bytes:
     return head + checksum(head, table) + table + b"abc"
 
 
-def test_a_newer_frame_is_not_damage() -> None:
-    data = forged(version=2)
+@pytest.mark.parametrize("fields", [{"version": 2}, {"flags": 1}])
+def test_a_newer_frame_is_not_damage(fields: dict[str, int]) -> None:
+    data = forged(**fields)
     with pytest.raises(Unsupported) as caught:
         list(frame.scan(reader(data), 0, len(data)))
     assert caught.value.kind == "newer_format"
@@ -156,6 +157,12 @@ def test_a_bomb_does_not_expand() -> None:
     table = struct.pack("<32sBI", bytes(32), 1, len(packed))
     with pytest.raises(Corrupt, match="bytes"):
         unpacked(head + checksum(head, table) + table + packed)
+
+
+def test_what_does_not_fit_a_frame_is_not_built() -> None:
+    for many in (items(bytes(frame.MAX_RAW), b"x"), items(b"") * (frame.MAX_OBJECTS + 1)):
+        with pytest.raises(Invalid):
+            frame.build(many, KEY, Compressor())
 
 
 def test_a_frame_of_the_largest_object() -> None:

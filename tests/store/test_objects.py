@@ -150,6 +150,19 @@ def test_an_object_too_large_says_so(store: LocalObjects) -> None:
     store.flush()
 
 
+@pytest.mark.parametrize("around", [0, 500_000])
+def test_the_largest_object_among_others(open_store: Open, around: int) -> None:
+    store = open_store()
+    contents = [*noise(around // 2000), bytes([1]) * (16 << 20), *noise(around // 2000, seed=2)]
+    for kind in (Kind.BLOB, Kind.META):
+        for data in contents:
+            store.put(kind, data + bytes([kind])[: (16 << 20) - len(data)])
+    store.flush()
+    other = open_store()
+    for kind in (Kind.BLOB, Kind.META):
+        check(other, [data + bytes([kind])[: (16 << 20) - len(data)] for data in contents])
+
+
 def test_the_empty_object(store: LocalObjects) -> None:
     oid = store.put(Kind.BLOB, b"")
     store.flush()
@@ -326,6 +339,12 @@ def test_a_handle_survives_fork(open_store: Open, tmp_path: Path) -> None:
     tails = {words[1]: words[2:] for words in map(str.split, lines) if words[0] == "tail"}
     assert len(tails["parent"]) == len(tails["child"]) == 1
     assert tails["parent"] != tails["child"]
+
+
+def test_a_child_that_leaves_a_commit_does_not_unlock_it(tmp_path: Path) -> None:
+    with worker("fork_inside", tmp_path, "f", 1) as other:
+        said, _ = other.communicate()
+    assert said.splitlines() == ["writer_busy", "free", "done"]
 
 
 def test_an_object_of_another_writer_is_synced_with_ours(

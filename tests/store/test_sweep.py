@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ortet.codec import encode
-from ortet.errors import Corrupt, NotFound, Unavailable, Unsupported
+from ortet.errors import Corrupt, NotFound, Refused, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.store.abc import Kind, Link, Walk
 from ortet.store.objects import LocalObjects
@@ -165,6 +165,51 @@ def test_a_held_tail_keeps_all_it_refers_to(open_store: Open, walk: Walk, commit
     sweep(first, roots(), walk, min_garbage=0.0)
     with pytest.raises(NotFound):
         first.get(blob)
+
+
+def test_a_full_disk_can_be_swept(
+    open_store: Open, small_disk: Path, walk: Walk, commit: Commit
+) -> None:
+    path = small_disk / "store"
+    store = open_store(path, seal_at=300_000)
+    kept = commit(store, "kept", noise(0))
+    store.writer.seal_now()
+    for number in range(1, 40):
+        commit(store, f"c{number}", noise(number))
+    store.writer.seal_now()
+    with open(small_disk / "ballast", "wb", buffering=0) as ballast, pytest.raises(OSError):
+        while True:
+            ballast.write(bytes(4096))
+    before = stored(path)
+    report = sweep(store, roots(kept), walk)
+    assert report.bytes_freed > before // 2
+    assert stored(path) == report.bytes_after
+    assert verify(open_store(path), roots(kept), walk).problems == []
+    assert present(store, noise(0)) == 20
+
+
+def test_a_store_at_its_quota_can_be_swept(
+    open_store: Open, root: Path, walk: Walk, commit: Commit
+) -> None:
+    store = open_store(quota=200_000)
+    kept = commit(store, "kept", noise(0))
+    with pytest.raises(Refused):
+        for number in range(1, 40):
+            commit(store, f"c{number}", noise(number))
+    sweep(store, roots(kept), walk)
+    assert stored(root) < 100_000
+    commit(store, "fits now", noise(99))
+
+
+def test_a_second_copy_is_garbage(open_store: Open, walk: Walk, commit: Commit) -> None:
+    first, second = open_store(), open_store()
+    for store in (first, second):
+        oid = commit(store, "same", noise(1, 200))
+    first.writer.seal_now()
+    second.writer.seal_now()
+    report = sweep(first, roots(oid), walk)
+    assert (report.kept, report.removed, report.packs_written) == (202, 202, 0)
+    assert verify(second, roots(oid), walk).problems == []
 
 
 def test_the_same_bytes_as_blob_and_as_tree(open_store: Open, walk: Walk) -> None:

@@ -154,7 +154,38 @@ def fork(base: Path, name: str, count: int) -> None:
     say("child", os.waitstatus_to_exitcode(status))
 
 
-VERBS = {"commits": commits, "sweeps": sweeps, "check": check, "hold": hold, "fork": fork}
+def fork_inside(base: Path, name: str, count: int) -> None:
+    """A child that leaves writing() must not unlock it for its parent."""
+    store = open_store(base / "store")
+    other = open_store(base / "store")
+    with store.writing():
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            try:
+                with other.gate.exclusive(0.0):
+                    say("unlocked")
+            except OrtetError as error:
+                say(error.kind)
+    if child == 0:
+        with store.writing():
+            store.put(Kind.BLOB, b"child")
+        store.close()
+        os._exit(0)
+    with other.gate.exclusive(0.0):
+        say("free")
+    store.close()
+    del name, count
+
+
+VERBS = {
+    "fork_inside": fork_inside,
+    "commits": commits,
+    "sweeps": sweeps,
+    "check": check,
+    "hold": hold,
+    "fork": fork,
+}
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from ortet.codec import FORMAT_VERSION, Compressor, checksum, decompress
-from ortet.errors import Corrupt, Unsupported
+from ortet.errors import Corrupt, Invalid, Unsupported
 from ortet.ids import OID_BYTES, Oid
 
 MAGIC = b"\xa7ORT"
@@ -97,6 +97,8 @@ def bad(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
 def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor) -> bytes:
     """One frame of these objects, at most MAX_RAW bytes of them."""
     raw = b"".join([item[2] for item in objects])
+    if len(raw) > MAX_RAW or len(objects) > MAX_OBJECTS:
+        raise Invalid("frame_too_large", "these objects do not fit one frame: make several")
     codec, payload = _squeeze(raw, compressor)
     table = b"".join([_ROW.pack(oid, kind, len(data)) for oid, kind, data in objects])
     fields = (MAGIC, FORMAT_VERSION, codec, 0, key_id, len(objects), len(raw), len(payload))
@@ -145,6 +147,11 @@ def read_table(data: bytes, at: int, header: Header, *, offset: int = 0) -> Lead
     table = data[start : start + header.table_bytes]
     if checksum(data[at : start - _SUM], table) != header.head_sum:
         raise bad(offset, "header and table do not match their checksum")
+    if header.flags:
+        raise Unsupported(
+            "newer_format",
+            "the store has frames with flags this ortet does not know: upgrade ortet",
+        )
     lead = Lead(offset, header, data[at:start], table)
     if sum([row[2] for row in lead.rows()]) != header.raw:
         raise bad(offset, "the lengths in its table do not add up")

@@ -8,13 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortet.errors import Invalid, Unavailable
 from ortet.store.source import File
 
 _POLL = 0.002
+_EPOCH = b"%-31d\n"
 
 
 class Gate:
@@ -34,6 +35,9 @@ class Gate:
         self._depth = 0
         self._inside: dict[int, int] = {}
         self._lock = File(_open(self._local / "gc.lock"))
+        with suppress(OSError):
+            # Room for the epoch from the start: a full disk must not keep a sweep from freeing it.
+            os.posix_fallocate(self._lock.fd, 0, len(_EPOCH % 0))
         self._gate = File(_open(self._local / "gc.gate"))
 
     def after_fork(self) -> None:
@@ -54,7 +58,10 @@ class Gate:
             self._inside[me] = self._inside.get(me, 0) + 1
         return self.epoch()
 
-    def leave(self) -> None:
+    def leave(self, pid: int) -> None:
+        """End what the process `pid` began: a child of fork(2) must not unlock for its parent."""
+        if pid != os.getpid():
+            return
         me = threading.get_ident()
         with self._mutex:
             left = self._inside.pop(me, 1) - 1
@@ -65,7 +72,7 @@ class Gate:
                 fcntl.flock(self._lock.fd, fcntl.LOCK_UN)
 
     def epoch(self) -> int:
-        return int(os.pread(self._lock.fd, 32, 0) or b"0")
+        return int(os.pread(self._lock.fd, 32, 0).strip(b"\0\n ") or b"0")
 
     @contextmanager
     def exclusive(self, patience: float) -> Iterator[None]:
@@ -90,7 +97,7 @@ class Gate:
         epoch = self.epoch() + 1
         fd = _open(self._local / "gc.lock")
         try:
-            os.pwrite(fd, b"%-31d\n" % epoch, 0)
+            os.pwrite(fd, _EPOCH % epoch, 0)
             os.fsync(fd)
         finally:
             os.close(fd)

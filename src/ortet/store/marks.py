@@ -85,13 +85,13 @@ class Marks:
     def _read(self, batch: list[_Step], trouble: Trouble) -> dict[Oid, bytes]:
         try:
             return dict(self._objects.get_many(link.oid for link, _ in batch))
-        except (NotFound, Corrupt):
+        except OrtetError:
             pass  # one by one, to say which
         found: dict[Oid, bytes] = {}
         for link, parent in batch:
             try:
                 found[link.oid] = self._objects.get(link.oid)
-            except (NotFound, Corrupt) as error:
+            except OrtetError as error:
                 trouble(link, parent, error)
         return found
 

@@ -19,7 +19,7 @@ from ortet.store.fetch import fetch
 from ortet.store.gate import Gate
 from ortet.store.root import Space, open_root
 from ortet.store.shelf import Shelf
-from ortet.store.source import FrameCache, Spot, no_object
+from ortet.store.source import FrameCache, Spot, kind_of, no_object
 from ortet.store.tail import SEAL_AT, Tail
 from ortet.store.writer import Writer
 
@@ -162,13 +162,14 @@ class LocalObjects(Objects):
         be gone: callers who remember Oids from earlier drop them.
         """
         self._here()
+        pid = self._pid
         epoch = self.gate.enter()
         try:
             if epoch != self.epoch:
                 self.forget(epoch)
             yield epoch
         finally:
-            self.gate.leave()
+            self.gate.leave(pid)
 
     def forget(self, epoch: int) -> None:
         """After a sweep: drop what is remembered and look at the disk again."""
@@ -183,7 +184,7 @@ class LocalObjects(Objects):
         self.shelf.refresh_if_changed()
         found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
         found.update(self.shelf.prefix(low, high))
-        return [(oid, Kind(found[oid])) for oid in sorted(found)]
+        return [(oid, kind_of(found[oid])) for oid in sorted(found)]
 
     def stats(self) -> Stats:
         self._here()
@@ -209,6 +210,7 @@ class LocalObjects(Objects):
     def _here(self) -> None:
         if os.getpid() != self._pid:
             self._pid = os.getpid()
+            self.cache.after_fork()
             self.gate.after_fork()
             self.writer.after_fork(self.shelf.after_fork())
 

@@ -9,11 +9,10 @@ from ortet.codec import Compressor
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.store import frame
-from ortet.store.abc import Kind
+from ortet.store.batch import Batches
 from ortet.store.objects import LocalObjects
 from ortet.store.source import Source, Spot
 from ortet.store.tail import SEAL_AT, Tail
-from ortet.store.writer import Batch
 
 _SMALL_PACK = SEAL_AT // 8
 _SMALL_PACKS = 4
@@ -25,22 +24,25 @@ def choose(
 ) -> tuple[list[Source], list[Source]]:
     """Which packs to rewrite, and which to keep as they are.
 
-    Rewritten are those with enough garbage, those of many tiny frames (a long row of small
-    commits), and small ones when there are several to merge.
+    Rewritten are those with enough garbage (a second copy is garbage), those of many tiny frames (a
+    long row of small commits), and small ones when there are several to merge.
     """
     sources = sorted(sources, key=lambda source: source.id)
     small = [source for source in sources if source.end < _SMALL_PACK]
     merge = len(small) >= _SMALL_PACKS
     victims: list[Source] = []
     kept: list[Source] = []
+    seen: set[Oid] = set()
     for source in sources:
         total = dead = 0
         frames: set[int] = set()
         for oid, spot in source.spots():
             frames.add(spot[1])
             total += spot[3] + 1
-            if oid not in alive:
+            if oid not in alive or oid in seen:
                 dead += spot[3] + 1
+            else:
+                seen.add(oid)
         crumbs = len(frames) >= _CRUMBS and total < len(frames) * frame.FRAME_BYTES // 8
         worth = dead > 0 and dead >= min_garbage * total
         chosen = worth or crumbs or (merge and source.end < _SMALL_PACK)
@@ -60,8 +62,7 @@ class Repacker:
         self._compressor = Compressor()
         self._kept: frozenset[str] = frozenset()
         self._done: set[Oid] = set()
-        self._blobs = Batch()
-        self._rest = Batch()
+        self._batches = Batches()
         self._tail: Tail | None = None
         self._tail_bytes = 0
 
@@ -79,9 +80,9 @@ class Repacker:
         wanted.sort(key=lambda found: found[1][1:3])
         self._done.update(oid for oid, _ in wanted)
         for oid, spot in wanted:
-            batch = self._blobs if spot[4] == Kind.BLOB else self._rest
-            if batch.add((oid, spot[4], self._read(oid, spot))):
-                self._append(batch)
+            full = self._batches.add((oid, spot[4], self._read(oid, spot)))
+            if full is not None:
+                self._append(full)
 
     def _is_kept(self, oid: Oid) -> bool:
         for spot in self._objects.shelf.copies(oid):
@@ -105,8 +106,7 @@ class Repacker:
             )
         return data
 
-    def _append(self, batch: Batch) -> None:
-        items = batch.take()
+    def _append(self, items: Sequence[frame.Item]) -> None:
         data = frame.build(items, self._objects.hasher.key_id, self._compressor)
         self.objects += len(items)
         self.bytes += len(data)
@@ -120,11 +120,19 @@ class Repacker:
 
     def seal(self) -> None:
         """Make what was copied durable, as a pack."""
-        for batch in (self._blobs, self._rest):
-            if batch.items:
-                self._append(batch)
+        for items in self._batches.take():
+            self._append(items)
         if self._tail_bytes:
             self._seal()
+
+    def give_up(self) -> None:
+        """Throw away what was copied since the last pack was made: there is no room for it."""
+        self._batches.take()
+        self.bytes -= self._tail_bytes
+        self.objects = self._tail_bytes = 0
+        if self._tail is not None:
+            self._objects.shelf.discard(self._tail)
+            self._tail = None
 
     def _seal(self) -> None:
         self.packs += 1

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from ortet.backend.abc import Bucket
-from ortet.errors import Corrupt, NotFound
+from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.store.group import MANY, SUFFIX, Group, load_groups, merge
 from ortet.store.packs import Pack, list_packs
@@ -187,7 +187,11 @@ class Shelf:
     def _adopt_any(self) -> Tail | None:
         for id_ in self._root.tail_ids():
             if all(tail.id != id_ for tail in self.mine):
-                tail = adopt(self._root.tail(id_), self._bucket, key_id=self._key_id)
+                tail = None
+                with contextlib.suppress(
+                    OrtetError
+                ):  # leave one that can not be read; take another
+                    tail = adopt(self._root.tail(id_), self._bucket, key_id=self._key_id)
                 if tail is not None:
                     return tail
         return None
@@ -231,6 +235,12 @@ class Shelf:
         with self._lock:
             self.mine = tuple(other for other in self.mine if other is not tail)
         tail.release()
+
+    def discard(self, tail: Tail) -> None:
+        """Throw a tail of ours away, with all that is in it."""
+        with self._lock:
+            self.mine = tuple(other for other in self.mine if other is not tail)
+        tail.discard()
 
     def release(self) -> None:
         """Let others adopt our tails."""

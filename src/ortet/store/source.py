@@ -4,14 +4,16 @@ frames."""
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ortet.errors import NotFound
+from ortet.errors import NotFound, Unsupported
 from ortet.ids import Oid
 from ortet.store import frame
+from ortet.store.abc import Kind
 
 _FIRST_READ = 32 * 1024
 CACHE_BYTES = 48 * 1024 * 1024
@@ -85,13 +87,18 @@ class Source(ABC):
 
 
 class FrameCache:
-    """Decoded frames, least recently used first out, bounded by bytes. Safe without a lock: each
+    """Decoded frames, least recently used first out, bounded by bytes. Finding takes no lock: each
     step on the dictionary is atomic, and a lost race costs one decoding."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._frames: OrderedDict[Key, bytes] = OrderedDict()
         self._limit = limit
         self._bytes = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child: a thread that is not here may have held the lock."""
+        self._lock = threading.Lock()
 
     def get(self, key: Key) -> bytes | None:
         data = self._frames.get(key)
@@ -101,16 +108,13 @@ class FrameCache:
         return data
 
     def add(self, key: Key, data: bytes) -> None:
-        if key in self._frames or len(data) > self._limit:
-            return
-        self._frames[key] = data
-        self._bytes += len(data)
-        while self._bytes > self._limit:
-            try:
-                _, old = self._frames.popitem(last=False)
-            except KeyError:
-                break
-            self._bytes -= len(old)
+        with self._lock:
+            if key in self._frames or len(data) > self._limit:
+                return
+            self._frames[key] = data
+            self._bytes += len(data)
+            while self._bytes > self._limit:
+                self._bytes -= len(self._frames.popitem(last=False)[1])
 
     def load(self, source: Source, offset: int) -> bytes:
         """The decoded frame, from memory if it is there."""
@@ -122,8 +126,19 @@ class FrameCache:
         return data
 
     def clear(self) -> None:
-        self._frames.clear()
-        self._bytes = 0
+        with self._lock:
+            self._frames.clear()
+            self._bytes = 0
+
+
+def kind_of(number: int) -> Kind:
+    """The kind stored beside an object."""
+    try:
+        return Kind(number)
+    except ValueError:
+        raise Unsupported(
+            "newer_kind", f"the store has objects of kind {number}, unknown here: upgrade ortet"
+        ) from None
 
 
 def no_object(oid: Oid) -> NotFound:

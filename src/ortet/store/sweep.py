@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ortet.errors import OrtetError, Unsupported
+from ortet.errors import OrtetError, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.store.abc import Kind, Link, Walk
 from ortet.store.faults import reach
@@ -17,7 +17,7 @@ from ortet.store.marks import Marks
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack, list_packs
 from ortet.store.repack import Repacker, choose
-from ortet.store.source import Source
+from ortet.store.source import Source, kind_of
 from ortet.store.tail import Tail, pack_key, storage_error
 
 Roots = Callable[[], Iterable[Link]]
@@ -122,19 +122,33 @@ class _Sweep:
         shelf = self._objects.shelf
         for tail in (*shelf.mine, *shelf.others):
             if tail not in loose:
-                links = (Link(oid, Kind(spot[4])) for oid, spot in tail.spots())
+                links = (Link(oid, kind_of(spot[4])) for oid, spot in tail.spots())
                 # A killed writer may have left a tree without its blobs: that is no damage.
                 self._marks.add(links, trouble=_let_be)
+        pending = list(self._objects.writer.pending.values())
+        self._marks.add([Link(oid, Kind(kind)) for oid, kind, _ in pending], trouble=_let_be)
 
     def copy(self) -> None:
         """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
-        self._victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
-        self._examined = sum(len(victim) for victim in self._victims)
+        alive = self._marks.oids
+        self._victims, kept = choose(self._sealed, alive, min_garbage=self._min_garbage)
         self._repacker.avoid(kept)
         self._marks.fresh.clear()
-        for victim in self._victims:
-            self._repacker.copy(victim.spots(), self._marks.oids)
-        self._repacker.seal()
+        try:
+            for victim in self._victims:
+                self._repacker.copy(victim.spots(), alive)
+            self._repacker.seal()
+        except Unavailable:
+            # No room for copies. Packs that need none can still go, and make some.
+            self._repacker.give_up()
+            self._victims = [
+                victim
+                for victim in self._victims
+                if not any(oid in alive for oid, _ in victim.spots())
+            ]
+            if not self._victims:
+                raise
+        self._examined = sum(len(victim) for victim in self._victims)
         reach("sweep.after-copy")
 
     def finish(self, patience: float) -> None:
@@ -178,7 +192,7 @@ class _Sweep:
             if name.endswith((".idx", GROUP)) and name not in needed:
                 with contextlib.suppress(FileNotFoundError):
                     (root.index / name).unlink()
-        with contextlib.suppress(OrtetError):
+        with contextlib.suppress(OrtetError, OSError):
             shelf.merge_tables()
 
     def report(self) -> SweepReport:

@@ -80,7 +80,10 @@ class Tail(Source):
 
     def is_free(self) -> bool:
         """Whether nobody holds it, at this moment."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # sealed meanwhile
+            return False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -277,6 +280,12 @@ class Tail(Source):
         except OSError as error:
             raise storage_error(error, "sealing a pack") from error
         reach("seal.after-put")
+
+    def discard(self) -> None:
+        """Throw it away: what is in it is elsewhere too."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        fcntl.flock(self._file.fd, fcntl.LOCK_UN)
 
     def release(self) -> None:
         """Let others adopt it; an empty one is removed. Only its owner may, never a child of

@@ -92,7 +92,7 @@ class _Check:
     def _leads(self, source: Source, where: str) -> Iterator[frame.Lead]:
         """Every frame with a sound header; what lies between is a problem, but not a torn end."""
         at: int | None = 0
-        stop = source.extent()
+        stop, tried = source.extent(), -1
         while at is not None:
             start = at
             try:
@@ -104,6 +104,10 @@ class _Check:
                 self._report(where, error.message)
                 return
             except OrtetError as error:
+                if isinstance(source, Tail) and tried != start:
+                    # It may have been in the making, and be whole by now.
+                    at, stop, tried = start, source.extent(), start
+                    continue
                 at = frame.resync(source.read, start + 1, stop)
                 if at is not None or not _is_torn(source, start):
                     self._report(where, error.message)
@@ -138,7 +142,7 @@ class _Check:
             places.setdefault(oid, []).append((lead.offset, start, length, kind))
             start += length
         try:
-            found = hashes.result()
+            found = self._settled(source, lead, hashes)
         except (Corrupt, NotFound) as error:
             if not _is_torn(source, lead.offset):
                 self._report(where, f"{error.message} ({len(rows)} objects)", rows[0][0])
@@ -150,6 +154,15 @@ class _Check:
                 self._good.add(oid)
             else:
                 self._report(where, "does not match its hash", oid)
+
+    def _settled(self, source: Source, lead: frame.Lead, hashes: Future[list[Oid]]) -> list[Oid]:
+        """The hashes; read again where a tail's last frame may have been in the making."""
+        try:
+            return hashes.result()
+        except Corrupt:
+            if not isinstance(source, Tail):
+                raise
+            return self._hashes(source, lead)
 
     def _index(self, pack: Pack, places: dict[Oid, list[tuple[int, int, int, int]]]) -> None:
         """A missing index is no problem, it is made at first use; a wrong one is, and is remade."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ortet.codec import Compressor
-from ortet.errors import Invalid, OrtetError
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.abc import Kind
+from ortet.store.batch import Batches, cut
 from ortet.store.root import Space
 from ortet.store.shelf import Shelf
 from ortet.store.source import FrameCache
@@ -21,39 +22,6 @@ from ortet.store.tail import Tail
 _SMALL = 64 * 1024
 _IN_FLIGHT = 32 * 1024 * 1024
 _THREADS = 2
-
-
-class Batch:
-    """Objects that will be one frame."""
-
-    def __init__(self) -> None:
-        self.items: list[frame.Item] = []
-        self.bytes = 0
-
-    def add(self, item: frame.Item) -> bool:
-        """True when it is full."""
-        self.items.append(item)
-        self.bytes += len(item[2])
-        return self.bytes >= frame.FRAME_BYTES or len(self.items) >= frame.FRAME_OBJECTS
-
-    def take(self) -> list[frame.Item]:
-        """What is in it; it is empty then."""
-        items, self.items, self.bytes = self.items, [], 0
-        return items
-
-
-def _cut(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
-    """Pieces that each fit a frame; mostly the whole, but what was put back after a failure piles
-    up."""
-    if sum([len(item[2]) for item in items]) <= 2 * frame.FRAME_BYTES:
-        yield items
-        return
-    batch = Batch()
-    for item in items:
-        if batch.add(item):
-            yield batch.take()
-    if batch.items:
-        yield batch.items
 
 
 class Writer:
@@ -81,8 +49,8 @@ class Writer:
         self._room = threading.Condition(self._lock)
         self._flushing = threading.Lock()
         self._appending = threading.Lock()  # the tail
-        self._blobs = Batch()
-        self._rest = Batch()
+        self._batches = Batches()
+        self._returned: list[frame.Item] = []  # by a failure, or from before a fork
         self._compressors: list[Compressor] = []
         self._jobs: set[Future[None]] = set()
         self._sealing: set[Future[None]] = set()
@@ -98,8 +66,7 @@ class Writer:
         self._start()
         self._tail = None
         self._owed.update(parents)
-        for item in self.pending.values():
-            (self._blobs if item[1] == Kind.BLOB else self._rest).add(item)
+        self._returned = list(self.pending.values())
 
     def rely_on(self, tail: Tail) -> None:
         """An object in another writer's tail is taken as stored: make it durable with our next
@@ -117,23 +84,19 @@ class Writer:
             if oid in self.pending:
                 return
             self.pending[oid] = item
-            batch = self._blobs if kind == Kind.BLOB else self._rest
-            if not batch.add(item):
-                return
-            if batch is self._blobs:
-                self._blobs = Batch()
-            else:
-                self._rest = Batch()
-        self._submit(batch)
+            full = self._batches.add(item)
+        if full is not None:
+            self._submit(full)
 
     # large amounts: in threads
 
-    def _submit(self, batch: Batch) -> None:
+    def _submit(self, items: list[frame.Item]) -> None:
+        size = sum([len(item[2]) for item in items])
         with self._room:
             while self._in_flight > _IN_FLIGHT:
                 self._room.wait()
-            self._in_flight += batch.bytes
-            self._jobs.add(self._threads().submit(self._job, batch))
+            self._in_flight += size
+            self._jobs.add(self._threads().submit(self._job, items, size))
             self._tell(self._told)
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -141,36 +104,31 @@ class Writer:
             self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
         return self._pool
 
-    def _job(self, batch: Batch) -> None:
+    def _job(self, items: list[frame.Item], size: int) -> None:
         try:
-            self._write_all(batch.items)
+            self._write_all([items])
         finally:
             with self._room:
-                self._in_flight -= batch.bytes
+                self._in_flight -= size
                 self._jobs = {job for job in self._jobs if not job.done()}
                 self._room.notify_all()
 
-    def _write_all(self, items: Sequence[frame.Item]) -> None:
-        """Write, as several frames if need be; what fails goes back to the batches."""
-        try:
-            for piece in _cut(items):
-                self._write(piece)
-        except Exception as error:
-            self._put_back([item for item in items if item[0] in self.pending], error)
+    def _write_all(self, frames: Iterable[Sequence[frame.Item]]) -> None:
+        """Write frames of these objects; what fails is kept for the next flush."""
+        for items in frames:
+            try:
+                self._write(items)
+            except Exception as error:
+                with self._lock:
+                    self._failures += 1
+                    self._failure = error
+                    self._returned += items
 
     def _tell(self, since: int) -> None:
         """Raise the last failure if there was one after the first `since`."""
         if self._failures > since and self._failure is not None:
             self._told = self._failures
             raise self._failure
-
-    def _put_back(self, items: Sequence[frame.Item], error: Exception) -> None:
-        with self._lock:
-            self._failures += 1
-            self._failure = error
-            for item in items:
-                self.pending[item[0]] = item
-                (self._blobs if item[1] == Kind.BLOB else self._rest).add(item)
 
     # one frame
 
@@ -192,6 +150,7 @@ class Writer:
             self.pending.pop(item[0], None)
         if full:
             with self._lock:
+                self._sealing = {job for job in self._sealing if not job.done()}
                 self._sealing.add(self._threads().submit(self._seal, tail))
 
     def _build(self, items: Sequence[frame.Item]) -> bytes:
@@ -210,15 +169,11 @@ class Writer:
         with self._flushing:  # else one could return while another still writes what it took over
             with self._lock:
                 failures = self._failures
-                blobs, rest, jobs = self._blobs, self._rest, list(self._jobs)
-                if blobs.items or rest.items:
-                    self._blobs, self._rest = Batch(), Batch()
-            if blobs.bytes + rest.bytes < _SMALL:
-                blobs.items += rest.items
-            elif rest.items:
-                self._write_all(rest.items)
-            if blobs.items:
-                self._write_all(blobs.items)
+                frames, jobs = self._batches.take(_SMALL), list(self._jobs)
+                returned, self._returned = self._returned, []
+            if returned:
+                self._write_all(cut(returned))
+            self._write_all(frames)
             if jobs:
                 wait(jobs)
             with self._lock:
@@ -256,15 +211,20 @@ class Writer:
             self._shelf.merge_tables()
 
     def seal_now(self) -> None:
-        """Turn what we have written so far, and all tails nobody holds, into packs."""
-        self.flush()
+        """Turn what we have written so far, and all tails nobody holds, into packs.
+
+        What can not be written or sealed for want of room stays as it is.
+        """
+        with contextlib.suppress(Refused, Unavailable):
+            self.flush()
         with self._appending:
             self._tail = None
             tails = self._shelf.mine
         self._wait_for_seals()
         for tail in (*tails, *self._shelf.adopt_all()):
             if tail in self._shelf.mine:
-                self._shelf.seal(tail)
+                with contextlib.suppress(Unavailable):
+                    self._shelf.seal(tail)
 
     def _wait_for_seals(self) -> None:
         with self._lock:
