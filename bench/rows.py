@@ -107,6 +107,7 @@ ROWS = (
     Row("first-size", "store after it", "MB", "≤ restic's", below("first-size", 1, "restic")),
     Row("first-rss", "largest resident size in it", "MB", "< 300", within("first-rss", 300)),
     Row("noop", "no-op commit, overlay", "ms", "≤ 0.5", within("noop", 0.5)),
+    Row("open", "open a directory for the first time (overlay) until a command answers", "s", ""),
     Row("fork", "fork (overlay) until a command answers", "ms", "p50 ≤ 15", within("fork", 15)),
     Row("fork-100", "100 forks, all answered", "s", "≤ 2", within("fork-100", 2)),
     Row("fork-100-disk", "disk for 100 forks", "MB", "< 10", within("fork-100-disk", 10)),
