@@ -14,7 +14,7 @@ from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.index import Index, Located, encode_index, open_index, write_index
 from ortet.store.source import File, Source, Spot
-from ortet.store.tail import pack_key
+from ortet.store.tail import pack_key, storage_error
 
 _PREFIX = "packs/"
 _SUFFIX = ".pack"
@@ -45,7 +45,12 @@ class Pack(Source):
                 file = self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             except FileNotFoundError:
                 raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
-        return os.pread(file.fd, length, offset)
+            except OSError as error:
+                raise storage_error(error, f"opening {path}") from error
+        try:
+            return os.pread(file.fd, length, offset)
+        except OSError as error:
+            raise storage_error(error, f"reading pack {self.id}") from error
 
     def rest(self) -> None:
         """Give back descriptors until the next use."""

@@ -23,6 +23,8 @@ def follow(path: Path, *, key_id: bytes) -> Tail | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise storage_error(error, f"opening {path}") from error
     tail = Tail(path, fd, key_id=key_id)
     tail.advance()
     return tail
@@ -46,6 +48,8 @@ def adopt(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise storage_error(error, f"opening {path}") from error
     tail = Tail(path, fd, key_id=key_id)
     try:
         if _lock(fd) and _same_file(path, fd) and not _left_over(path, bucket):

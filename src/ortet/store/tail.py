@@ -76,7 +76,10 @@ class Tail(Source):
     # reading
 
     def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._file.fd, length, offset)
+        try:
+            return os.pread(self._file.fd, length, offset)
+        except OSError as error:
+            raise storage_error(error, f"reading {self.path}") from error
 
     def is_free(self) -> bool:
         """Whether nobody holds it, at this moment."""

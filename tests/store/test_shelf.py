@@ -1,0 +1,77 @@
+"""Which tails and packs a handle sees, and which tail it writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ortet.errors import Unavailable
+from ortet.store.abc import Kind
+from ortet.store.objects import LocalObjects
+
+Open = Callable[..., LocalObjects]
+
+
+def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: Path) -> None:
+    first, second = open_store(), open_store()
+    first.put(Kind.BLOB, b"first")
+    first.flush()
+    held = first.shelf.mine[0].id
+    second.put(Kind.BLOB, b"second")
+    second.flush()
+    assert second.shelf.mine[0].id != held
+    first.close()
+    third = open_store()
+    third.put(Kind.BLOB, b"third")
+    third.flush()
+    assert third.shelf.mine[0].id == held
+    assert len(list((root / "local/tails").iterdir())) == 2
+
+
+def test_a_tail_sealed_by_its_owner_is_read_as_a_pack(open_store: Open) -> None:
+    first, second = open_store(), open_store()
+    oid = first.put(Kind.BLOB, b"moves")
+    first.flush()
+    assert second.get(oid) == b"moves"
+    assert len(second.shelf.others) == 1
+    first.writer.seal_now()
+    assert second.get(oid) == b"moves"
+    second.shelf.refresh()
+    assert (len(second.shelf.others), len(second.shelf.packs)) == (0, 1)
+    assert second.get(oid) == b"moves"
+
+
+def test_what_is_sure_and_what_is_another_writers(open_store: Open) -> None:
+    first, second = open_store(), open_store()
+    oid = first.put(Kind.BLOB, b"in a tail")
+    first.flush()
+    second.shelf.refresh()
+    assert first.shelf.find_sure(oid) is not None
+    assert second.shelf.find_sure(oid) is None
+    assert second.shelf.find_other(oid) is not None
+    assert second.shelf.find(oid) is not None
+    # so a put is not left out for the sake of a tail that its writer may not have synced
+    second.put(Kind.BLOB, b"in a tail")
+    second.flush()
+    assert second.shelf.find_sure(oid) is not None
+
+
+def test_a_tail_that_can_not_be_read_says_which(open_store: Open, root: Path) -> None:
+    store = open_store()
+    (root / "local/tails/odd.tail").mkdir()
+    store.put(Kind.BLOB, b"it does not keep a writer from its own")
+    store.flush()
+    with pytest.raises(Unavailable, match="odd"):
+        open_store()
+
+
+def test_a_seal_in_the_background_changes_nothing_for_readers(open_store: Open) -> None:
+    store = open_store(seal_at=20_000)
+    oids = []
+    for turn in range(200):
+        oids.append(store.put(Kind.BLOB, b"%05d" % turn * 200))
+        store.flush()
+        assert store.get(oids[turn // 2])
+    assert len({store.get(oid) for oid in oids}) == 200
