@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ortet.machine.frames import Frame, Plan, list_all, look_at
-from ortet.machine.statindex import Node, seen
+from ortet.machine.seen import Node, seen
 
 
 def frame_of(path: Path, *known: str) -> Frame:

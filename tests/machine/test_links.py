@@ -12,7 +12,8 @@ from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.machine.links import Moves, join, put_links, siblings, walk
-from ortet.machine.statindex import RACY, Node, StatIndex, mark_of
+from ortet.machine.seen import RACY, Node, mark_of
+from ortet.machine.statindex import StatIndex
 from ortet.store.objects import LocalObjects
 
 

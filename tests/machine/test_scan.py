@@ -20,8 +20,9 @@ from ortet.ids import Oid, SystemClock
 from ortet.machine.abc import Loss
 from ortet.machine.frames import Dirty
 from ortet.machine.rules import Rules
-from ortet.machine.scan import ScanResult, Watching, scan
+from ortet.machine.scan import ScanResult, scan
 from ortet.machine.statindex import StatIndex
+from ortet.machine.walk import Watching
 from ortet.store.abc import Kind
 from ortet.store.blobs import read_file
 from ortet.store.objects import LocalObjects

@@ -14,8 +14,9 @@ from ortet.graph.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machine.frames import Frame, Plan, list_all
 from ortet.machine.rules import Rules
+from ortet.machine.seen import Node
 from ortet.machine.sieve import Sieve
-from ortet.machine.statindex import Node, StatIndex
+from ortet.machine.statindex import StatIndex
 from ortet.store.objects import LocalObjects
 
 

@@ -13,7 +13,8 @@ from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.machine.rules import Rules
 from ortet.machine.scan import scan
-from ortet.machine.statindex import ODD, RACY, Seen, StatIndex, carry, mark_of, seen
+from ortet.machine.seen import ODD, RACY, Seen, carry, mark_of, seen
+from ortet.machine.statindex import StatIndex
 from ortet.store.objects import LocalObjects
 
 IMAGE = Oid(b"\x07" * 32)

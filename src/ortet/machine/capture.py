@@ -10,7 +10,7 @@ from ortet.codec import encode
 from ortet.graph.records import Entry
 from ortet.machine.abc import Loss
 from ortet.machine.mapped import sync
-from ortet.machine.statindex import seen
+from ortet.machine.seen import seen
 from ortet.store.abc import Kind, Objects
 from ortet.store.blobs import put_file
 

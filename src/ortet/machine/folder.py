@@ -100,6 +100,7 @@ class FolderEngine(Engine):
             clock=self._clock,
             path=path,
             home=spec.home,
+            base=spec.image,
             watch=self._watch,
             index=index,
         )
@@ -131,6 +132,7 @@ class FolderMachine(Machine):
         path: Path,
         home: Path,
         watch: bool,
+        base: Oid | None,
         index: StatIndex | None,
     ) -> None:
         self.path = path
@@ -148,6 +150,7 @@ class FolderMachine(Machine):
         self._epoch = _epoch(objects)
         self._frozen: tuple[Oid, Image] | None = None
         self._settled = index.image if index is not None else None
+        self._base = base
         self._unsettled = False  # the index rests on objects that no commit holds yet
         self._unsaved = False
         self._saved = (home / _INDEX).exists()
@@ -237,9 +240,9 @@ class FolderMachine(Machine):
         )
 
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
+        source = (self.path, self._ready_index())
         if self._settled is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
-        source = (self.path, self._ready_index())
         forks: list[Machine] = []
         try:
             for spec in specs:
@@ -266,6 +269,7 @@ class FolderMachine(Machine):
                 self._settled = self._settled or loaded.image
             else:
                 self._index = StatIndex(self._trees)
+                self._settled = self._settled or self._base
         return self._index
 
     def _after_sweep(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from ortet.graph.records import Entry
 from ortet.machine.capture import CLOSED, GONE
 from ortet.machine.reader import Pending
-from ortet.machine.statindex import Node
+from ortet.machine.seen import Node
 
 
 class Dirty(msgspec.Struct, frozen=True):

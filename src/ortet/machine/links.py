@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 
 from ortet.codec import encode
-from ortet.machine.statindex import RACY, Node, StatIndex
+from ortet.machine.seen import RACY, Node
+from ortet.machine.statindex import StatIndex
 from ortet.store.abc import Kind, Objects
 
 Inode = tuple[int, ...]
@@ -45,6 +46,17 @@ def siblings(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
         for name, was in node.seen.items():
             if was[1:3] in inodes:
                 found.setdefault(path, set()).add(os.fsencode(name))
+    return found
+
+
+def linked_below(top: Node) -> set[Inode]:
+    """The files in and below a directory that have other names too."""
+    found: set[Inode] = set()
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        found.update(node.seen[name][1:3] for name in node.linked)
+        stack += node.dirs.values()
     return found
 
 

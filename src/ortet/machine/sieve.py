@@ -12,7 +12,8 @@ from ortet.machine.dirs import Dirs
 from ortet.machine.frames import Found, Frame
 from ortet.machine.links import join
 from ortet.machine.rules import FILE, Rules
-from ortet.machine.statindex import Node, StatIndex
+from ortet.machine.seen import Node
+from ortet.machine.statindex import StatIndex
 
 _FILE = os.fsdecode(FILE)
 _OURS = ".ortet"

@@ -11,8 +11,9 @@ import os
 
 from ortet.machine.links import join, walk
 from ortet.machine.rules import FILE
+from ortet.machine.seen import MAPPED, STAT, Node, is_same, mark_of
 from ortet.machine.sieve import Sieve
-from ortet.machine.statindex import MAPPED, STAT, Node, StatIndex, is_same, mark_of
+from ortet.machine.statindex import StatIndex
 
 Names = dict[bytes, set[bytes] | None]
 

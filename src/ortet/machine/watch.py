@@ -50,6 +50,7 @@ class Watch:
         self._files: dict[bytes, int] = {}
         self._held: set[bytes] = set()
         self.broken = ""
+        self._pid = os.getpid()
 
     @classmethod
     def open(cls, root: Path) -> Watch | None:
@@ -88,6 +89,8 @@ class Watch:
 
     def drain(self) -> Dirty | None:
         """What changed since the last call; None: anything may have changed."""
+        if os.getpid() != self._pid:
+            return None  # after fork(2) the queue is our parent's
         dirty = Dirty({}, set(), self._held)
         everything = bool(self.broken)
         while data := self._read():
@@ -136,7 +139,7 @@ class Watch:
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
         if wd < 0:
             code = ctypes.get_errno()
-            if code != errno.ENOENT:  # gone already: its directory gets an event
+            if code != errno.ENOENT or known is self._dirs:  # a file that is gone had an event
                 self.broken = os.strerror(code)
             return
         self._paths[wd] = path
