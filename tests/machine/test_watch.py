@@ -181,3 +181,12 @@ def test_only_local_file_systems_are_believed(tmp_path: Path) -> None:
     assert not is_local(Path("/proc"))
     assert not is_local(Path("/")), "proc and others are mounted below it"
     assert Watch.open(Path("/proc/self")) is None
+
+
+def test_a_child_does_not_take_its_parents_events(setting: Setting) -> None:
+    (setting.root / "f").write_text("changed")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if setting.watch.drain() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert setting.names() == {b"": {b"f"}}
