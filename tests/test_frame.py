@@ -44,7 +44,11 @@ MACHINE_PATHS = [
 def committed() -> Iterator[tuple[str, str]]:
     """Name and text of every committed text file."""
     listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     for name in filter(None, listing.stdout.split("\0")):
         path = ROOT / name
