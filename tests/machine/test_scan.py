@@ -306,6 +306,21 @@ def test_a_file_we_may_not_read_keeps_its_last_state(eye: Eye, place: Path) -> N
         assert after == eye.afresh() != before
 
 
+def test_a_file_we_may_not_read_in_the_place_of_a_directory(eye: Eye, place: Path) -> None:
+    for path in [eye.root, *eye.root.rglob("*"), place / "store", *(place / "store").rglob("*")]:
+        os.chown(path, 65534, 65534)
+    with nobody():
+        eye.scan()
+        shutil.rmtree(eye.root / "d")
+        (eye.root / "d").write_text("closed")
+        (eye.root / "d").chmod(0)
+        eye.scan()
+        assert [(loss.path, loss.what) for loss in eye.losses] == [("d", "unreadable")]
+        (eye.root / "d").unlink()
+        assert eye.scan() == eye.afresh()
+        assert eye.losses == []
+
+
 def test_deeper_than_the_stack_and_the_descriptors(eye: Eye) -> None:
     """A comb: at each of 1 500 levels a directory beside the way down."""
     fd = os.open(eye.root, os.O_RDONLY)

@@ -238,8 +238,8 @@ class Walk:
                 below = None if frame.plan is None else frame.plan.below.get(name) or Plan()
                 frame.subs.append(Sub(name, st, below))
             elif not self._trusted(was, st):
-                if name in node.dirs or is_dir(was):
-                    self._drop(node, name, path)
+                if is_dir(was):
+                    self._gone(frame, name)
                 jobs.append(Job(name, raw, st, path, bool(mark_of(was) & MAPPED)))
         for name in found.gone:
             self._gone(frame, name)
