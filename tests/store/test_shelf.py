@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ortet.backend.files import FileBucket
+from ortet.codec import Hasher
 from ortet.errors import Unavailable
 from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
@@ -28,6 +30,34 @@ def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: P
     third.flush()
     assert third.shelf.mine[0].id == held
     assert len(list((root / "local/tails").iterdir())) == 2
+
+
+def test_names_do_not_repeat_where_clock_and_randomness_do(root: Path) -> None:
+    class Stopped:
+        def now_ns(self) -> int:
+            return 0
+
+    def opened() -> LocalObjects:
+        return LocalObjects(
+            root,
+            FileBucket(root / "bucket"),
+            hasher=Hasher(),
+            clock=Stopped(),
+            random=bytes,
+        )
+
+    oids = []
+    for turn in range(4):
+        first, second = opened(), opened()
+        for name, store in ((b"a", first), (b"b", second)):
+            oids.append(store.put(Kind.BLOB, b"%s %d" % (name, turn)))
+            store.flush()
+        first.writer.seal_now()
+        for store in (first, second):
+            store.close()
+    last = opened()
+    assert len({last.get(oid) for oid in oids}) == 8
+    last.close()
 
 
 def test_a_tail_sealed_by_its_owner_is_read_as_a_pack(open_store: Open) -> None:

@@ -20,7 +20,7 @@ from ortet.store.gate import Gate
 from ortet.store.root import Space, open_root
 from ortet.store.shelf import Shelf
 from ortet.store.source import FrameCache, Spot, kind_of, no_object
-from ortet.store.tail import SEAL_AT, Tail
+from ortet.store.tail import SEAL_AT, Tail, storage_error
 from ortet.store.writer import Writer
 
 
@@ -52,7 +52,11 @@ class LocalObjects(Objects):
         seal_at: int = SEAL_AT,
     ) -> None:
         self.hasher = hasher
-        self.root = open_root(root, hasher)
+        try:
+            self.root = open_root(root, hasher)
+            self.gate = Gate(self.root.local)
+        except OSError as error:
+            raise storage_error(error, f"opening the store at {root}") from error
         self.bucket = bucket
         self.cache = FrameCache()
         self.space = Space(self.root, bucket, clock=clock, quota=quota, reserve=reserve)
@@ -62,7 +66,6 @@ class LocalObjects(Objects):
         self.writer = Writer(
             self.shelf, self.space, self.cache, key_id=hasher.key_id, seal_at=seal_at
         )
-        self.gate = Gate(self.root.local)
         self.epoch = self.gate.epoch()
         self._pending = self.writer.pending
         self._pid = os.getpid()

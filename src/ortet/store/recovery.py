@@ -31,10 +31,12 @@ def follow(path: Path, *, key_id: bytes) -> Tail | None:
 
 
 def create(path: Path, *, key_id: bytes) -> Tail | None:
-    """A new tail of ours; None when another process was quick enough to adopt it: take another
-    name."""
+    """A new tail of ours; None when the name is taken, or another process was quick enough to adopt
+    it: take another name."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return None
     except OSError as error:
         raise storage_error(error, "opening a tail") from error
     tail = Tail(path, fd, key_id=key_id)

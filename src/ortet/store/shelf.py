@@ -204,10 +204,17 @@ class Shelf:
             return tail
 
     def _create(self) -> Tail:
+        packs = list_packs(self._bucket)
+        attempt = 0
         while True:
-            tail = create(self._root.tail(self._new_id()), key_id=self._key_id)
+            # Clock and randomness are injected and may repeat themselves; a name must not.
+            id_ = self._new_id() + (f"-{attempt}" if attempt else "")
+            tail = None
+            if id_ not in packs:
+                tail = create(self._root.tail(id_), key_id=self._key_id)
             if tail is not None:
                 return tail
+            attempt += 1
 
     def adopt_all(self) -> list[Tail]:
         """Take over every tail that nobody holds."""

@@ -155,7 +155,7 @@ class Tail(Source):
         return True
 
     def _continues(self) -> bool:
-        """Whether the last frame we saw is still there: a writer whose sync failed rolls back."""
+        """Whether the last frame we saw is still there: recovery may have cut it off."""
         return not self.frames or self.read(self._last, frame.HEADER_BYTES) == self._last_head
 
     def add(self, lead: frame.Lead) -> None:
@@ -223,9 +223,8 @@ class Tail(Source):
                 return
             try:
                 reach("tail.before-sync")
-                if (
-                    self._broken
-                ):  # the kernel reports a failed write once, perhaps to another thread
+                # The kernel reports a failed write once, perhaps to another thread.
+                if self._broken is not None:
                     raise self._broken
                 os.fdatasync(self._file.fd)
                 if not self.synced:
