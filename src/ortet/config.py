@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from ortet.errors import Invalid, NotFound, Unsupported
 from ortet.ids import Clock, Random, SystemClock
+from ortet.pointer import find_pointer
 
 if TYPE_CHECKING:
     from ortet.graph.tree import Trees
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from ortet.session.hub import Hub
     from ortet.store.objects import LocalObjects
 
-POINTER = ".ortet"
 MIB = 1 << 20
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 # What an agent's commands have no business reading; relative to the user's home directory.
 SECRET_PLACES = (
@@ -43,59 +46,17 @@ SECRET_PLACES = (
 )
 
 
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`config.toml` in the store's directory. Sizes in MiB."""
 
-    quota: int | None = None
-    reserve: int = 64
+    quota: Size | None = None
+    reserve: Size = 64
     key_file: str | None = None
     author: str | None = None
     watch: bool = True
-
-
-class Pointer(msgspec.Struct, frozen=True):
-    """What a `.ortet` file says: which store, and which workspace this directory is."""
-
-    directory: Path
-    url: str
-    workspace: str
-
-
-def find_pointer(start: Path) -> Pointer | None:
-    """The nearest `.ortet` at or above a directory."""
-    for directory in (start, *start.parents):
-        file = directory / POINTER
-        if file.is_file():
-            line = file.read_text("utf-8", "surrogateescape").removesuffix("\n")
-            url, _, workspace = line.rpartition("#") if "#" in line else (line, "", "")
-            if not url or "\n" in line:
-                raise Invalid(
-                    "bad_pointer",
-                    f"{file} does not hold one line with a store: run `ortet init` again",
-                )
-            return Pointer(directory=directory, url=url, workspace=unquote(workspace))
-    return None
-
-
-def write_pointer(directory: Path, store: Path, workspace: str) -> None:
-    """Make a directory know its store; its mtime is kept, since the pointer is not state."""
-    before = directory.stat()
-    text = f"{store}#{workspace}\n"
-    (directory / POINTER).write_text(text, "utf-8", "surrogateescape")
-    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-    for repository in (directory, *directory.parents):
-        if (repository / ".git").is_dir():
-            pattern = f"/{(directory / POINTER).relative_to(repository)}"
-            _exclude(repository / ".git" / "info" / "exclude", pattern)
-            break
-
-
-def _exclude(file: Path, pattern: str) -> None:
-    text = file.read_text("utf-8", "surrogateescape") if file.exists() else ""
-    if pattern not in text.splitlines():
-        file.parent.mkdir(exist_ok=True)
-        end = "" if not text or text.endswith("\n") else "\n"
-        file.write_text(f"{text}{end}{pattern}\n", "utf-8", "surrogateescape")
 
 
 def store_url(
@@ -109,11 +70,37 @@ def store_url(
         return os.fspath(url)
     if environ.get("ORTET_URL"):
         return environ["ORTET_URL"]
-    pointer = find_pointer(cwd or Path.cwd())
+    pointer = find_pointer(cwd or _cwd())
     if pointer is not None:
-        return pointer.url
-    data = environ.get("XDG_DATA_HOME")
-    return str((Path(data) if data else Path.home() / ".local" / "share") / "ortet")
+        return _seen_from(pointer.directory, pointer.url)
+    data = environ.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):  # the specification says to ignore a relative one
+        data = str(_home(environ) / ".local" / "share")
+    return f"{data}/ortet"
+
+
+def _seen_from(directory: Path, url: str) -> str:
+    """A pointer written by hand may name a store relative to itself."""
+    is_path = _SCHEME.match(url) is None and not url.startswith("~")
+    return str(directory / url) if is_path else url
+
+
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise NotFound(
+            "no_directory", "the working directory was deleted: change to one that is there"
+        ) from None
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        raise Invalid(
+            "no_home", "this user has no home directory: say where the store is with ORTET_URL"
+        ) from None
 
 
 def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
@@ -135,17 +122,43 @@ def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
 
 def store_path(url: str) -> Path:
     """The directory an embedded store's URL names."""
-    scheme = re.match(r"([a-z][a-z0-9+.-]+)://", url)
+    scheme = _SCHEME.match(url)
+    if not url:
+        raise _bad_url(url, "it is empty")
     if scheme is None:
-        return Path(url).expanduser().absolute()
-    if scheme[1] == "file":
-        return Path(unquote(urlsplit(url).path))
-    if scheme[1] in ("postgresql", "postgres", "http", "https"):
+        try:
+            return Path(url).expanduser().absolute()
+        except RuntimeError as error:
+            raise _bad_url(url, str(error)) from error
+    name = scheme[1].lower()
+    if name in ("postgresql", "postgres", "http", "https"):
         raise Unsupported(
             "backend_missing",
-            f"this release of ortet has embedded stores only, not {scheme[1]}://: give a directory",
+            f"this release of ortet has embedded stores only, not {name}://: give a directory",
         )
-    raise Invalid("bad_url", f"{url!r} is not a store: give a directory or a file:// URL")
+    if name != "file":
+        raise _bad_url(url, f"unknown scheme {name}")
+    return _file_path(url)
+
+
+def _file_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.query.startswith(("bucket=", "signal=")):
+        raise Unsupported(
+            "backend_missing",
+            "this release of ortet keeps an embedded store in one directory: leave bucket= and "
+            "signal= out",
+        )
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        raise _bad_url(url, "write file:///absolute/path, with ? as %3F and # as %23")
+    path = unquote(parts.path, errors="surrogateescape")
+    if not path.strip("/") or "\0" in path:
+        raise _bad_url(url, "it names no directory")
+    return Path(path)
+
+
+def _bad_url(url: str, why: str) -> Invalid:
+    return Invalid("bad_url", f"{url!r} is not a store ({why}): give a directory or a file:// URL")
 
 
 def open_hub(
@@ -170,27 +183,30 @@ def open_hub(
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub, Parts
     from ortet.store.objects import LocalObjects
-    from ortet.store.root import check_place
+    from ortet.store.root import open_root
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
-    if not create and not (root / "FORMAT").exists():
-        raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    exists = _prepare(root, create=create)
     settings = _settings(root)
     clock = clock or SystemClock()
-    check_place(root)
-    # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
-    catalog = SqliteCatalog(root / "catalog.db", clock, create=not (root / "FORMAT").exists())
-    bucket = FileBucket(root / "bucket")
-    objects = LocalObjects(
-        root,
-        bucket,
-        hasher=Hasher(_key(settings, root)),
-        clock=clock,
-        random=random,
-        quota=settings.quota * MIB if settings.quota is not None else None,
-        reserve=settings.reserve * MIB,
-    )
+    hasher = Hasher(_key(settings, root))
+    if exists:
+        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
+    with ExitStack() as undo:
+        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
+        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
+        undo.callback(catalog.close)
+        bucket = FileBucket(root / "bucket")
+        objects = LocalObjects(
+            root,
+            bucket,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            quota=settings.quota * MIB if settings.quota is not None else None,
+            reserve=settings.reserve * MIB,
+        )
+        undo.pop_all()
     trees = Trees(objects)
     watch = settings.watch if watch is None else watch
     engine = _engines(objects, trees, clock, root=root, watch=watch)
@@ -206,12 +222,33 @@ def open_hub(
             strongest=lambda: _strongest(engine),
             clock=clock,
             random=random,
-            author=environ.get("ORTET_AUTHOR") or settings.author or _user(),
+            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or _user(),
             host=_host_id(),
             scope="host" if os.geteuid() == 0 else "workspace",
-            hide=_secret_places(),
+            hide=_secret_places(environ),
         )
     )
+
+
+def _prepare(root: Path, *, create: bool) -> bool:
+    """Make the directory if it may be made; returns whether a store is in it already."""
+    from ortet.machine.dirs import failure
+    from ortet.store.root import check_place
+
+    if os.fsencode(root) != str(root).encode("utf-8", "replace"):
+        raise _bad_url(str(root), "SQLite needs a path that is UTF-8")
+    exists = os.path.exists(root / "FORMAT")
+    if not exists and not create:
+        raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
+    if not exists:
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_place(root)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _bad_url(str(root), "a file is in the way") from error
+        except OSError as error:
+            raise failure(error, f"cannot make a store at {root}") from error
+    return exists
 
 
 def _engines(
@@ -243,14 +280,14 @@ def _strongest(engine: Callable[[str], Engine]) -> str:
 
 def _settings(root: Path) -> Settings:
     file = root / "config.toml"
-    if not file.exists():
+    if not os.path.lexists(file):
         return Settings()
     import tomllib
 
     try:
-        values: dict[str, Any] = tomllib.loads(file.read_text())
+        values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
         return msgspec.convert(values, Settings)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
         raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
 
 
@@ -261,10 +298,21 @@ def _key(settings: Settings, root: Path) -> bytes | None:
     try:
         key = bytes.fromhex(file.read_text().strip())
     except (OSError, ValueError) as error:
-        raise Invalid("bad_key", f"key file {file} cannot be read ({error})") from error
+        raise Invalid(
+            "bad_key",
+            f"key file {file} cannot be used ({error}): put 64 hexadecimal digits there, or "
+            "correct key_file in config.toml",
+        ) from error
     if len(key) != 32:
-        raise Invalid("bad_key", f"key file {file} must hold 64 hexadecimal digits")
+        raise Invalid(
+            "bad_key", f"key file {file} holds {len(key)} bytes: put 64 hexadecimal digits there"
+        )
     return key
+
+
+def _text(value: str | None) -> str:
+    """A variable of the environment, which may hold any bytes, as text."""
+    return os.fsencode(value or "").decode("utf-8", "replace")
 
 
 def _user() -> str:
@@ -287,9 +335,9 @@ def _host_id() -> str:
     return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
 
 
-def _secret_places() -> tuple[Path, ...]:
+def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
     try:
-        home = Path.home()
-    except RuntimeError:
+        home = _home(environ)
+    except Invalid:
         return ()
-    return tuple(path for place in SECRET_PLACES if (path := home / place).exists())
+    return tuple(path for place in SECRET_PLACES if os.path.lexists(path := home / place))

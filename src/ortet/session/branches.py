@@ -40,6 +40,8 @@ def delete(hub: Hub, name: str) -> Oid:
 
 def _need(hub: Hub, name: str) -> Oid:
     head = hub.refs.get(name)
+    if head is None and hub.registry.get(name):
+        raise NotFound("no_commit", f"{name!r} has no commit yet: commit first")
     if head is None:
         names = ", ".join(found.name for found in hub.refs.branches()[:5])
         raise NotFound("no_branch", f"no branch is called {name!r}: there is {names or 'none yet'}")

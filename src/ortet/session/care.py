@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet.backend.abc import Move
-from ortet.errors import Corrupt
+from ortet.errors import Conflict, Corrupt, Invalid
 from ortet.graph import bundle
 from ortet.graph.bundlelimits import Limits
+from ortet.graph.refs import is_name
 from ortet.graph.walk import references
 from ortet.ids import Oid, to_hex
 from ortet.store.abc import Kind, Link
@@ -21,6 +23,9 @@ from ortet.store.verify import Problem, VerifyReport, verify
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub, Progress
+
+_TRIES = 100
+"""How often names that another process was faster to take are replaced by the next."""
 
 
 def roots(hub: Hub, since: int = 0) -> Iterator[Link]:
@@ -61,6 +66,8 @@ def sweep_store(
     min_garbage: float | None,
     progress: Progress | None,
 ) -> SweepReport:
+    if expire_ns is not None and expire_ns < 0:
+        raise Invalid("bad_age", f"nothing is {expire_ns} ns old: give an age from 0")
     since = 0 if expire_ns is None else hub.clock.now_ns() - expire_ns
     if since and not dry_run:
         hub.catalog.trim_ops(since)
@@ -86,20 +93,35 @@ def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, 
         room = Limits(room=shutil.disk_usage(hub.root).free)
         heads = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
         hub.objects.flush()
-        names = {_free_branch(hub, name, oid): oid for name, oid in heads.items()}
-        moves = [
-            Move(f"branch:{name}", None, oid)
-            for name, oid in names.items()
-            if hub.catalog.head(f"branch:{name}") is None
-        ]
-        hub.catalog.move(moves, verb="import", actor=hub.author, detail=path.name)
+        detail = os.fsencode(path.name).decode("utf-8", "replace")
+        for _ in range(_TRIES):
+            names = _free_branches(hub, heads)
+            missing = [name for name in names if hub.catalog.head(f"branch:{name}") is None]
+            moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
+            try:
+                hub.catalog.move(moves, verb="import", actor=hub.author, detail=detail)
+                break
+            except Conflict as error:  # another process made one of them meanwhile
+                taken = error
+        else:
+            raise taken
     return {name: to_hex(oid) for name, oid in names.items()}
 
 
-def _free_branch(hub: Hub, name: str, oid: Oid) -> str:
-    """A bundle's name, or that name with a number when the branch here is another one."""
-    candidate, number = name, 1
-    while (head := hub.catalog.head(f"branch:{candidate}")) and head.oid != oid:
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate
+def _free_branches(hub: Hub, heads: Mapping[str, Oid]) -> dict[str, Oid]:
+    """A bundle's names; with a number where the branch here, or in the bundle, is another one."""
+    names: dict[str, Oid] = {}
+    for name, oid in heads.items():
+        candidate, number = name, 1
+        while _is_taken(hub, candidate, oid, names):
+            number += 1
+            candidate = f"{name}-{number}" if is_name(f"{name}-{number}") else f"bundle-{number}"
+        names[candidate] = oid
+    return names
+
+
+def _is_taken(hub: Hub, name: str, oid: Oid, names: Mapping[str, Oid]) -> bool:
+    head = hub.catalog.head(f"branch:{name}")
+    if head is None and name not in names:
+        return hub.registry.get(name) is not None  # a workspace without a commit yet
+    return oid != (head.oid if head else names[name])

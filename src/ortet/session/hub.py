@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from ortet.backend.abc import Bucket, Catalog, Move, Signal
 from ortet.codec import decode
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.graph.tree import Trees
 from ortet.ids import Clock, Oid, Random, to_hex, uuid7
-from ortet.machine.abc import Engine, Machine, Report, Spec
+from ortet.machine.abc import Engine, Machine, Report
+from ortet.session.machines import Machines
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from ortet.store.verify import VerifyReport
 
 Progress = Callable[[int, int], None]
+
+_TRIES = 100
+"""How often a name that another process was faster to take is replaced by the next."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -69,6 +74,7 @@ class Hub:
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
         self.registry = Registry(parts.catalog, parts.host)
         self._parts = parts
+        self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
 
@@ -80,12 +86,13 @@ class Hub:
 
     def close(self) -> None:
         """Close every workspace it opened, forks too, then the store."""
-        for workspace in reversed(self._open[:]):
-            workspace.close()
-        self.objects.close()
-        self.signal.close()
-        self.bucket.close()
-        self.catalog.close()
+        with ExitStack() as last:  # which goes on when one of them fails
+            last.callback(self.catalog.close)
+            last.callback(self.bucket.close)
+            last.callback(self.signal.close)
+            last.callback(self._close_objects)
+            for workspace in self._open:
+                last.callback(workspace.close)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -111,37 +118,26 @@ class Hub:
 
         A directory opened for the first time gets `name`, or its base name.
         In place by default: the directory is the state. "overlay" and "criu" are private: the
-        directory stays untouched until `land`.
+        directory stays untouched until `land`. Forks use a named engine too, else the host's best.
         """
         if path is None:
             if name is None:
                 raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
             return self._start(self.registry.need(name))
-        directory = Path(os.path.abspath(os.fspath(path)))
-        if not directory.is_dir():
-            raise NotFound("no_directory", f"{directory} is not a directory: create it first")
-        directory = directory.resolve()
-        self._keep_apart(directory)
-        private = files == "private" or engine in ("overlay", "criu")
-        if files == "inplace" and engine == "overlay":
-            raise Invalid("bad_workspace", "engine='overlay' keeps files private: leave files= out")
-        mode: Files = "private" if private else "inplace"
-        if engine == "auto":
-            engine = self._parts.strongest() if private else "folder"
-            forks = ""
-        else:
-            forks = engine
-        row = self.registry.at(directory, mode, engine)
+        directory = self._directory(path)
+        mode, chosen = self._how(engine, files)
+        forks = "" if engine == "auto" else engine
+        row = self.registry.at(directory, mode, chosen)
         if row is None:
-            row = self._register(
-                directory, mode, engine=engine, scope=scope, forks=forks, name=name
-            )
-        elif name not in (None, row.name):
+            best: Scope = self._parts.scope if mode == "private" else "workspace"
+            draft = self.registry.draft(directory, mode, chosen)
+            row = self._register(replace(draft, scope=scope or best, forks=forks), name)
+        if name not in (None, row.name):
             raise Conflict(
                 "name_taken",
                 f"{directory} is workspace {row.name!r} already: leave the name out to go on",
             )
-        return self._start(row)
+        return self._start(replace(row, forks=forks or row.forks))
 
     def reopen(self, name: str, directory: Path) -> Workspace:
         """Open the in-place workspace a pointer file names, at the directory that holds it.
@@ -154,60 +150,49 @@ class Hub:
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
         """The row `reopen` opens; None when the directory has no history in this store yet."""
         directory = directory.resolve()
-        row = self.registry.get(name)
+        row = self.registry.get(name) if name else None
         if row is None or row.files != "inplace":
             return self.registry.at(directory, "inplace", "folder")
         if row.directory == directory:
             return row
-        if row.directory.exists():  # this one is a copy
+        if os.path.lexists(row.directory):  # this one is a copy
             return self.registry.at(directory, "inplace", "folder")
         return self.registry.move(row, directory)
+
+    @contextmanager
+    def inplace(self, directory: Path) -> Iterator[Workspace]:
+        """The in-place workspace of a directory: as it is open in this hub, or for the block."""
+        row = self.registry.at(directory, "inplace", "folder")
+        for workspace in self._open:
+            if row is not None and workspace.name == row.name:
+                yield workspace
+                return
+        with self.workspace(directory) as workspace:
+            yield workspace
 
     def fork(
         self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
     ) -> list[Workspace]:
         """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
-        engine_name = row.forks or self._parts.strongest()
-        engine = self._parts.engine(engine_name)
-        base = self.image_oid(point)
-        rows = [
-            msgspec.structs.replace(
+        with self.writing():  # the commit may be one that only its id leads to
+            image = self.image_oid(point)
+            private = row.files == "private"
+            child = replace(
                 row,
-                name=name,
-                engine=engine_name,
+                name="",
+                engine=row.forks or self._parts.strongest(),
                 files="private",
-                machine=uuid7(self.clock, self._parts.random),
-                scope=self._parts.scope if row.files == "inplace" else row.scope,
+                scope=row.scope if private else self._parts.scope,
                 parent=row.name,
-                base=base,
+                base=row.base if private else image,
             )
-            for name in self.registry.free_forks(row.name, n)
-        ]
-        specs = [self._spec(child) for child in rows]
-        machines: list[Machine] = []
-        reach("fork.before-machines")
-        try:
-            if machine is not None and machine.engine == engine_name:
-                machines = machine.fork(specs)
-            else:
-                machines = _open_all(engine, specs)
-            reach("fork.after-machines")
-            self.catalog.move(
-                [Move(f"branch:{child.name}", None, point) for child in rows],
-                verb="fork",
-                actor=self.author,
-                detail=row.name,
-                rows=[change for child in rows for change in self.registry.rows_of(child)],
-            )
-        except BaseException:
-            for copy in machines:
-                copy.close()
-            for spec in specs:
-                engine.remove(spec.home)
-            raise
+            rows = [replace(child, machine=self._new_id()) for _ in range(n)]
+            with self._machines.copies(rows, image, machine) as lives:
+                reach("fork.after-machines")
+                rows = self._name_forks(rows, point)
         reach("fork.after-move")
-        pairs = zip(rows, machines, strict=True)
-        return [self._remember(Workspace(self, child, copy)) for child, copy in pairs]
+        pairs = zip(rows, lives, strict=True)
+        return [self._remember(Workspace(self, child, live)) for child, live in pairs]
 
     def drop(self, name: str) -> None:
         """Forget a workspace and its machine's files; its branch and commits stay."""
@@ -216,8 +201,7 @@ class Hub:
             if workspace.name == name:
                 workspace.close()
         self.registry.drop(row)
-        if row.files == "private":
-            self._parts.engine(row.engine).remove(self._home(row))
+        self._machines.remove(row)
 
     def forget(self, workspace: Workspace) -> None:
         """A workspace says that it was closed."""
@@ -243,8 +227,10 @@ class Hub:
         """Write the workspace files of a commit into a new directory."""
         from ortet.machine.materialise import materialise
 
+        target = Path(os.path.realpath(to))
+        self._keep_apart(target)
         image = self.history.image(self.refs.resolve(ref))
-        return materialise(self.objects, self.trees, image, Path(to), progress=progress)
+        return materialise(self.objects, self.trees, image, target, progress=progress)
 
     def image_oid(self, commit: Oid) -> Oid:
         """The machine image inside a commit."""
@@ -305,75 +291,77 @@ class Hub:
 
     # inside
 
-    def _register(
-        self,
-        path: Path,
-        files: Files,
-        *,
-        engine: str,
-        scope: Scope | None,
-        forks: str,
-        name: str | None,
-    ) -> WorkspaceRow:
-        row = WorkspaceRow(
-            name=self.registry.free_name(path) if name is None else self.registry.claim(name),
-            path=os.fsencode(path),
-            host=self._parts.host,
-            engine=engine,
-            files=files,
-            machine=uuid7(self.clock, self._parts.random),
-            scope=scope or (self._parts.scope if files == "private" else "workspace"),
-            forks=forks,
-        )
+    def _directory(self, path: str | os.PathLike[str]) -> Path:
+        if not os.path.isdir(path):
+            if os.path.exists(path):
+                raise Invalid("no_directory", f"{path} is a file: give the directory it is in")
+            text = os.fsdecode(path)
+            raise NotFound("no_directory", f"there is no directory {text[:200]}: create it first")
+        directory = Path(os.path.realpath(os.fsdecode(path)))
+        self._keep_apart(directory)
+        return directory
+
+    def _how(self, engine: str, files: Files | None) -> tuple[Files, str]:
+        """Whose the files are, and the engine that is meant."""
+        if files not in (None, "inplace", "private"):
+            raise Invalid("bad_workspace", f"files={files!r}: give 'inplace' or 'private'")
+        if files == "inplace" and engine in ("overlay", "criu"):
+            raise Invalid(
+                "bad_workspace", f"engine={engine!r} keeps files private: leave files= out"
+            )
+        mode: Files = "inplace"
+        if files == "private" or engine in ("overlay", "criu"):
+            mode = "private"
+        if engine == "auto":
+            engine = self._parts.strongest() if mode == "private" else "folder"
+        self._parts.engine(engine)  # which knows its name, or says so
+        return mode, engine
+
+    def _register(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
+        """A new row for a directory; what another process has made meanwhile is taken instead."""
+        self._machines.check(draft.engine)  # refuse before anything is stored
         with self.writing():  # until the row holds the base, a sweep must not take it
-            if files == "private":
-                self._parts.engine(engine)  # refuse before anything is stored
-                row = msgspec.structs.replace(row, base=self._photograph(path))
+            if draft.files == "private":
+                draft = replace(draft, base=self._machines.photograph(draft, self._new_id()))
+                self.objects.flush()
+            draft = replace(draft, machine=self._new_id())
+            for _ in range(_TRIES):
+                registry = self.registry
+                free = registry.free_name(draft) if name is None else registry.claim(name, draft)
+                try:
+                    return registry.add(replace(draft, name=free))
+                except Conflict as error:
+                    if name is not None:
+                        raise
+                    taken = error
+            raise taken
+
+    def _name_forks(self, rows: Sequence[WorkspaceRow], point: Oid) -> list[WorkspaceRow]:
+        """Give forks their names and heads in one step, with the next names when these are gone."""
+        parent = rows[0].parent
+        for _ in range(_TRIES):
+            names = self.registry.free_forks(parent, len(rows))
+            named = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
             try:
-                self.registry.add(row)
-            except Conflict:
-                found = self.registry.at(path, files, engine)
-                if found is None:
-                    raise
-                return found
-        return row
-
-    def _photograph(self, path: Path) -> Oid:
-        """The image of a directory as it is, durable in the store."""
-        import shutil
-
-        home = self.root / "local" / "machines" / uuid7(self.clock, self._parts.random)
-        home.mkdir(parents=True)
-        engine = self._parts.engine("folder")
-        machine = engine.open(Spec(id=home.name, home=home, path=path))
-        try:
-            image = machine.freeze()
-            self.objects.flush()
-            return image
-        finally:
-            machine.close()
-            shutil.rmtree(home, ignore_errors=True)
+                self.catalog.move(
+                    [Move(f"branch:{name}", None, point) for name in names],
+                    verb="fork",
+                    actor=self.author,
+                    detail=parent,
+                    rows=[change for row in named for change in self.registry.rows_of(row)],
+                )
+                return named
+            except Conflict as error:
+                taken = error
+        raise taken
 
     def _start(self, row: WorkspaceRow) -> Workspace:
-        engine = self._parts.engine(row.engine)
-        spec = self._spec(row)
-        return self._remember(Workspace(self, row, engine.open(spec)))
-
-    def _remember(self, workspace: Workspace) -> Workspace:
-        self._open.append(workspace)
-        return workspace
-
-    def _spec(self, row: WorkspaceRow) -> Spec:
-        home = self._home(row)
-        home.mkdir(parents=True, exist_ok=True)
-        return Spec(
-            id=row.machine,
-            home=home,
-            path=row.directory,
-            image=self._start_image(row),
-            scope=row.scope,
-            hide=(*self._parts.hide, self.root),
-        )
+        live = self._machines.open(row, self._start_image(row))
+        try:
+            return self._remember(Workspace(self, row, live))
+        except BaseException:
+            live.close()
+            raise
 
     def _start_image(self, row: WorkspaceRow) -> Oid | None:
         if row.files == "inplace":
@@ -381,27 +369,24 @@ class Hub:
         head = self.catalog.head(f"branch:{row.name}")
         return self.image_oid(head.oid) if head else Oid(row.base)
 
-    def _home(self, row: WorkspaceRow) -> Path:
-        return self.root / "local" / "machines" / row.machine
+    def _remember(self, workspace: Workspace) -> Workspace:
+        self._open.append(workspace)
+        return workspace
+
+    def _close_objects(self) -> None:
+        # Every commit has flushed what it holds: what cannot be written now belongs to none.
+        with suppress(Refused, Unavailable):
+            self.objects.close()
+
+    def _new_id(self) -> str:
+        return uuid7(self.clock, self._parts.random)
 
     def _keep_apart(self, directory: Path) -> None:
         store = self.root.resolve()
         if store == directory or directory in store.parents or store in directory.parents:
             raise Invalid(
                 "store_in_workspace",
-                f"the store {store} and the workspace {directory} overlap, so an agent's "
+                f"the store {store} and the directory {directory} overlap, so an agent's "
                 "clean-up could delete history; put the store elsewhere (ORTET_URL, "
-                "or `ortet init --store`)",
+                "or `ortet init --store`), or give another directory",
             )
-
-
-def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:
-    opened: list[Machine] = []
-    try:
-        for spec in specs:
-            opened.append(engine.open(spec))
-    except BaseException:
-        for machine in opened:
-            machine.close()
-        raise
-    return opened

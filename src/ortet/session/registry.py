@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +14,17 @@ import msgspec
 from ortet.backend.abc import Catalog
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, NotFound
-from ortet.graph.refs import check_name
+from ortet.graph.refs import check_name, is_name
 
 Files = Literal["inplace", "private"]
 Scope = Literal["workspace", "host"]
 RowChange = tuple[str, str, bytes | None]
 """A row to write together with a head move: kind, key, value or None to delete."""
+
+_STEM = 100
+"""Characters a directory's name gives to its workspace: forks of forks need some more."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class WorkspaceRow(msgspec.Struct, frozen=True):
@@ -32,12 +38,22 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     machine: str  # id; its home is local/machines/ID
     scope: Scope = "workspace"
     parent: str = ""  # the workspace it was forked from
-    base: bytes = b""  # private only: Oid of the image `land` compares with
+    base: bytes = b""  # private only: Oid of the image it began with when it left the directory
     forks: str = ""  # engine its forks use; "" lets the host decide
 
     @property
     def directory(self) -> Path:
         return Path(os.fsdecode(self.path))
+
+    @property
+    def place(self) -> str:
+        """What leads back from a directory; a name that is no UTF-8 looks like no other path."""
+        how = self.files if self.files == "inplace" else f"{self.files}-{self.engine}"
+        try:
+            path = self.path.decode()
+        except UnicodeDecodeError:
+            path = f"raw:{self.path.decode('latin-1')}"
+        return f"{self.host}:{how}:{path}"
 
 
 class Registry:
@@ -61,8 +77,12 @@ class Registry:
 
     def at(self, path: Path, files: Files, engine: str) -> WorkspaceRow | None:
         """The workspace opened at this directory of this host before."""
-        found = self._catalog.row("place", self._place(os.fsencode(path), files, engine))
-        return self.get(found.value.decode()) if found else None
+        return self._holder(self.draft(path, files, engine).place)
+
+    def draft(self, path: Path, files: Files, engine: str) -> WorkspaceRow:
+        """A row for a directory of this host, without a name and a machine yet."""
+        raw = os.fsencode(path)
+        return WorkspaceRow("", path=raw, host=self._host, engine=engine, files=files, machine="")
 
     def all(self) -> Iterator[WorkspaceRow]:
         after = ""
@@ -71,25 +91,20 @@ class Registry:
                 yield decode(WorkspaceRow, row.value)
             after = rows[-1].key
 
-    def free_name(self, path: Path) -> str:
+    def free_name(self, row: WorkspaceRow) -> str:
         """The directory's base name made fit for a branch; with a number when it is taken."""
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip("-.") or "workspace"
-        if stem.endswith(".lock"):
-            stem = stem.removesuffix(".lock") + "-lock"
-        name, number = stem, 1
-        while self.get(name) is not None or self._catalog.head(f"branch:{name}") is not None:
+        name = stem = _stem(row.directory.name)
+        number = 1
+        while not self._is_free(name, row):
             number += 1
             name = f"{stem}-{number}"
         return name
 
-    def claim(self, name: str) -> str:
+    def claim(self, name: str, row: WorkspaceRow) -> str:
         """A name its user chose; a branch that has it, and no workspace, is gone on with."""
-        row = self.get(check_name(name))
-        if row is not None:
-            raise Conflict(
-                "name_taken",
-                f"workspace {name!r} is at {row.directory} already: choose another name",
-            )
+        held = self.get(check_name(name))
+        if held is not None and not _began(held, row):
+            raise _name_taken(held)
         return name
 
     def free_forks(self, parent: str, count: int) -> list[str]:
@@ -97,41 +112,88 @@ class Registry:
         prefix, last, after = f"branch:{parent}/", 0, ""
         while heads := self._catalog.heads(prefix, after):
             tails = (head.name[len(prefix) :] for head in heads)
-            last = max([last, *(int(tail) for tail in tails if tail.isdigit())])
+            last = max([last, *(int(tail) for tail in tails if _NUMBER.fullmatch(tail))])
             after = heads[-1].name
-        return [f"{parent}/{last + number}" for number in range(1, count + 1)]
+        names: list[str] = []
+        while len(names) < count:
+            last += 1
+            name = check_name(f"{parent}/{last}")
+            if self.get(name) is None:  # its user may have chosen it, and not committed yet
+                names.append(name)
+        return names
 
-    def add(self, row: WorkspaceRow) -> None:
-        """A new workspace; Conflict("row_moved") when another process has just made one here."""
-        if not row.parent:
-            place = self._place(row.path, row.files, row.engine)
-            self._catalog.put_row("place", place, row.name.encode(), expect=0)
-        self._catalog.put_row("workspace", row.name, encode(row), expect=0)
+    def add(self, row: WorkspaceRow) -> WorkspaceRow:
+        """Make a workspace; returns the one at its place, made by whoever came first.
 
-    def save(self, row: WorkspaceRow) -> None:
-        for kind, key, value in self.rows_of(row):
-            if value is not None:
-                self._catalog.put_row(kind, key, value)
+        The name is taken before the place. Killed between the two, the next to open the directory
+        finds its name taken for this very place and goes on from there.
+        Conflict("name_taken") when the name belongs to another place.
+        """
+        try:
+            self._catalog.put_row("workspace", row.name, encode(row), expect=0)
+        except Conflict:
+            held = self.need(row.name)
+            if not _began(held, row):
+                raise _name_taken(held) from None
+            row = held
+        found = self._catalog.row("place", row.place)
+        if found is None or self.get(found.value.decode()) is None:
+            version = found.version if found else 0
+            with suppress(Conflict):
+                self._catalog.put_row("place", row.place, row.name.encode(), expect=version)
+        holder = self._holder(row.place)
+        if holder is None or holder.name == row.name:
+            return row
+        self._catalog.drop_row("workspace", row.name)
+        return holder
 
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
         rows: list[RowChange] = [("workspace", row.name, encode(row))]
         if not row.parent:
-            place = self._place(row.path, row.files, row.engine)
-            rows.append(("place", place, row.name.encode()))
+            rows.append(("place", row.place, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
-        self._catalog.drop_row("workspace", row.name)
-        if not row.parent:
-            self._catalog.drop_row("place", self._place(row.path, row.files, row.engine))
+        rows: list[RowChange] = [("workspace", row.name, None)]
+        held = self._holder(row.place)
+        if held is not None and held.name == row.name:
+            rows.append(("place", row.place, None))
+        self._catalog.move([], verb="drop", rows=rows)
 
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
-        """The directory was moved: remember where it is now."""
-        self._catalog.drop_row("place", self._place(row.path, row.files, row.engine))
-        moved = msgspec.structs.replace(row, path=os.fsencode(path), host=self._host)
-        self.save(moved)
-        return moved
+        """The directory was moved: remember where it, and what its forks would land on, is now."""
+        place = {"path": os.fsencode(path), "host": self._host}
+        there = [old for old in self.all() if (old.host, old.path) == (row.host, row.path)]
+        rows: list[RowChange] = [("place", old.place, None) for old in there if not old.parent]
+        for old in there:
+            rows += self.rows_of(msgspec.structs.replace(old, **place))
+        self._catalog.move([], verb="relocate", rows=rows)
+        return msgspec.structs.replace(row, **place)
 
-    def _place(self, path: bytes, files: Files, engine: str) -> str:
-        how = files if files == "inplace" else f"{files}-{engine}"
-        return f"{self._host}:{how}:{path.decode('utf-8', 'backslashreplace')}"
+    def _holder(self, place: str) -> WorkspaceRow | None:
+        found = self._catalog.row("place", place)
+        return self.get(found.value.decode()) if found else None
+
+    def _is_free(self, name: str, row: WorkspaceRow) -> bool:
+        held = self.get(name)
+        if held is not None:
+            return _began(held, row)
+        return self._catalog.head(f"branch:{name}") is None
+
+
+def _began(held: WorkspaceRow, row: WorkspaceRow) -> bool:
+    """Whether another process was about to make the same workspace."""
+    return held.place == row.place and not held.parent
+
+
+def _stem(name: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
+    return stem if is_name(stem) else f"{stem}-workspace"
+
+
+def _name_taken(row: WorkspaceRow) -> Conflict:
+    return Conflict(
+        "name_taken",
+        f"workspace {row.name!r} is at {row.directory} already: choose another name",
+    )

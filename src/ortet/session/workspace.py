@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,15 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
+from ortet.session.machines import Live
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
-    from ortet.graph.merge import FileConflict, Merged
     from ortet.graph.textmerge import Favor
     from ortet.session.hub import Hub
+    from ortet.session.merging import MergeResult
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -42,22 +43,16 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class MergeResult(msgspec.Struct, frozen=True):
-    """`commit` is None when there are conflicts: then nothing was changed."""
-
-    commit: CommitInfo | None
-    conflicts: list[FileConflict]
-
-
 class Workspace:
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
-    def __init__(self, hub: Hub, row: WorkspaceRow, machine: Machine) -> None:
-        self._hub = hub
-        self._row = row
-        self._machine = machine
+    def __init__(self, hub: Hub, row: WorkspaceRow, live: Live) -> None:
+        self.hub = hub
+        self.row = row
+        self._machine, self._turn = live
         self._head: Head | None = None
         self._state: bytes = b""
+        self._moves = 0
         self._closed = False
         self._look()
 
@@ -71,7 +66,7 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        return self._row.name
+        return self.row.name
 
     @property
     def engine(self) -> str:
@@ -85,7 +80,7 @@ class Workspace:
     @property
     def head(self) -> CommitInfo | None:
         self._look()
-        return self._hub.history.info(self._head.oid) if self._head else None
+        return self.hub.history.info(self._head.oid) if self._head else None
 
     @property
     def losses(self) -> list[Loss]:
@@ -103,7 +98,7 @@ class Workspace:
         output: Output | None = None,
     ) -> Result:
         """Run a command in the machine, with the workspace as working directory."""
-        data = stdin.encode() if isinstance(stdin, str) else stdin
+        data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
         return self._live().run(
             command, env=env, cwd=cwd, timeout=timeout, stdin=data, output=output
         )
@@ -112,31 +107,30 @@ class Workspace:
 
     def commit(self, message: str = "") -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned."""
-        machine = self._live()
-        with self._hub.writing():
-            image = machine.freeze()
-            return self._record(image, message)
+        with self._looking() as machine:
+            return self._record(machine.freeze(), message)
 
     def status(self) -> Status:
-        image = self._hub.read_image(self._live().freeze())
-        head = self.head
-        before = self._hub.history.image(from_hex(head.oid)) if head else None
-        return Status(
-            name=self.name,
-            engine=self.engine,
-            head=head.oid if head else None,
-            changes=diff_images(self._hub.trees, before, image),
-            losses=self.losses,
-        )
+        with self._looking() as machine:
+            image = self.hub.read_image(machine.freeze())
+            head = self.head
+            before = self.hub.history.image(from_hex(head.oid)) if head else None
+            return Status(
+                name=self.name,
+                engine=self.engine,
+                head=head.oid if head else None,
+                changes=diff_images(self.hub.trees, before, image),
+                losses=self.losses,
+            )
 
     def diff(self, ref: str = "HEAD", other: str | None = None) -> list[Change]:
         """From `ref` to `other`, or to the present files when `other` is not given."""
-        before = self._hub.history.image(self._resolve(ref))
+        before = self.hub.history.image(self.resolve(ref))
         if other is not None:
-            after = self._hub.history.image(self._resolve(other))
-        else:
-            after = self._hub.read_image(self._live().freeze())
-        return diff_images(self._hub.trees, before, after)
+            after = self.hub.history.image(self.resolve(other))
+            return diff_images(self.hub.trees, before, after)
+        with self._looking() as machine:
+            return diff_images(self.hub.trees, before, self.hub.read_image(machine.freeze()))
 
     # back and forth
 
@@ -145,31 +139,36 @@ class Workspace:
         ref: str,
         *,
         only: Collection[str] | None = None,
-        paths: Sequence[str | bytes] | None = None,
+        paths: Sequence[str | bytes] | str | bytes | None = None,
     ) -> Report:
         """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
 
         With `paths`, only these come back and the branch stays where it is.
         """
-        if only is not None and "files" not in set(only):
+        if only is not None and "files" not in ({only} if isinstance(only, str) else set(only)):
             raise Invalid("nothing_to_restore", "a workspace holds files only: use only={'files'}")
-        target = self._resolve(ref)
-        return self._go(target, "restore", paths)
+        chosen = [paths] if isinstance(paths, str | bytes) else paths
+        with self.moving():
+            return self.go(self.resolve(ref), "restore", chosen)
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
-        head = self.head
-        if head is None:
-            raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
-        target = self._hub.history.nth_parent(from_hex(head.oid), n)
-        return self._go(target, "rewind", None)
+        if n < 1:
+            raise Invalid("bad_count", f"cannot rewind {n} commits: give a number from 1")
+        with self.moving():
+            head = self.head
+            if head is None:
+                raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
+            target = self.hub.history.nth_parent(from_hex(head.oid), n)
+            return self.go(target, "rewind")
 
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
         if n < 1:
             raise Invalid("bad_count", f"cannot fork {n} times: give a number from 1")
-        point = self.commit("fork point")
-        return self._hub.fork(self._row, self._live(), from_hex(point.oid), n)
+        with self._looking() as machine:
+            point = self._record(machine.freeze(), "fork point")
+            return self.hub.fork(self.row, machine, from_hex(point.oid), n)
 
     # together again
 
@@ -186,45 +185,90 @@ class Workspace:
         Conflicts are data: Conflict("merge_conflict") lists them and nothing is touched. `favor`
         ("ours" or "theirs") settles them; `dry_run` only returns what would happen.
         """
-        if favor not in (None, "ours", "theirs"):
-            raise Invalid("bad_favor", f"favor={favor!r}: give 'ours' or 'theirs'")
-        label, theirs = self._other(other)
-        ours = from_hex(self.commit(f"before merging {label}").oid)
-        history = self._hub.history
-        if history.is_ancestor(theirs, ours):
-            return MergeResult(commit=history.info(ours), conflicts=[])
-        if history.is_ancestor(ours, theirs):
-            if not dry_run:
-                self._go(theirs, "merge", None)
-            return MergeResult(commit=None if dry_run else history.info(theirs), conflicts=[])
-        base = history.merge_base(ours, theirs)
-        sides = history.image(ours), history.image(theirs)
-        merged = self._three_way(history.image(base) if base else None, *sides, favor)
+        from ortet.session import merging  # here: a commit does without it
+
         if dry_run:
-            return MergeResult(commit=None, conflicts=merged.conflicts)
-        _refuse(merged.conflicts, label)
-        info = self._apply(merged.image, message or f"merge {label}", [ours, theirs])
-        return MergeResult(commit=info, conflicts=merged.conflicts)
+            return merging.try_merge(self, other, favor=favor)
+        return merging.merge(self, other, message=message, favor=favor)
 
     def land(self, *, favor: Favor | None = None) -> Report:
         """Apply what this private workspace changed to the original directory, all or nothing."""
-        if self._row.files != "private":
-            raise Invalid(
-                "not_private", f"{self.name!r} is in place: its directory has it all already"
-            )
-        theirs_commit = from_hex(self.commit("before landing").oid)
-        theirs = self._hub.history.image(theirs_commit)
-        with self._hub.workspace(self._row.directory, engine="folder") as origin:
-            return self._land_on(origin, theirs, theirs_commit, favor)
+        from ortet.session import merging
+
+        return merging.land(self, favor=favor)
 
     def close(self) -> None:
         """Stop the machine; a private one's files stay and are there at the next open."""
         if not self._closed:
             self._closed = True
-            self._machine.close()
-            self._hub.forget(self)
+            self.hub.forget(self)
+            Live(self._machine, self._turn).close()
+
+    # what merging is made of
+
+    def resolve(self, ref: str) -> Oid:
+        """The commit that `ref` means here, where HEAD is this branch."""
+        return self.hub.refs.resolve(ref, default_branch=self.name)
+
+    def image(self) -> records.Image:
+        """The present files, not committed."""
+        with self._looking() as machine:
+            return self.hub.read_image(machine.freeze())
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """No other process looks at the files, or moves them, during the block."""
+        self._live()
+        with self._turn.moving(), self.hub.writing():
+            yield
+
+    def keep(self, message: str) -> Oid:
+        """Within `moving`: commit what is not committed; returns the head."""
+        return from_hex(self._record(self._machine.freeze(), message).oid)
+
+    def go(self, target: Oid, verb: str, paths: Sequence[str | bytes] | None = None) -> Report:
+        """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
+        safety = self.keep(f"before {verb}")
+        if target == safety and paths is None:
+            return Report()
+        reach("restore.before-thaw")
+        image = self.hub.image_oid(target)
+        if paths is not None:
+            return self._machine.thaw(image, [os.fsencode(path) for path in paths])
+        with self._undone_to(safety):
+            report = self._machine.thaw(image)
+            reach("restore.after-thaw")
+            self._move(safety, target, verb, to_hex(target))
+        self._state = self.hub.history.read(target).state
+        self._machine.settle(image)
+        return report
+
+    def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
+        """Within `moving`: make the files those of an image and commit them with these parents."""
+        with self._undone_to(parents[0]):
+            self._machine.thaw(self.hub.objects.put(Kind.IMAGE, encode(image)))
+            return self._record(self._machine.freeze(), message, parents, "merge")
 
     # inside
+
+    @contextmanager
+    def _looking(self) -> Iterator[Machine]:
+        """No other process moves the files during the block, and no sweep takes objects."""
+        machine = self._live()
+        with self._turn.looking(), self.hub.writing():
+            yield machine
+
+    @contextmanager
+    def _undone_to(self, commit: Oid) -> Iterator[None]:
+        """When the block fails before the head has moved, the files are those of `commit` again."""
+        moves = self._moves
+        try:
+            yield
+        except BaseException:
+            if self._moves == moves:
+                with suppress(OrtetError):  # the cause is what counts, and nothing is lost
+                    self._machine.thaw(self.hub.image_oid(commit))
+            raise
 
     def _live(self) -> Machine:
         if self._closed:
@@ -234,25 +278,22 @@ class Workspace:
         return self._machine
 
     def _look(self) -> None:
-        self._head = self._hub.catalog.head(f"branch:{self.name}")
-        self._state = self._hub.history.read(self._head.oid).state if self._head else b""
-
-    def _resolve(self, ref: str) -> Oid:
-        return self._hub.refs.resolve(ref, default_branch=self.name)
+        self._head = self.hub.catalog.head(f"branch:{self.name}")
+        self._state = self.hub.history.read(self._head.oid).state if self._head else b""
 
     def _record(
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
-        hub = self._hub
+        hub = self.hub
         state = hub.objects.put(Kind.STATE, encode(records.State(machine=image)))
-        if self._head and state == self._state and not parents:
+        if not parents and self._head and self._stands(state):
             self._machine.settle(image)
             return hub.history.info(self._head.oid)
         before = self._head.oid if self._head else None
         commit = records.Commit(
             state=state,
             parents=list(parents) or ([before] if before else []),
-            message=message,
+            message=message if message.isascii() else _storable(message),
             time=hub.clock.now_ns(),
             author=hub.author,
         )
@@ -260,107 +301,54 @@ class Workspace:
         reach("commit.before-flush")
         hub.objects.flush()
         reach("commit.after-flush")
-        self._move(before, oid, verb, message)
+        self._move(before, oid, verb, commit.message)
         reach("commit.after-move")
         self._state = state
         self._machine.settle(image)
         return hub.history.info(oid)
 
+    def _stands(self, state: Oid) -> bool:
+        """Whether the head has this state already: the head as it is, not as it was last seen."""
+        if self._head is None or state != self._state:
+            return False
+        now = self.hub.catalog.head(self._head.name)
+        if now is None or now.oid != self._head.oid:
+            moved = self._moved()
+            if state != self._state:
+                raise moved
+        return True
+
     def _move(self, before: Oid | None, after: Oid, verb: str, detail: str) -> None:
-        hub, name = self._hub, f"branch:{self.name}"
+        hub, name = self.hub, f"branch:{self.name}"
         try:
             hub.catalog.move(
                 [Move(name, before, after)], verb=verb, actor=hub.author, detail=detail
             )
         except Conflict as error:
-            self._look()
-            now = to_hex(self._head.oid)[:12] if self._head else "nothing"
-            raise Conflict(
-                "head_moved",
-                f"branch {self.name!r} was moved to {now} by another process; your files are "
-                f"untouched: repeat the call to go on from there, or restore {now} first",
-                name=self.name,
-            ) from error
+            raise self._moved() from error
         self._head = Head(name=name, oid=after, version=0, time=0)
-        hub.signal.notify(name)
+        self._moves += 1
+        with suppress(OSError):  # a hint, and the deed is done
+            hub.signal.notify(name)
 
-    def _go(self, target: Oid, verb: str, paths: Sequence[str | bytes] | None) -> Report:
-        machine = self._live()
-        safety = self.commit(f"before {verb}")
-        if to_hex(target) == safety.oid and paths is None:
-            return Report()
-        reach("restore.before-thaw")
-        image = self._hub.image_oid(target)
-        if paths is not None:
-            return machine.thaw(image, [_raw(path) for path in paths])
-        report = machine.thaw(image)
-        reach("restore.after-thaw")
-        try:
-            self._move(from_hex(safety.oid), target, verb, to_hex(target))
-        except OrtetError:
-            machine.thaw(self._hub.image_oid(from_hex(safety.oid)))
-            raise
-        self._state = self._hub.history.read(target).state
-        machine.settle(image)
-        return report
-
-    def _apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
-        with self._hub.writing():
-            before = self._hub.image_oid(parents[0])
-            oid = self._hub.objects.put(Kind.IMAGE, encode(image))
-            self._machine.thaw(oid)
-            try:
-                return self._record(self._machine.freeze(), message, parents, "merge")
-            except OrtetError:
-                with suppress(OrtetError):
-                    self._machine.thaw(before)
-                raise
-
-    def _other(self, other: Workspace | str) -> tuple[str, Oid]:
-        if isinstance(other, Workspace):
-            return other.name, from_hex(other.commit("before being merged").oid)
-        return other, self._resolve(other)
-
-    def _three_way(
-        self,
-        base: records.Image | None,
-        ours: records.Image,
-        theirs: records.Image,
-        favor: Favor | None,
-    ) -> Merged:
-        from ortet.graph.merge import merge_images  # here: a commit does without it
-
-        trees, objects = self._hub.trees, self._hub.objects
-        return merge_images(trees, objects, base=base, ours=ours, theirs=theirs, favor=favor)
-
-    def _land_on(
-        self, origin: Workspace, theirs: records.Image, theirs_commit: Oid, favor: Favor | None
-    ) -> Report:
-        ours_commit = from_hex(origin.commit(f"before landing {self.name}").oid)
-        ours = self._hub.history.image(ours_commit)
-        base = self._hub.read_image(Oid(self._row.base))
-        merged = self._three_way(base, ours, theirs, favor)
-        _refuse(merged.conflicts, self.name)
-        changes = diff_images(self._hub.trees, ours, merged.image)
-        origin._apply(merged.image, f"landed {self.name}", [ours_commit, theirs_commit])
-        landed = self._hub.image_oid(theirs_commit)
-        self._row = msgspec.structs.replace(self._row, base=landed)
-        self._hub.registry.save(self._row)
-        removed = sum(change.kind == "removed" for change in changes)
-        return Report(written=len(changes) - removed, removed=removed)
-
-
-def _refuse(conflicts: Sequence[FileConflict], label: str) -> None:
-    if open_ := [conflict for conflict in conflicts if not conflict.settled]:
-        some = ", ".join(conflict.path for conflict in open_[:5])
-        raise Conflict(
-            "merge_conflict",
-            f"{len(open_)} file(s) changed on both sides of {label!r} ({some}); nothing was "
-            "changed: edit one side and merge again, or choose favor='ours' or 'theirs'",
-            conflicts=[msgspec.to_builtins(conflict) for conflict in open_],
+    def _moved(self) -> OrtetError:
+        """What to say when the branch is not where it was; from now on it is where it is."""
+        self._look()
+        if self.hub.registry.get(self.name) is None:
+            return NotFound(
+                "no_workspace",
+                f"workspace {self.name!r} was renamed or dropped by another process; your files "
+                "are untouched: close it and open the directory again",
+            )
+        now = to_hex(self._head.oid)[:12] if self._head else "nothing"
+        return Conflict(
+            "head_moved",
+            f"branch {self.name!r} was moved to {now} by another process; your files are "
+            f"untouched: repeat the call to go on from there, or restore {now} first",
+            name=self.name,
         )
 
 
-def _raw(path: str | bytes) -> bytes:
-
-    return os.fsencode(path).strip(b"/")
+def _storable(message: str) -> str:
+    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
+    return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -16,9 +16,9 @@ from ortet.surface import render
 from ortet.surface.progress import Progress
 
 if TYPE_CHECKING:
-    from ortet.config import Pointer
     from ortet.ids import Oid
     from ortet.machine.abc import Loss
+    from ortet.pointer import Pointer
     from ortet.session.hub import Hub
     from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
@@ -68,7 +68,7 @@ class Call:
         return self._stack.enter_context(hub)
 
     def pointer(self) -> Pointer | None:
-        from ortet.config import find_pointer
+        from ortet.pointer import find_pointer
 
         return find_pointer(Path.cwd())
 
@@ -81,7 +81,7 @@ class Call:
             raise _no_workspace()
         workspace = self.hub.reopen(pointer.workspace, pointer.directory)
         if workspace.name != pointer.workspace:
-            from ortet.config import write_pointer
+            from ortet.pointer import write_pointer
 
             # a copied directory must not claim the history of the one it was copied from
             write_pointer(pointer.directory, self.hub.root, workspace.name)

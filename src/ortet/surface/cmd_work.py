@@ -32,7 +32,8 @@ def init(call: Call, store: str | None, name: str | None) -> None:
       ortet init
       ortet -C path/to/project init --store /mnt/big/history
     """
-    from ortet.config import init_url, write_pointer
+    from ortet.config import init_url
+    from ortet.pointer import write_pointer
 
     directory = Path.cwd()
     hub = call.open_hub(init_url(store, directory), create=True)

@@ -1,0 +1,140 @@
+"""Where the machines of workspaces live: homes in the store, opened, copied and removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ortet.errors import Unsupported
+from ortet.ids import Oid
+from ortet.machine.abc import Engine, Machine, Spec
+from ortet.machine.dirs import failure
+from ortet.session.registry import WorkspaceRow
+from ortet.session.turns import Turn
+from ortet.store.faults import reach
+
+
+class Live(NamedTuple):
+    """An open machine, and the lock that says who may move its files."""
+
+    machine: Machine
+    turn: Turn
+
+    def close(self) -> None:
+        try:
+            self.machine.close()
+        finally:
+            self.turn.close()
+
+
+class Machines:
+    """The machines of one store on this host, by the rows of their workspaces."""
+
+    def __init__(
+        self, store: Path, engine: Callable[[str], Engine], hide: Sequence[Path] = ()
+    ) -> None:
+        self._homes = store / "local" / "machines"
+        self._engine = engine
+        self._hide = (*hide, store)
+
+    def check(self, engine: str) -> None:
+        """Unsupported, with the one thing to change, when this host cannot run it."""
+        for needed in self._engine(engine).probe():
+            if not needed.ok:
+                raise Unsupported(
+                    "engine_unusable",
+                    f"engine {engine!r} cannot be used here, {needed.name}: {needed.detail}; "
+                    f"{needed.fix or 'use engine=folder'}",
+                )
+
+    def open(self, row: WorkspaceRow, image: Oid | None) -> Live:
+        """Start the machine of a workspace, from `image` when its files are private and new."""
+        engine = self._engine(row.engine)
+        spec = self._spec(row, image)
+        with ExitStack() as undo:
+            turn = Turn(spec.home)
+            undo.callback(turn.close)
+            with turn.moving():  # what a killed process left half-way is put back now
+                machine = engine.open(spec)
+            undo.pop_all()
+        return Live(machine, turn)
+
+    @contextmanager
+    def copies(
+        self, rows: Sequence[WorkspaceRow], image: Oid, source: Machine | None
+    ) -> Iterator[list[Live]]:
+        """New machines with the files of `image`, which `source`, when given, has just settled.
+
+        When the block fails nothing of them is left.
+        """
+        engine = self._engine(rows[0].engine)
+        with ExitStack() as undo:
+            specs = []
+            for row in rows:
+                undo.callback(engine.remove, self._home(row))
+                specs.append(self._spec(row, image))
+            reach("fork.before-machines")
+            if source is not None and source.engine == engine.name:
+                machines = source.fork(specs)
+            else:
+                machines = _open_all(engine, specs)
+            for machine in machines:
+                undo.callback(machine.close)
+            turns = [Turn(spec.home) for spec in specs]
+            for turn in turns:
+                undo.callback(turn.close)
+            yield [Live(*pair) for pair in zip(machines, turns, strict=True)]
+            undo.pop_all()
+
+    def photograph(self, row: WorkspaceRow, home: str) -> Oid:
+        """The image of a directory as it is, put into the store; `home` is used and removed."""
+        place = self._homes / home
+        engine = self._engine("folder")
+        _make(place)
+        try:
+            machine = engine.open(Spec(id=home, home=place, path=row.directory))
+            try:
+                return machine.freeze()
+            finally:
+                machine.close()
+        finally:
+            engine.remove(place)
+
+    def remove(self, row: WorkspaceRow) -> None:
+        """Delete a closed machine with its private files."""
+        self._engine(row.engine).remove(self._home(row))
+
+    def _spec(self, row: WorkspaceRow, image: Oid | None) -> Spec:
+        home = self._home(row)
+        _make(home)
+        return Spec(
+            id=row.machine,
+            home=home,
+            path=row.directory,
+            image=image,
+            scope=row.scope,
+            hide=self._hide,
+        )
+
+    def _home(self, row: WorkspaceRow) -> Path:
+        return self._homes / row.machine
+
+
+def _make(home: Path) -> None:
+    try:
+        os.makedirs(home, exist_ok=True)
+    except OSError as error:
+        raise failure(error, f"cannot make {home}") from error
+
+
+def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:
+    with ExitStack() as undo:
+        opened: list[Machine] = []
+        for spec in specs:
+            opened.append(engine.open(spec))
+            undo.callback(opened[-1].close)
+        undo.pop_all()
+    return opened
