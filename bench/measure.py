@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 PAGE = 4096
+PATIENCE = 60.0
+LAUNCH = Path(__file__).with_name("launch.py")
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -84,23 +87,25 @@ def command(
     words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Spent:
     """Run to its end; CalledProcessError with its output when it fails."""
-    begin = time.perf_counter()
-    with subprocess.Popen(
-        words,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        assert process.stdout is not None
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - begin
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, words, output)
-    return Spent(seconds, usage.ru_maxrss * 1024)
+    answer, report = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-S", "-E", str(LAUNCH), str(report), *words],
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[report],
+            check=False,
+        )
+        os.close(report)
+        code, seconds, rss = os.read(answer, 200).split() or (b"127", b"0", b"0")
+    finally:
+        os.close(answer)
+    if int(code):
+        raise subprocess.CalledProcessError(int(code), words, done.stdout)
+    return Spent(float(seconds), int(rss) * 1024)
 
 
 def milliseconds(deed: Callable[[], object]) -> float:
@@ -122,6 +127,15 @@ def repeated(
 
 def now() -> float:
     return time.perf_counter()
+
+
+def rounds(count: int) -> Iterator[int]:
+    """0, 1, ... below `count`; after PATIENCE seconds three are enough of what is that slow."""
+    begin = time.monotonic()
+    for number in range(count):
+        if number >= 3 and time.monotonic() - begin > PATIENCE:
+            return
+        yield number
 
 
 def settle_disk() -> None:

@@ -89,13 +89,13 @@ def _commits(peer: peers.Peer, plan: Plan) -> Iterator[Sample]:
             continue
         before = measure.disk_bytes(peer.store) if peer.store.exists() else None
         values = []
-        for number in range(count):
+        for number in measure.rounds(count):
             peer.shell(change(number))
             measure.settle_disk()
             values.append(peer.commit().seconds * 1000)
         yield Sample(row, peer.name, values)
         if row == "page" and before is not None:
-            growth = (measure.disk_bytes(peer.store) - before) / count / 1e3
+            growth = (measure.disk_bytes(peer.store) - before) / len(values) / 1e3
             yield Sample("page-growth", peer.name, [growth])
 
 
@@ -115,7 +115,7 @@ def _restores(peer: peers.Peer, count: int) -> list[float]:
 
 def _forks(peer: peers.Peer, counts: Counts) -> list[float]:
     values = []
-    for number in range(counts.slow):
+    for number in measure.rounds(counts.slow):
         to = peer.place / f"fork-{number}"
         measure.settle_disk()
         values.append(peer.fork(to).seconds * 1000)
