@@ -57,13 +57,13 @@ class Worker:
 def perform(worker: Worker, verb: str, args: list[str]) -> object:
     if verb == "freeze":
         return worker.put(worker.freeze(Path(args[0])))
-    if verb == "materialise":  # and freeze again with the index that was filled
-        index = StatIndex(worker.trees)
-        dest = Path(args[1])
-        report = materialise(worker.objects, worker.trees, worker.image(args[0]), dest, index=index)
-        return {**told(report), "again": worker.put(worker.freeze(dest, index))}
-    if verb == "thaw":
-        root, stage, index = Path(args[1]), Path(args[2]), StatIndex(worker.trees)
+    if verb == "materialise":
+        root, index = Path(args[1]), StatIndex(worker.trees)
+        image = worker.image(args[0])
+        report = materialise(worker.objects, worker.trees, image, root, index=index)
+    elif verb == "thaw":
+        root = Path(args[1])
+        index = StatIndex.load(root.with_name("index"), worker.trees) or StatIndex(worker.trees)
         report = thaw(
             worker.objects,
             worker.trees,
@@ -71,10 +71,14 @@ def perform(worker: Worker, verb: str, args: list[str]) -> object:
             worker.freeze(root, index),
             worker.image(args[0]),
             index=index,
-            stage=stage,
+            stage=Path(args[2]),
         )
-        return {**told(report), "again": worker.put(worker.freeze(root, index))}
-    return recover(Path(args[0]))
+    else:
+        return recover(Path(args[0]))
+    again = worker.put(worker.freeze(root, index))
+    if os.access(root.parent, os.W_OK):
+        index.save(root.with_name("index"), from_hex(again))
+    return {**told(report), "again": again}
 
 
 def told(report: Report) -> dict[str, object]:

@@ -76,28 +76,27 @@ def build(
     `items` name each directory before what it holds; `groups` are hardlinked paths. The result
     names directories after what they hold, and leaves out what could not be made (writer.losses).
     """
-    _check(items)
-    leaders = _leaders(items, groups)
-    files = [item for item in items if not item.entry.is_dir and item.path not in leaders]
+    folders, files = _sort(items)
+    leaders = _leaders(files, groups)
+    firsts = [item for item in files if item.path not in leaders] if leaders else files
     with Dirs(top) as dirs:
-        for item in items:
-            if item.entry.is_dir and item.place:
+        for item in folders:
+            if item.place:
                 at, name = dirs.parent(item.place)
                 os.mkdir(name, item.entry.mode & 0o777 | 0o700, dir_fd=at)
         reach("build.directories")
         with _Pool(top, writer, progress, len(items)) as pool:
-            for batch in _batches(_jobs(objects, files, cloner)):
+            for batch in _batches(_jobs(objects, firsts, cloner)):
                 pool.put(batch)
         made = pool.made
         reach("build.files")
         if leaders:
-            followers = [item for item in items if item.path in leaders]
+            followers = [item for item in files if item.path in leaders]
             made = _link(objects, dirs, made, followers=followers, leaders=leaders, writer=writer)
         reach("build.links")
-        for item in reversed(items):
-            if item.entry.is_dir:
-                target = Target(dirs.fd(item.place))
-                made.append(Made(item, writer.settle(target, item.entry, path=item.path)))
+        for item in reversed(folders):
+            target = Target(dirs.fd(item.place))
+            made.append(Made(item, writer.settle(target, item.entry, path=item.path)))
     if progress is not None:
         progress(len(items), len(items))
     return made
@@ -169,7 +168,7 @@ def _jobs(objects: Objects, files: Sequence[Item], cloner: Cloner | None) -> Ite
     small: dict[Oid, list[Item]] = {}
     for item in files:
         entry = item.entry
-        if not entry.is_file or not entry.data:
+        if not entry.size or not entry.is_file:
             yield Job(item, ())
         elif cloner is not None and cloner.usable:
             yield Job(item, read_file(objects, entry), cloner)
@@ -195,22 +194,24 @@ def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
         yield batch
 
 
-def _check(items: Sequence[Item]) -> None:
-    """The last gate before names from a store meet the file system."""
-    places = set()
+def _sort(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Directories and the rest; also the last gate before names of a store meet the file system."""
+    folders: list[Item] = []
+    files: list[Item] = []
     for item in items:
         if item.place:
             check_name(item.entry.name)
-        places.add(item.place)
-    if len(places) != len(items):
+        (folders if item.entry.is_dir else files).append(item)
+    if len({item.place for item in items}) != len(items):
         raise Corrupt("bad_tree", "a directory of the image holds a name twice: run `ortet verify`")
+    return folders, files
 
 
-def _leaders(items: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[bytes, Item]:
+def _leaders(files: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[bytes, Item]:
     """Path of every hardlink that is made from another -> that other; groups must fit the items."""
     paths = [path for group in groups for path in group]
     known = dict.fromkeys(paths)
-    found = {item.path: item for item in items if item.path in known and not item.entry.is_dir}
+    found = {item.path: item for item in files if item.path in known} if known else {}
     if len(known) != len(paths) or len(found) != len(paths):
         raise Corrupt(
             "bad_links", "hardlinks of the image do not fit its files: run `ortet verify`"

@@ -12,6 +12,7 @@ from ortet.errors import Corrupt, Invalid, NotFound
 from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
+from ortet.machine.dirs import check_name
 
 Groups = list[list[bytes]]
 """Hardlinks: the paths of one file, for each file with several."""
@@ -52,7 +53,7 @@ def make_plan(trees: Trees, current: Side, target: Side) -> Plan:
         path, before, after = stack.pop()
         dirs[path] = Change(path, before, after)
         for old, new in trees.difference(Oid(before.data), Oid(after.data)):
-            at = join(path, (old or new).name)  # type: ignore[union-attr]
+            at = join(path, check_name((old or new).name))  # type: ignore[union-attr]
             if old and new and old.is_dir and new.is_dir:
                 stack.append((at, old, new))
             elif old and new and _same_file(old, new):
