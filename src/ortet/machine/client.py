@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from ortet.errors import OrtetError, Unavailable, Unsupported
+from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
 
 _START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
@@ -176,6 +176,9 @@ def spawn(
         ours, theirs = _pipes(stdin)
         request = {"do": "run", "argv": list(argv), "env": env, "cwd": cwd}
         reply, fds = machine.ask(request, theirs)
+        if "bad" in reply:
+            message = f"it cannot be run ({reply['bad']}): correct the command or its environment"
+            raise Invalid("bad_command", message)
         if "errno" in reply:
             raise OSError(reply["errno"], reply["error"])
         streams = ours if stdin else [-1, *ours]

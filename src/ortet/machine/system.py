@@ -85,8 +85,8 @@ class SystemUpper(Upper):
             return where.count("/") == 3
         return where in self._noise
 
-    def _obey(self, node: Node, fd: int) -> None:  # noqa: ARG002 - ignore files rule a workspace
-        node.ruled = False
+    def _obey(self, node: Node, fd: int) -> bool:  # noqa: ARG002 - ignore files rule a workspace
+        return False
 
     def _whiteout(self, path: bytes) -> Entry | None:
         """A mark where the host has the name; nothing where only a layer between had it."""

@@ -8,10 +8,10 @@ still the one below.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,15 +25,18 @@ from ortet.machine.capture import (
     CLOSED,
     GONE,
     Unreadable,
+    far_time,
     look,
-    open_quietly,
     put_xattrs,
+    state_time,
     unreadable,
 )
-from ortet.machine.dirs import OPEN_DIR, Dirs
 from ortet.machine.links import join
 from ortet.machine.rules import FILE, Rules
 from ortet.machine.statindex import CALM
+from ortet.machine.upperhold import Holder, Spare
+from ortet.machine.upperlinks import merge_groups
+from ortet.machine.uppermarks import metacopy, read_marks, read_rules
 from ortet.machine.uppernode import Node, stamp
 from ortet.store.abc import Objects
 from ortet.store.blobs import get_bytes
@@ -41,9 +44,11 @@ from ortet.store.blobs import get_bytes
 Mapped = Mapping[bytes, set[str]]
 """Directory -> names of files in it that some process writes through memory."""
 
-_KEEP = 256  # descriptors of directories held from one scan to the next
+Fresh = dict[str, os.stat_result]
+"""Names that are not as they were, no directories among them."""
+
 _RULES = os.fsdecode(FILE)
-_RULES_MOST = 1 << 20
+_UNSURE = (0, 0, 0, 0)  # no file's stamp: it is looked at again
 
 
 class Upper:
@@ -54,13 +59,19 @@ class Upper:
     """
 
     def __init__(
-        self, objects: Objects, trees: Trees, directory: Path, *, below: Entry, root: bool
+        self,
+        objects: Objects,
+        trees: Trees,
+        directory: Path,
+        *,
+        below: Entry,
+        root: bool,
+        spare: Spare | None = None,
     ) -> None:
         self.horizon = CALM
         self.losses: list[Loss] = []
         self.count = 0  # names in it
         self.ignoring = False  # some of them are no state
-        self.restated = False  # an ignore file changed what is state below: only a full scan tells
         self.linked: dict[bytes, int] = {}  # files with several names -> inode
         self.root = Node(None, "", b"")
         self.root.below, self.root.origin = below, b""
@@ -70,62 +81,121 @@ class Upper:
         self._root = root
         self._prefix = "trusted.overlay." if root else "user.overlay."
         self._rules = Rules()
+        self._restated: set[bytes] = set()
         self._too_large: dict[bytes, Loss] = {}
-        self._top = os.open(directory, OPEN_DIR)
-        self._dirs = Dirs(self._top, keep=_KEEP)
+        self._holder = Holder(directory, spare or Spare())
 
     def close(self) -> None:
-        self._dirs.close()
-        os.close(self._top)
+        self._holder.release(self.root)
+        self._holder.close()
+
+    @property
+    def restated(self) -> bool:
+        """An ignore file changed what is state below: only a full scan can tell."""
+        return bool(self._restated)
 
     def scan(self, mapped: Mapped | None = None) -> Entry:
         """The merged directory as it is now."""
         self.losses = []
-        self.restated = False
         self.count = 0
-        root = self.root
-        root.arrive(os.fstat(self._top))
-        order = [root]
+        order = [self.root]
         for node in order:  # which grows meanwhile: parents come before what they hold
-            self._visit(node, order, mapped)
+            if mapped or not _is_calm(node):
+                try:
+                    self._visit(node, mapped)
+                except OSError as error:
+                    self._closed(node, error)
+            self.count += len(node.known) + len(node.gone)
+            order += node.dirs.values()
         for node in reversed(order):
-            self._fold(node)
+            if node.changes or node.fresh or node.entry is None:
+                self._fold(node)
         self.losses += self._too_large.values()
-        assert root.entry is not None
-        return root.entry
+        assert self.root.entry is not None
+        return self.root.entry
+
+    def groups(self, below: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+        """Hardlink groups of the merged directory, given those of the layers below."""
+        return merge_groups(self.root, self.linked, below)
 
     # looking
 
-    def _visit(self, node: Node, order: list[Node], mapped: Mapped | None) -> None:
-        try:
-            fd = self._dirs.fd(node.path)
-            if node.fresh:
-                self._learn(node, fd)
-            if not node.listed:
-                self._list(node, fd)
-        except OSError as error:
-            self._closed(node, error)
-            return
-        if node.ruled:
+    def _visit(self, node: Node, mapped: Mapped | None) -> None:
+        fd = node.fd if node.fd >= 0 else self._holder.open(node)
+        if node.arrive(os.fstat(fd)) or not node.listed:
+            fresh = self._examine(node, fd)
+        else:
+            fresh = self._glance(node, fd)
+        if _RULES in fresh and self._obey(node, fd):
+            fresh = self._examine(node, fd)
+        for name, st in fresh.items():
+            self._take(node, name, st, fd=fd)
+        for name in mapped.get(node.path, ()) if mapped else ():
+            if name in node.known:
+                with suppress(FileNotFoundError):
+                    st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    self._take(node, name, st, fd=fd, mapped=True)
+        if node.time != node.mtime:
+            self.losses.append(far_time(node.path))
+
+    def _glance(self, node: Node, fd: int) -> Fresh:
+        """Its names are as they were: look at what can change in place."""
+        held, fresh, missed = node.held, {}, []
+        for name, was in node.known.items():
+            own = held.get(name)
+            try:
+                if own is not None:
+                    st = os.fstat(own)
+                else:
+                    st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError as error:
+                missed.append((name, error))
+                continue
+            if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
+                fresh[name] = st
+        for name, why in missed:
+            self._unseen(node, name, why)
+        return fresh
+
+    def _examine(self, node: Node, fd: int) -> Fresh:
+        """List it and look at every name, for some came or went."""
+        if node.fresh:
+            self._learn(node, fd)
+        names = os.listdir(fd)
+        if _RULES in names or node.text is not None or node.entry is None:
             self._obey(node, fd)
-        self.count += len(node.names)
-        known, fresh = node.known, []
-        also: Collection[str] = mapped.get(node.path, ()) if mapped else ()
-        for name in node.names:
+        node.listed = node.ctime < self.horizon
+        for name in node.names().difference(names):
+            self._fall_back(node, name)
+        fresh: Fresh = {}
+        for name in names:
             try:
                 st = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError as error:
                 self._unseen(node, name, error)
                 continue
-            if st.st_mode & 0o170000 == stat.S_IFDIR:
-                self._enter(node, name, st, order)
-            elif (
-                known.get(name) != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino)
-                or name in also
-            ):
-                fresh.append((name, st))
-        for name, st in fresh:
-            self._take(node, name, st, fd=fd, mapped=name in also)
+            if stat.S_ISDIR(st.st_mode):
+                self._enter(node, name, st)
+            elif node.known.get(name) != stamp(st) and not (name in node.gone and _is_gone(st)):
+                self._holder.let_go(node, name)  # another file may have its name now
+                fresh[name] = st
+        return fresh
+
+    def _enter(self, above: Node, name: str, st: os.stat_result) -> None:
+        """A directory: the one we know, or another of its name."""
+        child = above.dirs.get(name)
+        if name in above.skipped or (child is not None and child.ino == st.st_ino):
+            return
+        raw = os.fsencode(name)
+        path = join(above.path, raw)
+        self._drop(above, name)
+        if self._skip(path, True):
+            self.ignoring = True
+            above.skipped.add(name)
+            above.changes[raw] = None
+        else:
+            above.dirs[name] = Node(above, name, path)
+            above.dirs[name].ino = st.st_ino
 
     def _unseen(self, node: Node, name: str, error: OSError) -> None:
         """A listed name that cannot be looked at: it has just gone, or we may not."""
@@ -138,19 +208,13 @@ class Upper:
             raise error
 
     def _closed(self, node: Node, error: OSError) -> None:
-        """It may not be looked into: what was known of it stands."""
+        """It may not be looked into, or has just gone: what was known of it stands."""
+        if error.errno not in CLOSED and error.errno not in GONE:
+            raise error
+        node.listed = False
         self.losses.append(unreadable(node.path, error))
         if node.marks is None and node.parent is not None:
             self._place(node, (False, b""))
-
-    def _list(self, node: Node, fd: int) -> None:
-        names = os.listdir(fd)
-        seen = node.known.keys() | node.dirs.keys() | node.skipped
-        for name in seen.difference(names):
-            self._fall_back(node, name)
-        node.ruled = node.ruled or _RULES in names
-        node.names = names
-        node.listed = node.ctime < self.horizon
 
     def _fall_back(self, node: Node, name: str) -> None:
         """The name is gone from the upper directory: what lies below shows again, if anything."""
@@ -161,45 +225,18 @@ class Upper:
     def _lower(self, node: Node, raw: bytes) -> Entry | None:
         return None if node.below is None else self._trees.lookup(Oid(node.below.data), raw)
 
-    def _enter(self, above: Node, name: str, st: os.stat_result, order: list[Node]) -> None:
-        """A directory: the one we know, or a new one whose place below is still to be found."""
-        child = above.dirs.get(name)
-        if child is not None and child.ino == st.st_ino and not child.arrive(st):
-            order.append(child)
-            return
-        if name in above.skipped:
-            return
-        raw = os.fsencode(name)
-        path = join(above.path, raw)
-        if child is None or child.ino != st.st_ino:
-            self._drop(above, name)
-            if self._skip(path, True):
-                self.ignoring = True
-                above.skipped.add(name)
-                above.changes[raw] = None
-                return
-            child = above.dirs[name] = Node(above, name, path)
-            child.arrive(st)
-        order.append(child)
-
     def _learn(self, node: Node, fd: int) -> None:
         """Read a directory's own attributes; the kernel's say what lies below it."""
-        names = os.listxattr(fd)
-        opaque, redirect = self._prefix + "opaque", self._prefix + "redirect"
-        marks = (
-            opaque in names and os.getxattr(fd, opaque) == b"y",
-            os.getxattr(fd, redirect) if redirect in names else b"",
-        )
-        if node.parent is not None and node.marks != marks:
-            self._place(node, marks)
-        node.xattrs = put_xattrs(self._objects, fd) if names else b""
+        opaque, redirect, some = read_marks(fd, self._prefix)
+        if node.parent is not None and node.marks != (opaque, redirect):
+            self._place(node, (opaque, redirect))
+        node.xattrs = put_xattrs(self._objects, fd) if some else b""
 
     def _place(self, node: Node, marks: tuple[bool, bytes]) -> None:
         """Find the directory that shows through this one."""
         above, (opaque, redirect) = node.parent, marks
         assert above is not None
-        node.forget()
-        self._forget_below(node.path)
+        self._forget(node)
         node.marks, node.below, node.origin = marks, None, None
         if opaque:
             return
@@ -213,23 +250,23 @@ class Upper:
         if found is not None and found.is_dir:
             node.below, node.origin = found, origin
 
-    def _obey(self, node: Node, fd: int) -> None:
-        """Take in this directory's ignore file; where it changed, every name is asked again."""
+    def _obey(self, node: Node, fd: int) -> bool:
+        """Take in its ignore file; True when that changed, and every name is to be asked again."""
         below = self._lower(node, FILE)
         said = None
         if below is not None and below.is_file:
             said = get_bytes(self._objects, below.data, below.size)
-        text = _read_rules(fd) if _RULES in node.names else said
-        node.ruled = _RULES in node.names
+        text = read_rules(fd, said)
         if text != said and node.below is not None:
-            self.restated = True
-        if text != node.text:
-            node.text = text
-            self._rules.set(node.path, text)
-            names = node.names
-            node.forget()
-            self._forget_below(node.path)
-            node.names, node.ruled = names, _RULES in names
+            self._restated.add(node.path)
+        else:
+            self._restated.discard(node.path)
+        if text == node.text:
+            return False
+        self._forget(node)
+        node.text = text
+        self._rules.set(node.path, text)
+        return True
 
     # taking
 
@@ -239,19 +276,25 @@ class Upper:
         """Something that is no directory: what is it now?"""
         raw = os.fsencode(name)
         path = join(node.path, raw)
-        if name in node.dirs or name in node.skipped:
+        if name not in node.known:
             self._drop(node, name)
         self._too_large.pop(path, None)
+        lost, inode = len(self.losses), st.st_ino
         try:
             entry, st = self._entry(node, raw, st, fd=fd, path=path, mapped=mapped)
         except Unreadable as error:
             self.losses.append(error.loss)
-            node.known.pop(name, None)  # asked, and reported, again next time
+            node.known[name] = _UNSURE  # asked, and reported, again next time
             return
-        if st.st_ctime_ns < self.horizon:
-            node.known[name] = stamp(st)
+        if st.st_ino != inode:
+            self._holder.let_go(node, name)
+        if _is_gone(st):
+            node.gone.add(name)
+            node.known.pop(name, None)
         else:
-            node.known[name] = (0, 0, 0, 0)
+            certain = st.st_ctime_ns < self.horizon and len(self.losses) == lost
+            node.known[name] = stamp(st) if certain else _UNSURE
+            self._holder.hold(node, name, fd)
         if entry is not None and st.st_nlink > 1:
             self.linked[path] = st.st_ino
         else:
@@ -265,7 +308,7 @@ class Upper:
         self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
     ) -> tuple[Entry | None, os.stat_result]:
         """The Entry of a name and the stat it belongs to; None where it is no state."""
-        if stat.S_ISCHR(st.st_mode) and st.st_rdev == 0:
+        if _is_gone(st):
             return self._whiteout(path), st
         if self._skip(path, False) or self._exceeds(path, st):
             self.ignoring = True
@@ -283,13 +326,9 @@ class Upper:
     def _metacopy(self, node: Node, raw: bytes, st: os.stat_result, *, fd: int) -> Entry | None:
         """A file of which only the metadata was copied up: its content is that of the one below."""
         place = b"/proc/self/fd/%d/%s" % (fd, raw)
-        try:
-            os.getxattr(place, self._prefix + "metacopy", follow_symlinks=False)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return None
-            raise
-        redirect = _attribute(place, self._prefix + "redirect")
+        redirect = metacopy(place, self._prefix)
+        if redirect is None:
+            return None
         if redirect.startswith(b"/"):
             below = self._trees.resolve(self._below, redirect[1:])
         else:
@@ -304,7 +343,7 @@ class Upper:
             below,
             name=raw,
             mode=st.st_mode,
-            mtime=st.st_mtime_ns,
+            mtime=state_time(st),
             uid=st.st_uid,
             gid=st.st_gid,
             xattrs=put_xattrs(self._objects, place),
@@ -335,68 +374,50 @@ class Upper:
         """What a name that was taken away leaves in the tree."""
         return None
 
-    # several names for one file
-
-    def groups(self, below: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """Hardlink groups of the merged directory, given those of the layers below."""
-        found: dict[int, list[bytes]] = {}
-        for path, inode in self.linked.items():
-            found.setdefault(inode, []).append(path)
-        groups = [sorted(paths) for paths in found.values()]
-        if below:
-            moved = [n for n in self.root.walk() if n.marks is not None and n.marks[1]]
-            for paths in below:
-                shown = (self._shown(path, moved) for path in paths)
-                groups.append(sorted(path for path in shown if path is not None))
-        return sorted(group for group in groups if len(group) > 1)
-
-    def _shown(self, path: bytes, moved: Sequence[Node]) -> bytes | None:
-        """Where a file of the layers below is seen; None when something covers it."""
-        for start in (self.root, *moved):
-            if start.origin is None or not path.startswith(start.origin):
-                continue
-            rest = path[len(start.origin) :].lstrip(b"/") if start.origin else path
-            found = _descend(start, rest)
-            if found is not None:
-                return found
-        return None
-
     # adding up
 
     def _fold(self, node: Node) -> None:
-        """Its Entry, if anything changed, and tell the directory above."""
-        if not node.changes and not node.fresh and node.entry is not None:
-            return
+        """Its Entry; the directory above is told when it changed."""
         entry = self._summary(node)
         if node.parent is not None and entry != node.entry:
-            node.parent.changes[os.fsencode(node.name)] = entry
+            node.parent.changes[entry.name] = entry
         node.entry, node.changes, node.fresh = entry, {}, False
 
     def _summary(self, node: Node) -> Entry:
-        base = node.entry or node.below
+        base, below = node.entry or node.below, node.below
         tree = self._trees.empty() if base is None else TreeRef(Oid(base.data), base.cid)
         if node.changes:
             tree = self._trees.patch(tree.oid, node.changes)
-        raw, below = os.fsencode(node.name), node.below
-        if self._root or below is None:
-            uid, gid = node.uid, node.gid
-        else:
+        uid, gid = node.uid, node.gid
+        if below is not None and not self._root:
             uid, gid = below.uid, below.gid
-        return Entry(raw, node.mode, node.mtime, uid, gid, 0, tree.oid, tree.cid, node.xattrs)
+        name = os.fsencode(node.name)
+        return Entry(name, node.mode, node.time, uid, gid, 0, tree.oid, tree.cid, node.xattrs)
 
     # forgetting
 
     def _drop(self, node: Node, name: str) -> None:
         """Forget a name with all below it."""
-        node.known.pop(name, None)
-        node.skipped.discard(name)
+        self._holder.let_go(node, name)
         path = join(node.path, os.fsencode(name))
+        child = node.dirs.get(name)
+        if child is not None:
+            self._holder.release(child)
+            self._forget_below(path)
+            self._holder.forget(path)
+            self._rules.forget(path)
         self.linked.pop(path, None)
         self._too_large.pop(path, None)
-        if node.dirs.pop(name, None) is not None:
-            self._forget_below(path)
-            self._dirs.forget(path)
-            self._rules.forget(path)
+        node.drop(name)
+
+    def _forget(self, node: Node) -> None:
+        """Know nothing of what is in a directory."""
+        for name in list(node.held):
+            self._holder.let_go(node, name)
+        for child in node.dirs.values():
+            self._holder.release(child)
+        self._forget_below(node.path)
+        node.clear()
 
     def _forget_below(self, path: bytes) -> None:
         """What was remembered by path about things in a directory."""
@@ -404,40 +425,24 @@ class Upper:
         for table in (self.linked, self._too_large):
             for at in [at for at in table if at.startswith(below)]:
                 del table[at]
+        self._restated = {at for at in self._restated if not at.startswith(below) or at == path}
 
 
-def _descend(node: Node, rest: bytes) -> bytes | None:
-    """The path of something that lies below a directory and is covered by nothing."""
-    while True:
-        raw, _, after = rest.partition(b"/")
-        name = os.fsdecode(raw)
-        if name in node.known or name in node.skipped:
-            return None
-        child = node.dirs.get(name)
-        if child is None:
-            return join(node.path, rest)
-        assert node.origin is not None
-        if child.origin != join(node.origin, raw):
-            return None
-        node, rest = child, after
+def _is_calm(node: Node) -> bool:
+    """Nothing in it changed. Nearly all directories of nearly all scans end here: keep it short."""
+    held, known = node.held, node.known
+    if not node.listed or node.fd < 0 or len(held) != len(known) or node.time != node.mtime:
+        return False
+    st = os.fstat(node.fd)
+    if st.st_ctime_ns != node.ctime or st.st_mtime_ns != node.mtime:
+        return False
+    for name, was in known.items():
+        st = os.fstat(held[name])
+        if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
+            return False
+    return True
 
 
-def _read_rules(fd: int) -> bytes | None:
-    """The text of an ignore file that is a plain file."""
-    try:
-        own = open_quietly(FILE, fd)
-    except OSError:
-        return None
-    try:
-        return os.read(own, _RULES_MOST) if stat.S_ISREG(os.fstat(own).st_mode) else None
-    finally:
-        os.close(own)
-
-
-def _attribute(place: bytes, name: str) -> bytes:
-    try:
-        return os.getxattr(place, name, follow_symlinks=False)
-    except OSError as error:
-        if error.errno == errno.ENODATA:
-            return b""
-        raise
+def _is_gone(st: os.stat_result) -> bool:
+    """A whiteout."""
+    return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0

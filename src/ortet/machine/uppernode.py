@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from ortet.graph.records import Entry
+from ortet.machine.capture import state_time
 
 Stamp = tuple[int, int, int, int]
 """ctime, mtime, size, inode: a file whose stamp is as it was is not read again."""
@@ -22,7 +23,8 @@ class Node:
     """A directory: its stat, what lies below it, its names, and the Entry they add up to.
 
     `below` is the directory that shows through, at `origin` in the layers below; None: none does.
-    `changes` are what `entry` does not hold yet; they outlive a scan that failed.
+    `changes` are what `entry` does not hold yet; they outlive a scan that failed. `fd` and `held`
+    are open descriptors of it and of its files.
     """
 
     __slots__ = (
@@ -31,8 +33,11 @@ class Node:
         "ctime",
         "dirs",
         "entry",
+        "fd",
         "fresh",
         "gid",
+        "gone",
+        "held",
         "ino",
         "known",
         "listed",
@@ -40,13 +45,12 @@ class Node:
         "mode",
         "mtime",
         "name",
-        "names",
         "origin",
         "parent",
         "path",
-        "ruled",
         "skipped",
         "text",
+        "time",
         "uid",
         "xattrs",
     )
@@ -55,7 +59,7 @@ class Node:
         self.parent = parent
         self.name = name
         self.path = path
-        self.ino = self.ctime = self.mtime = self.mode = self.uid = self.gid = 0
+        self.ino = self.ctime = self.mtime = self.time = self.mode = self.uid = self.gid = 0
         self.marks: Marks | None = None
         self.below: Entry | None = None
         self.origin: bytes | None = None
@@ -63,18 +67,28 @@ class Node:
         self.entry: Entry | None = None
         self.fresh = True  # its own metadata is newer than `entry`
         self.text: bytes | None = None  # the ignore rules said here
-        self.forget()
+        self.fd = -1
+        self.held: dict[str, int] = {}
+        self.clear()
 
-    def forget(self) -> None:
-        """Look at every name again."""
-        self.names: list[str] = []
-        self.listed = False
-        self.ruled = True  # there may be an ignore file
-        self.known: dict[str, Stamp] = {}
+    def clear(self) -> None:
+        """Know nothing of its names; descriptors are the caller's to close first."""
+        self.listed = False  # all its names are below
+        self.known: dict[str, Stamp] = {}  # files and the like
+        self.gone: set[str] = set()  # whiteouts
         self.dirs: dict[str, Node] = {}
-        self.skipped: set[str] = set()
+        self.skipped: set[str] = set()  # directories that are no state
         self.changes: dict[bytes, Entry | None] = {}
         self.entry = None
+
+    def names(self) -> set[str]:
+        return self.known.keys() | self.gone | self.dirs.keys() | self.skipped
+
+    def drop(self, name: str) -> None:
+        self.known.pop(name, None)
+        self.dirs.pop(name, None)
+        self.gone.discard(name)
+        self.skipped.discard(name)
 
     def arrive(self, st: os.stat_result) -> bool:
         """Take in its stat; True when it is not as it was."""
@@ -82,6 +96,7 @@ class Node:
             return False
         self.ino, self.ctime, self.mtime = st.st_ino, st.st_ctime_ns, st.st_mtime_ns
         self.mode, self.uid, self.gid = st.st_mode, st.st_uid, st.st_gid
+        self.time = state_time(st)
         self.fresh = True
         self.listed = False
         return True

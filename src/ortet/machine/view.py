@@ -28,8 +28,8 @@ NOISE = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
 # fmt: off
 _PSEUDO = frozenset((
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
-    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs",
-    "securityfs", "selinuxfs", "sysfs", "tracefs",
+    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore",
+    "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
 ))
 # fmt: on
 _VOLATILE = frozenset(("tmpfs", "ramfs"))

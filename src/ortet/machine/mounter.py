@@ -1,0 +1,108 @@
+"""Makes a machine's view out of a plan, and changes the workspace's layers later.
+
+Standard library only: the zygote loads this file by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortet.machine import mounts
+else:
+    import mounts
+
+
+class Mounter:
+    """Works in a mount namespace of its own; see view.py for the steps of a plan."""
+
+    def __init__(self, kernel: mounts.Kernel, plan: dict[str, Any]) -> None:
+        self.place: str = plan["place"]
+        self._kernel = kernel
+        self._plan = plan
+        self._root: str = plan["root"]
+        self._hidden = ""
+        self._here = -1
+
+    def build(self) -> None:
+        """Make the view below `root`, then make that the root."""
+        umask = os.umask(0o022)
+        self._kernel.unshare(mounts.CLONE_NEWNS)
+        self._kernel.private()
+        for step in self._plan["steps"]:
+            self._step(**step)
+        self._mount(self._root + self.place, self._plan["workspace"])
+        self._kernel.pivot(self._root)
+        os.umask(umask)
+
+    def mount(self, options: str) -> None:
+        """The workspace, on new layers."""
+        self._mount(self.place, options)
+
+    def unmount(self) -> bool:
+        """False when someone, perhaps on the host, still has a file or directory of it open."""
+        try:
+            self._kernel.unmount(self.place)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
+    def _step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
+        kernel = self._kernel
+        target = at if host else (self._root + at).rstrip("/")
+        if do == "mkdir":
+            os.makedirs(target, exist_ok=True)
+            return
+        if os.path.realpath(target) != target:
+            raise OSError(f"{at} leads through a symbolic link inside the machine")
+        if do == "overlay":
+            self._overlay(target, **how)
+        elif do == "bind":
+            kernel.bind(how["source"], target, recursive=how.get("recursive", False))
+        elif do == "tmpfs":
+            flags = mounts.MS_NOSUID | mounts.MS_NODEV
+            kernel.mount("tmpfs", target, "tmpfs", flags, how["options"])
+        elif do == "proc":
+            flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+            kernel.mount("proc", target, "proc", flags)
+        elif do == "hold":
+            self._hold(target)
+        elif do == "hide":
+            kernel.bind(f"{self._hidden}/void" if how["directory"] else "/dev/null", target)
+        if do == "hide" or how.get("sealed"):
+            kernel.seal(target, recursive=how.get("recursive", False))
+
+    def _overlay(self, target: str, *, options: str, instead: str = "") -> None:
+        try:
+            self._kernel.mount("ortet", target, "overlay", 0, options)
+        except OSError:
+            if not instead:
+                raise
+            self._kernel.bind(instead, target)
+            self._kernel.seal(target)
+
+    def _hold(self, target: str) -> None:
+        """Keep the host directories that later mounts need where no path leads: below /proc.
+
+        The kernel makes overlays only of directories that are mounted in this namespace.
+        """
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV
+        self._kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755")
+        self._hidden = target
+        for name, source in self._plan["held"].items():
+            os.mkdir(f"{target}/{name}")
+            self._kernel.bind(source, f"{target}/{name}")
+        os.mkdir(f"{target}/void", 0o555)
+        self._here = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _mount(self, target: str, options: str) -> None:
+        """Paths in `options` begin with a name that is held."""
+        os.fchdir(self._here)
+        try:
+            self._kernel.mount("ortet", target, "overlay", 0, options)
+        finally:
+            os.chdir("/")
