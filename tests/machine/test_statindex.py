@@ -13,7 +13,7 @@ from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.machine.rules import Rules
 from ortet.machine.scan import scan
-from ortet.machine.seen import ODD, RACY, Seen, carry, mark_of, seen
+from ortet.machine.seen import ODD, RACY, mark_of
 from ortet.machine.statindex import StatIndex
 from ortet.store.objects import LocalObjects
 
@@ -262,19 +262,3 @@ def test_marks_survive_saving(setting: Setting, tmp_path: Path, root: Path) -> N
     assert mark_of(setting.index.root.seen["f"]) & RACY
     assert setting.index.mapped == {b"f"}
     assert list(setting.index.losses) == [b"d/e"]
-
-
-def test_carry_is_field_by_field() -> None:
-    old = Entry(b"x", 0o100755, 10, uid=1, gid=2)
-    was: Seen = (0o100700, 0, 0, 1, 7, 8, 0, 11, 0, ODD)
-    now = Entry(b"x", 0o100700, 12, uid=7, gid=9)
-    assert carry(now, was, old) == Entry(b"x", 0o100755, 12, uid=1, gid=9)
-    assert carry(now, was, None) == now
-    link = Entry(b"x", 0o120777, 12, uid=7)
-    assert carry(link, was, old) == link
-
-
-def test_seen_holds_what_tells_a_change(root: Path) -> None:
-    before = seen((root / "f").stat())
-    (root / "f").write_text("G")
-    assert seen((root / "f").stat()) != before
