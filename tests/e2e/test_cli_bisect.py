@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Commit, Ortet
+from ortet.config import open_hub
+
+from .conftest import Ortet
 
 
 @pytest.fixture
-def line(commit: Commit) -> list[str]:
+def line(ortet: Ortet, proj: Path) -> list[str]:
     """Ten commits; from the seventh on, the file says broken."""
-    texts = [f"{'broken' if number >= 6 else 'works'} {number}\n" for number in range(10)]
-    return [commit(f"step {number}", state=text) for number, text in enumerate(texts)]
+    oids = []
+    with open_hub(ortet.store) as hub, hub.workspace(proj) as workspace:
+        for number in range(10):
+            word = "broken" if number >= 6 else "works"
+            (proj / "state").write_text(f"{word} {number}\n")
+            oids.append(workspace.commit(f"step {number}").oid)
+    return oids
 
 
 def test_run_finds_the_first_bad_commit(ortet: Ortet, proj: Path, line: list[str]) -> None:
