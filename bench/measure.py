@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -89,7 +90,7 @@ def command(
     """Run to its end; CalledProcessError with its output when it fails."""
     answer, report = os.pipe()
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(LAUNCH), str(report), *words],
             cwd=cwd,
             env={**os.environ, **(env or {})},
@@ -97,15 +98,26 @@ def command(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[report],
-            check=False,
+            start_new_session=True,
         )
+        output = _output(process)
         os.close(report)
         code, seconds, rss = os.read(answer, 200).split() or (b"127", b"0", b"0")
     finally:
         os.close(answer)
     if int(code):
-        raise subprocess.CalledProcessError(int(code), words, done.stdout)
+        raise subprocess.CalledProcessError(int(code), words, output)
     return Spent(float(seconds), int(rss) * 1024)
+
+
+def _output(process: subprocess.Popen[bytes]) -> bytes:
+    """All it prints; whatever interrupts us ends it with its children, so that mounts come free."""
+    try:
+        return process.communicate()[0]
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def milliseconds(deed: Callable[[], object]) -> float:
