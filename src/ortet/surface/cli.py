@@ -26,7 +26,10 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop")},
     "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
-    "Store": {"cmd_store": ("verify", "sweep", "export", "import", "stats", "doctor")},
+    "Store": {
+        "cmd_store": ("verify", "sweep", "export", "import", "stats"),
+        "cmd_doctor": ("doctor",),
+    },
 }
 
 
