@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,12 @@ from ortet.codec import Hasher, decode, encode
 from ortet.graph.records import Image
 from ortet.graph.tree import Trees
 from ortet.ids import Oid, SystemClock, to_hex
+from ortet.machine.abc import Report
 from ortet.machine.rules import Rules
 from ortet.machine.scan import scan
 from ortet.machine.statindex import StatIndex
+from ortet.machine.thaw import thaw
+from ortet.store import faults
 from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
 
@@ -64,6 +71,72 @@ class Shop:
         return decode(Image, self.objects.get(Oid(bytes.fromhex(oid))))
 
 
+class Bench:
+    """A workspace with a memory: freeze it, change it, thaw it."""
+
+    def __init__(self, shop: Shop, root: Path, stage: Path) -> None:
+        self.shop = shop
+        self.root = root
+        self.stage = stage
+        self.index = shop.index()
+        self.rules = Rules()
+
+    def freeze(self) -> Image:
+        return self.shop.freeze(self.root, self.index, self.rules)
+
+    def thaw(self, target: Image, *, current: Image | None = None, **more: Any) -> Report:
+        return thaw(
+            self.shop.objects,
+            self.shop.trees,
+            self.root,
+            current or self.freeze(),
+            target,
+            index=self.index,
+            stage=self.stage,
+            rules=self.rules,
+            **more,
+        )
+
+    def shell(self, script: str, cwd: Path | None = None) -> None:
+        subprocess.run(["sh", "-ec", script], cwd=cwd or self.root, check=True)
+
+    def disturb(self) -> None:
+        disturb(self.root)
+
+    @staticmethod
+    def survives(text: str, call: Callable[[], object]) -> bool:
+        """Run `call` in a child in which this fault kills; False when it was killed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not go well
+            child = os.fork()
+        if child == 0:
+            try:
+                armed = faults.parse(text)
+                faults._armed = lambda: armed  # type: ignore[assignment]
+                call()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            return False
+        assert os.WEXITSTATUS(status) == 0
+        return True
+
+    def check(self, target: Image) -> None:
+        """The files are the target's, whoever looks, and nothing of ours is left."""
+        assert self.freeze() == target
+        assert self.shop.freeze(self.root, None, self.rules) == target
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        assert not self.stage.exists() or os.listdir(self.stage) == []
+        for place in (self.root, self.root.parent):
+            assert not [n for n in os.listdir(place) if n.startswith(".ortet.stage.")]
+
+
 class Outcome:
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code = done.returncode
@@ -85,6 +158,29 @@ def shop(place: Path) -> Iterator[Shop]:
     shop = Shop(place / "store")
     yield shop
     shop.objects.close()
+
+
+@pytest.fixture
+def bench(shop: Shop, place: Path) -> Bench:
+    (place / "room" / "root").mkdir(parents=True)
+    return Bench(shop, place / "room" / "root", place / "home" / "stage")
+
+
+@pytest.fixture
+def mount(place: Path) -> Iterator[Callable[..., Path]]:
+    """mount(where, *arguments): for the length of the test, below its directory."""
+    mounted: list[Path] = []
+
+    def run(where: str | Path, *arguments: str) -> Path:
+        point = place / where
+        point.mkdir(exist_ok=True)
+        subprocess.run(["mount", *arguments, str(point)], check=True)
+        mounted.append(point)
+        return point
+
+    yield run
+    for point in reversed(mounted):
+        subprocess.run(["umount", str(point)], check=True)
 
 
 @pytest.fixture
@@ -228,6 +324,42 @@ def _times(root: Path) -> None:
     ):
         os.utime(root / name, ns=(number, moment), follow_symlinks=False)
     os.utime(root, ns=(0, 987_654_321_000_000_007))
+
+
+def disturb(root: Path) -> None:
+    """Change, remove, add and replace something of everything in the torture tree."""
+    (root / "plain").write_text("changed")
+    (root / "empty").unlink()
+    (root / "big").chmod(0o600)
+    os.utime(root / "exact", ns=(1, 2))
+    os.setxattr(root / "exact", "user.more", b"1")
+    os.removexattr(root / "attributes", "user.raw")
+    (root / "cap").write_text("other")
+    os.chown(root / "acl", 7, 7)
+    (root / "sparse").write_bytes(b"dense")
+    (root / "new").write_text("new")
+    (root / "newdir" / "deep").mkdir(parents=True)
+    (root / "newdir" / "deep" / "f").write_text("f")
+    (root / "fifo").unlink()
+    (root / "fifo").mkdir()
+    (root / "fifo" / "was-a-fifo").write_text("")
+    shutil.rmtree(root / "sticky")
+    (root / "sticky").write_text("was a directory")
+    shutil.rmtree(root / "closed")
+    (root / "closed").symlink_to("a")
+    (root / "link-loop").unlink()
+    (root / "link-dangling").unlink()
+    (root / "link-dangling").mkdir()
+    (root / "a" / "three").unlink()  # leaves its group
+    (root / "a" / "three").write_text("linked")
+    os.link(root / "plain", root / "joined")  # a new group
+    (root / "null").unlink()
+    os.mknod(root / "null", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    (root / "setgid" / "inner").unlink()
+    (root / "hollow").chmod(0o700)
+    os.utime(root / "hollow", ns=(5, 5))
+    subprocess.run(["rm", "-rf", str(root / ("d" * 240))], check=True)
+    root.chmod(0o711)
 
 
 def read_tree(root: Path) -> Seen:

@@ -199,14 +199,15 @@ def mount_of(place: Path) -> int:
 
 
 def is_overlay(fd: int) -> bool:
-    """Overlays refuse to rename directories that come from a lower layer."""
-    wanted = str(_mount_id(fd))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            fields = line.split()
-            if fields[0] == wanted:
-                return fields[fields.index("-", 6) + 1] == "overlay"
-    return False
+    """Or may be: overlays refuse to rename directories that come from a lower layer."""
+    wanted = _mount_id(fd)
+    if wanted is None:
+        return False
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        fields = line.split()
+        if int(fields[0]) == wanted:
+            return fields[fields.index("-", 6) + 1] == "overlay"
+    return True  # a mount of another namespace, seen through /proc: most likely a machine's
 
 
 def _mount_id(fd: int) -> int | None:

@@ -106,7 +106,7 @@ def act(dirs: Dirs, area: int, steps: Sequence[Step], stats: Stats) -> None:
             os.rmdir(name, dir_fd=at)
             reach("thaw.dropped")
         else:
-            _put(dirs, area, step, stats)
+            _put(dirs, area, step)
             reach("thaw.placed")
     for step in steps:
         if isinstance(step, Keep):
@@ -132,10 +132,10 @@ def _keep(dirs: Dirs, area: int, step: Keep) -> None:
         os.rename(name, slot, src_dir_fd=at, dst_dir_fd=area)
 
 
-def _put(dirs: Dirs, area: int, step: Place, stats: Stats) -> None:
+def _put(dirs: Dirs, area: int, step: Place) -> None:
     at, name = dirs.parent(step.path)
-    now, was = lstat(at, name), stats.get(step.path)
-    if now is not None and (was is None or now.st_ino != was.st_ino):
+    now, kept = lstat(at, name), lstat(area, b"old.%d" % step.slot)
+    if now is not None and (kept is None or not os.path.samestat(now, kept)):
         raise changed(step.path)
     slot = b"new.%d" % step.slot
     with movable(area, slot):
@@ -143,11 +143,18 @@ def _put(dirs: Dirs, area: int, step: Place, stats: Stats) -> None:
 
 
 def _confirm(area: int, step: Keep, stats: Stats) -> None:
-    """What we took away is what we had looked at: nobody wrote to it between the two."""
+    """What we took away is what we had looked at: nobody wrote to it between the two.
+
+    The inode is not asked: an overlay may give another one to a file that is linked or moved.
+    """
     kept, was = lstat(area, b"old.%d" % step.slot), stats.get(step.path)
     if kept is None or was is None or stat.S_ISDIR(was.st_mode):
         return
-    if (kept.st_ino, kept.st_size, kept.st_mtime_ns) != (was.st_ino, was.st_size, was.st_mtime_ns):
+    if (kept.st_mode, kept.st_size, kept.st_mtime_ns) != (
+        was.st_mode,
+        was.st_size,
+        was.st_mtime_ns,
+    ):
         raise changed(step.path)
 
 

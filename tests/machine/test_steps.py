@@ -1,0 +1,103 @@
+"""Single steps of a thaw fail, or somebody steps in between: everything is put back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet.codec import decode
+from ortet.errors import Unavailable
+from ortet.machine.dirs import directory
+from ortet.machine.journal import Begin, Log
+from ortet.machine.steps import undo
+from ortet.machine.thaw import recover
+from ortet.store import faults
+
+Eye = Callable[[Path], Any]
+Torture = Callable[[Path], None]
+
+POINTS = [
+    "thaw.begun",
+    "build.directories",
+    "build.files",
+    "build.links",
+    "thaw.staged",
+    "thaw.journaled",
+    "thaw.kept",
+    "thaw.placed",
+    "thaw.altered",
+    "thaw.settled",
+]
+
+
+def fault(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    armed = faults.parse(text)
+    monkeypatch.setattr(faults, "_armed", lambda: armed)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_at_any_step_puts_everything_back(
+    bench: Any, torture: Torture, see: Eye, *, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    torture(bench.root)
+    target = bench.freeze()
+    bench.disturb()
+    current = bench.freeze()
+    before = see(bench.root)
+    for count in (1, 2, 7, 15):
+        with monkeypatch.context() as patch:
+            fault(patch, f"{point}:nospace:{count}")
+            try:
+                bench.thaw(target)
+            except Unavailable as error:
+                assert error.kind == "disk_full"
+            else:
+                break  # it comes to this point less often
+        assert see(bench.root) == before
+        bench.check(current)
+    else:
+        return
+    assert count > 1
+
+
+def test_what_was_saved_between_kill_and_recovery_stays(bench: Any) -> None:
+    for name in ("placed", "kept", "other"):
+        (bench.root / name).write_text("target")
+    target = bench.freeze()
+    for name in ("placed", "kept", "other"):
+        (bench.root / name).write_text("current")
+    assert not bench.survives("thaw.placed:kill:2", lambda: bench.thaw(target))
+    assert (bench.root / "kept").read_text() == "target"
+    (bench.root / "kept").write_text("saved by an editor")
+    (bench.root / "new").write_text("new")
+    recover(bench.stage)
+    assert (bench.root / "kept").read_text() == "saved by an editor"
+    assert (bench.root / "placed").read_text() == "current"
+    assert (bench.root / "other").read_text() == "current"
+    assert (bench.root / "new").read_text() == "new"
+    bench.check_clean()
+
+
+def test_undoing_what_was_not_done_changes_nothing(bench: Any, torture: Torture, see: Eye) -> None:
+    torture(bench.root)
+    target = bench.freeze()
+    bench.disturb()
+    before = see(bench.root)
+    assert not bench.survives("thaw.journaled:kill", lambda: bench.thaw(target))
+    steps = decode(Log, (bench.stage / "journal").read_bytes()).steps
+    begin = decode(Begin, (bench.stage / "begin").read_bytes())
+    with directory(begin.root) as root, directory(begin.area) as area:
+        staged = sorted(os.listdir(area))
+        undo(root, area, steps)
+        assert sorted(os.listdir(area)) == staged
+    assert see(bench.root) == before
+    # every kind of step is in it, and metadata comes first: undone last, it restores times
+    kinds = [type(step).__name__ for step in steps]
+    assert {"Meta", "Keep", "Place"} <= set(kinds)
+    assert kinds == sorted(kinds, key=lambda kind: kind != "Meta")
+    recover(bench.stage)
+    assert see(bench.root) == before
