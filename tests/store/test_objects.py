@@ -387,6 +387,28 @@ def test_the_quota_is_not_passed(open_store: Open, root: Path) -> None:
     check(open_store(), noise(1000, size=9000)[: put + 1])
 
 
+def test_an_abandoned_commit_does_not_fail_the_next_one(open_store: Open) -> None:
+    store = open_store(quota=100_000)
+    kept = store.put(Kind.BLOB, b"kept")
+    store.flush()
+    before = store.epoch
+    with store.writing():
+        large = store.put(Kind.BLOB, random.Random(1).randbytes(200_000))
+        with pytest.raises(Refused):
+            store.flush()
+        with store.writing():  # nested: the outer commit may still need it
+            store.abandon()
+        assert store.has(large)
+        store.abandon()
+        assert not store.has(large)
+    assert store.epoch != before
+    with store.writing():
+        small = store.put(Kind.BLOB, b"small")
+        store.flush()
+    other = open_store()
+    assert (other.get(kept), other.get(small)) == (b"kept", b"small")
+
+
 def test_the_quota_counts_other_writers(open_store: Open) -> None:
     first, second = open_store(quota=200_000), open_store()
     for data in noise(60, size=8000):

@@ -177,6 +177,9 @@ class FolderMachine(Machine):
             # the index rests on objects that are gone: read everything again
             self._forget()
             result = self._scan(self._ready_index(), None)
+        except BaseException:
+            self._forget()  # what the watcher told is drained, what was learned may not be stored
+            raise
         if self._watch is not None and self._watch.broken:
             self._wanted = False  # too few watches on this host: scan from now on
             self._unwatch()

@@ -202,7 +202,11 @@ class OverlayMachine(Machine):
                 covers=self._covers,
                 view=self._stable,
             )
-        image = self._lens.look(self._mapped() if self._busy else None)
+        try:
+            image = self._lens.look(self._mapped() if self._busy else None)
+        except BaseException:
+            self._look_anew()  # what was learned may not be stored
+            raise
         self._losses = self._lens.losses
         if self._lens.ignoring and not self._standing.ignoring:
             self._stand(replace(self._standing, ignoring=True))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Move
+from ortet.backend.abc import Move, Op
+from ortet.codec import decode, encode
 from ortet.errors import Conflict, Corrupt, Invalid
 from ortet.graph import bundle
 from ortet.graph.bundlelimits import Limits
@@ -24,12 +25,32 @@ from ortet.store.verify import Problem, VerifyReport, verify
 if TYPE_CHECKING:
     from ortet.session.hub import Hub, Progress
 
+_EXPIRED = ("care", "expired")
 _TRIES = 100
 """How often names that another process was faster to take are replaced by the next."""
 
 
-def roots(hub: Hub, since: int = 0) -> Iterator[Link]:
-    """What must stay: heads, the reflog from `since` on, the images private machines rest on."""
+class Expired(msgspec.Struct, frozen=True):
+    """The reflog that has let go of its commits: up to `seq`, and older than `time`.
+
+    The log itself keeps the last line of every branch, so its age alone does not tell: what that
+    line leaves behind may have been swept.
+    """
+
+    time: int = 0
+    seq: int = 0
+
+    def covers(self, op: Op) -> bool:
+        return op.seq <= self.seq and op.time < self.time
+
+
+def expired(hub: Hub) -> Expired:
+    row = hub.catalog.row(*_EXPIRED)
+    return decode(Expired, row.value) if row else Expired()
+
+
+def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
+    """What must stay: heads, the reflog that is not `gone`, images private machines rest on."""
     after = ""
     while heads := hub.catalog.heads("", after):
         yield from (Link(head.oid, Kind.COMMIT) for head in heads)
@@ -37,7 +58,7 @@ def roots(hub: Hub, since: int = 0) -> Iterator[Link]:
     seq = 0
     while ops := hub.catalog.ops(after=seq):
         for op in ops:
-            if op.time >= since:
+            if not gone.covers(op):
                 yield from (Link(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
         seq = ops[-1].seq
     for row in hub.registry.all():
@@ -46,7 +67,7 @@ def roots(hub: Hub, since: int = 0) -> Iterator[Link]:
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
-    report = verify(hub.objects, lambda: roots(hub), references, progress=progress)
+    report = verify(hub.objects, lambda: roots(hub, expired(hub)), references, progress=progress)
     rows = [Problem(oid="", where="catalog", what=what) for what in hub.catalog.check()]
     if problems := [*report.problems, *rows]:
         raise Corrupt(
@@ -66,14 +87,18 @@ def sweep_store(
     min_garbage: float | None,
     progress: Progress | None,
 ) -> SweepReport:
-    if expire_ns is not None and expire_ns < 0:
-        raise Invalid("bad_age", f"nothing is {expire_ns} ns old: give an age from 0")
-    since = 0 if expire_ns is None else hub.clock.now_ns() - expire_ns
-    if since and not dry_run:
-        hub.catalog.trim_ops(since)
+    gone = expired(hub)
+    if expire_ns is not None:
+        if expire_ns < 0:
+            raise Invalid("bad_age", f"nothing is {expire_ns} ns old: give an age from 0")
+        since = hub.clock.now_ns() - expire_ns
+        gone = Expired(max(since, gone.time), hub.catalog.last_op())
+        if not dry_run:
+            hub.catalog.put_row(*_EXPIRED, encode(gone))
+            hub.catalog.trim_ops(since)
     return sweep(
         hub.objects,
-        lambda: roots(hub, since),
+        lambda: roots(hub, gone),
         references,
         dry_run=dry_run,
         min_garbage=MIN_GARBAGE if min_garbage is None else min_garbage,

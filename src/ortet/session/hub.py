@@ -101,7 +101,11 @@ class Hub:
             if epoch != self._epoch:  # pages of trees nothing refers to may be gone
                 self.trees.forget()
                 self._epoch = epoch
-            yield
+            try:
+                yield
+            except BaseException:
+                self.objects.abandon()
+                raise
 
     # workspaces
 

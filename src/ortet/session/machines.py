@@ -74,8 +74,8 @@ class Machines:
         with ExitStack() as undo:
             specs = []
             for row in rows:
-                undo.callback(engine.remove, self._home(row))
                 specs.append(self._spec(row, image))
+                undo.callback(engine.remove, specs[-1].home)
             reach("fork.before-machines")
             if source is not None and source.engine == engine.name:
                 machines = source.fork(specs)

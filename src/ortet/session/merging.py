@@ -70,7 +70,9 @@ def try_merge(ours: Workspace, other: Workspace | str, *, favor: Favor | None) -
     else:
         theirs, image = _same_store(ours, other).head, other.image()
     base = _base(hub, from_hex(head.oid), from_hex(theirs.oid)) if head and theirs else None
-    merged = _Sides(base, ours.image(), image).merged(hub, favor)
+    sides = _Sides(base, ours.image(), image)
+    with hub.writing():
+        merged = sides.merged(hub, favor)
     return MergeResult(commit=None, conflicts=merged.conflicts)
 
 

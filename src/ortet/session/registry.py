@@ -189,6 +189,7 @@ def _began(held: WorkspaceRow, row: WorkspaceRow) -> bool:
 def _stem(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
+    stem = re.sub(r"\.lock$", "-lock", stem)
     return stem if is_name(stem) else f"{stem}-workspace"
 
 

@@ -333,13 +333,13 @@ class Workspace:
 
     def _moved(self) -> OrtetError:
         """What to say when the branch is not where it was; from now on it is where it is."""
-        self._look()
         if self.hub.registry.get(self.name) is None:
             return NotFound(
                 "no_workspace",
                 f"workspace {self.name!r} was renamed or dropped by another process; your files "
                 "are untouched: close it and open the directory again",
             )
+        self._look()
         now = to_hex(self._head.oid)[:12] if self._head else "nothing"
         return Conflict(
             "head_moved",

@@ -71,6 +71,13 @@ class Gate:
             if not self._depth:
                 fcntl.flock(self._lock.fd, fcntl.LOCK_UN)
 
+    @contextmanager
+    def last(self) -> Iterator[bool]:
+        """Whether the caller is the only writer of this process, and not nested in another; none
+        begins during the block."""
+        with self._mutex:
+            yield self._depth == 1
+
     def epoch(self) -> int:
         return int(os.pread(self._lock.fd, 32, 0).strip(b"\0\n ") or b"0")
 

@@ -66,11 +66,17 @@ class LocalObjects(Objects):
         self.writer = Writer(
             self.shelf, self.space, self.cache, key_id=hasher.key_id, seal_at=seal_at
         )
-        self.epoch = self.gate.epoch()
+        self._swept = self.gate.epoch()
+        self._abandoned = 0
         self._pending = self.writer.pending
         self._pid = os.getpid()
         self._closed = False
         self.shelf.refresh()
+
+    @property
+    def epoch(self) -> int:
+        """Grows whenever objects that were put, and that nothing reaches yet, may be gone."""
+        return self._swept + self._abandoned
 
     # the Objects contract
 
@@ -161,16 +167,16 @@ class LocalObjects(Objects):
         """For the time of a commit, from its first put until its head has moved: no sweep takes an
         object away.
 
-        Gives the sweep epoch. When it is not what it was before, objects that are not reachable may
-        be gone: callers who remember Oids from earlier drop them.
+        Gives the epoch. When it is not what it was before, objects that are not reachable may be
+        gone: callers who remember Oids from earlier drop them.
         """
         self._here()
         pid = self._pid
         epoch = self.gate.enter()
         try:
-            if epoch != self.epoch:
+            if epoch != self._swept:
                 self.forget(epoch)
-            yield epoch
+            yield self.epoch
         finally:
             self.gate.leave(pid)
 
@@ -178,7 +184,17 @@ class LocalObjects(Objects):
         """After a sweep: drop what is remembered and look at the disk again."""
         self.cache.clear()
         self.shelf.refresh()
-        self.epoch = epoch
+        self._swept = epoch
+
+    def abandon(self) -> None:
+        """A commit has failed: what it put and could not write must not fail the next one too.
+
+        Only the outermost, and only, writer of this process; else nothing is done.
+        """
+        with self.gate.last() as last:
+            if last and self._pending:
+                self.writer.abandon()
+                self._abandoned += 1
 
     def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
         """Objects whose id begins with these hex digits, in order."""

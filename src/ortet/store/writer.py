@@ -201,6 +201,17 @@ class Writer:
                 tail.redo()
             raise
 
+    def abandon(self) -> None:
+        """Forget what was put and is not written; nobody else may be writing."""
+        with self._flushing:
+            with self._lock:
+                jobs = list(self._jobs)
+            wait(jobs)
+            with self._lock:
+                self._batches, self._returned = Batches(), []
+                self._told = self._failures
+                self.pending.clear()
+
     # sealing
 
     def _seal(self, tail: Tail) -> None:
