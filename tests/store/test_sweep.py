@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -38,10 +39,13 @@ def roots(*oids: Oid) -> Roots:
 
 
 def stored(root: Path) -> int:
-    places = (root / "local/tails", root / "bucket/packs")
-    return sum(
-        path.stat().st_size for place in places if place.exists() for path in place.iterdir()
-    )
+    """Bytes in tails and packs; one that is being sealed right now may be both."""
+    sizes: dict[int, int] = {}
+    for place in (root / "local/tails", root / "bucket/packs"):
+        for path in place.iterdir() if place.exists() else ():
+            with contextlib.suppress(FileNotFoundError):
+                sizes[path.stat().st_ino] = path.stat().st_size
+    return sum(sizes.values())
 
 
 def present(store: LocalObjects, contents: Sequence[bytes]) -> int:
