@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 import ortet
 from ortet.errors import Conflict
+from ortet.ids import from_hex
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 NAMES = ["a", "b", "d/x", "d/y", "e/x", "e/\udcff z"]
@@ -180,7 +181,7 @@ class Workspaces(RuleBasedStateMachine):
         ours, theirs = read_tree(one.path), read_tree(other.path)
         o, t = one.commit("ours"), other.commit("theirs")
         self.states[o.oid], self.states[t.oid] = ours, theirs
-        base = self.hub.history.merge_base(bytes.fromhex(o.oid), bytes.fromhex(t.oid))
+        base = self.hub.history.merge_base(from_hex(o.oid), from_hex(t.oid))
         if base is None or base.hex() not in self.states:
             return
         expected = merged(self.states[base.hex()], ours, theirs)
@@ -214,12 +215,11 @@ class Workspaces(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("engine", ["folder", "overlay"])
 def test_files_are_what_a_dict_says(engine: str) -> None:
-    machine = type(f"{engine.title()}Workspaces", (Workspaces,), {"engine": engine})
-    case = machine.TestCase
-    case.settings = settings(
+    machine: Any = type(f"{engine.title()}Workspaces", (Workspaces,), {"engine": engine})
+    machine.TestCase.settings = settings(
         max_examples=12 * SOAK,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    case("runTest").debug()
+    machine.TestCase("runTest").debug()

@@ -1,4 +1,4 @@
-"""The seam between what is done with a machine and how: an Engine opens, a Machine freezes, thaws."""
+"""The seam between what is done with a machine and how: Engine opens, Machine freezes and thaws."""
 
 from __future__ import annotations
 
