@@ -26,6 +26,7 @@ Progress = Callable[[int, int], None]
 THREADS = 2
 _BATCH_ITEMS = 64
 _BATCH_BYTES = 1 << 20
+_FEW = 16
 _AHEAD = 6  # batches that are read and not yet written: it bounds memory
 
 
@@ -129,6 +130,9 @@ class _Pool:
                 self._dirs.get().close()
 
     def put(self, batch: Sequence[Job]) -> None:
+        if self._total <= _FEW:  # starting a thread takes longer
+            self.made += self._write(batch)
+            return
         while len(self._running) >= _AHEAD:
             self._collect()
         self._running.add(self._executor.submit(self._write, batch))
