@@ -5,6 +5,7 @@ Standard library only: the zygote loads this file by itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Any
@@ -57,8 +58,14 @@ class Mounter:
         if do == "mkdir":
             os.makedirs(target, exist_ok=True)
             return
+        if do == "hide" and not os.path.lexists(target):
+            return  # what would be hidden does not show anyway
         if os.path.realpath(target) != target:
             raise OSError(f"{at} leads through a symbolic link inside the machine")
+        if how.pop("optional", False):
+            with contextlib.suppress(OSError):
+                self._step(do=do, at=at, host=host, **how)
+            return
         if do == "overlay":
             self._overlay(target, **how)
         elif do == "bind":
@@ -76,14 +83,17 @@ class Mounter:
         if do == "hide" or how.get("sealed"):
             kernel.seal(target, recursive=how.get("recursive", False))
 
-    def _overlay(self, target: str, *, options: str, instead: str = "") -> None:
+    def _overlay(self, target: str, *, options: str, instead: dict[str, Any] | None = None) -> None:
+        """`instead` is what to bind there when the kernel refuses; empty: leave what is there."""
         try:
             self._kernel.mount("ortet", target, "overlay", 0, options)
         except OSError:
-            if not instead:
+            if instead is None:
                 raise
-            self._kernel.bind(instead, target)
-            self._kernel.seal(target)
+            if instead:
+                self._kernel.bind(instead["source"], target)
+                if instead.get("sealed"):
+                    self._kernel.seal(target)
 
     def _hold(self, target: str) -> None:
         """Keep the host directories that later mounts need where no path leads: below /proc.

@@ -129,7 +129,7 @@ class OverlayMachine(Machine):
             raise self._in_use()
         report = None
         if not self._standing.ignoring and (outer or self._far(current, target)):
-            report = self._switch(current, target, system if outer else self._standing.system)
+            report = self._switch(current, target, system, outer=outer)
         if report is None:
             report = self._rewrite(current, target, None)
             if outer:
@@ -280,15 +280,20 @@ class OverlayMachine(Machine):
         self._home.tidy(new)
         return True
 
-    def _switch(self, current: Image, target: Image, system: System | None) -> Report | None:
-        """Go to the layers of another image; None, and nothing changed, while files are open."""
+    def _switch(
+        self, current: Image, target: Image, system: System | None, *, outer: bool
+    ) -> Report | None:
+        """Go to the layers of another image, `outer`: with this system.
+
+        None, and nothing changed, while files are open.
+        """
         old, home, bases = self._standing, self._home, self._ground.bases
-        outer = old.outer if system is old.system else old.outer + 1
         with bases.using():
             stack, losses = bases.stack(target, old.stack)
-            new = Standing(old.upper + 1, stack, system, False, outer)
+            new = replace(old, upper=old.upper + 1, stack=stack)
             losses += home.fresh(new.upper, stack, bases)
-            if outer != old.outer:
+            if outer:
+                new = replace(new, system=system, outer=old.outer + 1)
                 self._restart(new)
             elif not self._unmount():
                 home.tidy(old)
@@ -334,6 +339,7 @@ class OverlayMachine(Machine):
             self.start()
             self.ready()
             raise
+        self._look_anew()
         self._stand(new)
 
     def _stand(self, new: Standing) -> None:

@@ -8,6 +8,7 @@ and the mounts go with the mount namespace. So nothing is left to clean up.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -141,13 +142,14 @@ class Supervisor:
         descendants.kill_run(mark, pid if pid in self._running and pid not in self._ended else -1)
         while strays := self._strays(before):
             for stray in strays:
-                descendants.kill_run(_NOBODY, stray)
+                descendants.kill_run(_NOBODY, stray[0])
+            before |= strays  # one that outlives even this is left alone
         return {}
 
-    def _strays(self, before: set[Birth]) -> list[int]:
+    def _strays(self, before: set[Birth]) -> set[Birth]:
         """Orphans that were not there before, and that no run will claim."""
-        new = [born[0] for born, parent in _processes() if parent == 1 and born not in before]
-        return [pid for pid in new if pid not in self._running and _unmarked(pid)]
+        new = {born for born, parent in _processes() if parent == 1} - before
+        return {born for born in new if born[0] not in self._running and _unmarked(born[0])}
 
     def _busy(self) -> bool:
         """Reap; is any process but this one left?"""
@@ -179,12 +181,13 @@ def _spawn(argv: list[str], env: dict[str, str], fds: list[int]) -> int:
                 setsigmask=[],
                 setsigdef=_IGNORED_BY_PYTHON,
             )
-        except (FileNotFoundError, NotADirectoryError) as error:
-            failure = failure or error
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError as error:
-            if not isinstance(failure, PermissionError):
+            # a directory of the PATH that we may not look into holds nothing for us
+            if failure is None and (not place or os.path.exists(place + program)):
                 failure = error
-    raise failure or FileNotFoundError(2, "No such file or directory", program)
+    raise failure or FileNotFoundError(errno.ENOENT, "No such file or directory", program)
 
 
 def _processes() -> list[tuple[Birth, int]]:

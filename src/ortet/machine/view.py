@@ -107,8 +107,7 @@ def steps(
     made.append({"do": "proc", "at": "/proc"})
     if os.path.isdir("/dev/shm"):
         made.append({"do": "tmpfs", "at": "/dev/shm", "options": "mode=1777"})
-    if not os.path.isdir(place):
-        made.append({"do": "mkdir", "at": place})
+    made.append({"do": "mkdir", "at": place})
     return made
 
 
@@ -132,13 +131,19 @@ def _cover(cover: Cover, under: Path, *, user: bool) -> Iterator[Step]:
     extra += ["userxattr"] if user else ["redirect_dir=nofollow", "metacopy=off", "index=off"]
     options = overlay_options(lowers, str(cover.upper), str(cover.work), extra=extra)
     step: Step = {"do": "overlay", "at": cover.at, "options": options}
-    if cover.at != "/":
-        step["instead"] = cover.at  # read-only, where the filesystem cannot be below an overlay
+    if cover.state and cover.at != "/":
+        # a filesystem that cannot lie below an overlay
+        step["instead"] = {"source": cover.at, "sealed": True}
+    elif not cover.state:
+        # to a user namespace the kernel refuses what holds mounts of the host
+        scratch = within(cover.at, NOISE)
+        step["instead"] = {"source": str(cover.upper)} if scratch else {}
     yield step
 
 
 def _sealed(at: str) -> Step:
-    return {"do": "bind", "at": at, "source": at, "sealed": True}
+    """A mount of the host as it is, but read-only; it may be gone by now."""
+    return {"do": "bind", "at": at, "source": at, "sealed": True, "optional": True}
 
 
 def _hides(spec: Spec) -> Iterator[Step]:

@@ -62,16 +62,22 @@ def _start(kernel: mounts.Kernel, sock: socket.socket) -> None:
 
 
 def _own_user_namespace(kernel: mounts.Kernel) -> None:
-    """Rights over mounts without rights over the host; our own user is the only one there is."""
+    """Rights over mounts without rights over the host; our own user is the only one there is.
+
+    From here on the interpreter's own files may be out of reach: all imports are done.
+    """
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(mounts.CLONE_NEWUSER)
+    # else, where this interpreter was started with capabilities, its files in /proc are root's
+    kernel.prctl(mounts.PR_SET_DUMPABLE, 1)
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
         ("gid_map", f"{gid} {gid} 1"),
     ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
 
 
 if __name__ == "__main__":
