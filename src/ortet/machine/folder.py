@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -289,10 +290,14 @@ class FolderMachine(Machine):
         self._unwatch()
 
     def _save(self) -> None:
-        """Only what a commit holds: the objects below it will be there when it is loaded."""
+        """Only what a commit holds: the objects below it will be there when it is loaded.
+
+        A disk too full for it costs the next open a scan, and must fail neither commit nor close.
+        """
         if self._unsaved and not self._unsettled and self._settled and self._index is not None:
-            self._index.save(self._home / _INDEX, self._settled)
-            self._unsaved, self._saved = False, True
+            with contextlib.suppress(OSError):
+                self._index.save(self._home / _INDEX, self._settled)
+                self._unsaved, self._saved = False, True
 
     # looking
 

@@ -84,6 +84,7 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
         raise Invalid("not_private", f"{row.name!r} is in place: its directory has it all already")
     theirs = from_hex(private.commit("before landing").oid)
     with hub.inplace(row.directory) as origin, origin.moving():
+        origin.look()  # it may be open twice, and its other self has moved on
         ours = origin.keep(f"before landing {row.name}")
         if hub.history.is_ancestor(theirs, ours):
             return Report()

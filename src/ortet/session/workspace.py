@@ -54,7 +54,7 @@ class Workspace:
         self._state: bytes = b""
         self._moves = 0
         self._closed = False
-        self._look()
+        self.look()
 
     def __enter__(self) -> Workspace:
         return self
@@ -79,7 +79,7 @@ class Workspace:
 
     @property
     def head(self) -> CommitInfo | None:
-        self._look()
+        self.look()
         return self.hub.history.info(self._head.oid) if self._head else None
 
     @property
@@ -210,6 +210,11 @@ class Workspace:
         """The commit that `ref` means here, where HEAD is this branch."""
         return self.hub.refs.resolve(ref, default_branch=self.name)
 
+    def look(self) -> None:
+        """See where the branch is now, whoever moved it."""
+        self._head = self.hub.catalog.head(f"branch:{self.name}")
+        self._state = self.hub.history.read(self._head.oid).state if self._head else b""
+
     def image(self) -> records.Image:
         """The present files, not committed."""
         with self._looking() as machine:
@@ -277,10 +282,6 @@ class Workspace:
             )
         return self._machine
 
-    def _look(self) -> None:
-        self._head = self.hub.catalog.head(f"branch:{self.name}")
-        self._state = self.hub.history.read(self._head.oid).state if self._head else b""
-
     def _record(
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
@@ -339,7 +340,7 @@ class Workspace:
                 f"workspace {self.name!r} was renamed or dropped by another process; your files "
                 "are untouched: close it and open the directory again",
             )
-        self._look()
+        self.look()
         now = to_hex(self._head.oid)[:12] if self._head else "nothing"
         return Conflict(
             "head_moved",

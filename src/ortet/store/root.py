@@ -23,6 +23,7 @@ _OURS = frozenset(
         "catalog.db",
         "catalog.db-wal",
         "catalog.db-shm",
+        "catalog.db-journal",  # while another process makes the catalog
         "bucket",
         "local",
         "config.toml",
