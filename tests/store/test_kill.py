@@ -73,7 +73,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS)
 def test_at_every_point(open_store: Open, tmp_path: Path, walk: Walk, fault: str) -> None:
     point, action, nth = fault.split(":")
-    run(tmp_path, "commits", "before", 12)
+    run(tmp_path, "commits", "before", 12, "toy.before-head:kill:12")  # leaves a tail
     for tail in (tmp_path / "store/local/tails").iterdir():
         tail.write_bytes(tail.read_bytes() + b"torn")
     code, said = run(tmp_path, verbs(point), "killed", 40, fault)

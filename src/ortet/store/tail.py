@@ -265,8 +265,13 @@ class Tail(Source):
                     del self._spots[oid]
             self._broken = None
 
-    def full(self, seal_at: int) -> bool:
-        return self.end >= seal_at or self.frames >= SEAL_FRAMES or len(self._spots) >= SEAL_OBJECTS
+    def full(self, seal_at: int, part: int = 1) -> bool:
+        """Whether it is large enough to be a pack, or 1/`part` of that."""
+        return (
+            self.end * part >= seal_at
+            or self.frames * part >= SEAL_FRAMES
+            or len(self._spots) * part >= SEAL_OBJECTS
+        )
 
     def seal(self, index_path: Path, bucket: Bucket) -> None:
         """Make it a pack: synced, indexed, then given to the bucket whole. Its objects stay

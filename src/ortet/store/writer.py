@@ -22,6 +22,8 @@ from ortet.store.tail import Tail
 _SMALL = 64 * 1024
 _IN_FLIGHT = 32 * 1024 * 1024
 _THREADS = 2
+_CLOSE_PART = 8
+"""A tail left behind at close may grow to this part of a pack: 8 MiB, 256 frames, 4096 objects."""
 
 
 class Writer:
@@ -243,9 +245,16 @@ class Writer:
         wait(sealing)
 
     def close(self) -> None:
-        """Write and sync what is pending, then let the tails go."""
+        """Write and sync what is pending, then let the tails go.
+
+        Whoever adopts a tail reads all of it first: large ones are left as packs.
+        """
         try:
             self.flush()
+            self._wait_for_seals()
+            for tail in self._shelf.mine:
+                if tail.full(self._seal_at, _CLOSE_PART):
+                    self._seal(tail)
         finally:
             self._wait_for_seals()
             if self._pool is not None:
