@@ -32,14 +32,14 @@ def probe_overlay(place: Path, zygote: Zygote) -> list[Capability]:
     if sys.platform != "linux":
         return [Capability("overlay", False, "overlay mounts exist on Linux only", "use Linux")]
     how = "as root" if privileged() else "in a user namespace"
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="probe-", dir=place) as name:
-        try:
-            _try(Path(name), zygote, user=not privileged())
-        except OrtetError as error:
-            return [Capability("overlay", False, f"{how}: {error}", _fix(place))]
-        finally:
-            _open_up(Path(name))
+    try:
+        with tempfile.TemporaryDirectory(prefix="probe-", dir=place) as name:
+            try:
+                _try(Path(name), zygote, user=not privileged())
+            finally:
+                _open_up(Path(name))
+    except (OrtetError, OSError) as error:
+        return [Capability("overlay", False, f"{how}: {error}", _fix(place))]
     return [Capability("overlay", True, how)]
 
 

@@ -1,0 +1,83 @@
+"""What crashes leave is found and removed; what is in use is not."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortet.machine.leftovers import Leftover, clean, find_leftovers
+
+
+@pytest.fixture
+def store(place: Path) -> Path:
+    for name in ("machines", "bases", "signal"):
+        (place / "store/local" / name).mkdir(parents=True)
+    return place / "store"
+
+
+def test_homes_of_no_workspace(store: Path) -> None:
+    machines = store / "local/machines"
+    for name in ("known", "lost", "open"):
+        (machines / name).mkdir()
+        (machines / name / "lock").touch()
+    (machines / "lost/deep").mkdir()
+    (machines / "lost/deep").chmod(0)
+    with (machines / "open/lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = find_leftovers(store, {"known"})
+    assert found == [Leftover("home", str(machines / "lost"))]
+    assert clean(found) == 1
+    assert sorted(path.name for path in machines.iterdir()) == ["known", "open"]
+    assert clean(found) == 1  # again is no error
+
+
+def test_a_supervisor_without_a_hub(store: Path) -> None:
+    home = store / "local/machines/known"
+    home.mkdir()
+    command = [sys.executable, "-c", "print(1, flush=True); input()", "zygote.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        (home / "root").symlink_to(f"/proc/{one.pid}/root")
+        found = find_leftovers(store, {"known"})
+        assert found == [Leftover("process", str(home), one.pid)]
+        clean(found)
+        assert one.wait(30) == -9
+    assert find_leftovers(store, {"known"}) == []
+
+
+def test_half_made_layers(store: Path) -> None:
+    bases = store / "local/bases"
+    (bases / "abc.new").mkdir()
+    (bases / "probe-x").mkdir()
+    (bases / "abc").mkdir()
+    with (bases / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert find_leftovers(store, ()) == []
+    found = find_leftovers(store, ())
+    assert [Path(left.path).name for left in found] == ["abc.new", "probe-x"]
+    clean(found)
+    assert sorted(path.name for path in bases.iterdir()) == ["abc", "build.lock"]
+
+
+def test_sockets_of_the_dead(store: Path) -> None:
+    signal = store / "local/signal"
+    living = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    living.bind(str(signal / "living.sock"))
+    dead.bind(str(signal / "dead.sock"))
+    dead.close()
+    found = find_leftovers(store, ())
+    assert found == [Leftover("socket", str(signal / "dead.sock"))]
+    clean(found)
+    living.close()
+    assert [path.name for path in signal.iterdir()] == ["living.sock"]
+
+
+def test_no_store_has_none(place: Path) -> None:
+    assert find_leftovers(place / "nowhere", ()) == []
