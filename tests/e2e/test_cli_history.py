@@ -44,12 +44,13 @@ class TestLog:
         assert lines[-1].startswith("*  ") and lines[-1].endswith("base")
 
     def test_a_reader_that_leaves(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
-        commit("first")
-        shell = f"{' '.join(ortet.argv('log'))} | true"
-        done = subprocess.run(
-            ["sh", "-c", shell], cwd=proj, env=ortet.env, capture_output=True, check=True
-        )
-        assert done.stderr == b""
+        commit("x" * 100_000)  # more than the pipe and our buffer hold
+        for call in ("log", "log --json"):
+            shell = f"{{ {' '.join(ortet.argv())} {call}; echo $? >&2; }} | true"
+            done = subprocess.run(
+                ["sh", "-c", shell], cwd=proj, env=ortet.env, capture_output=True, check=True
+            )
+            assert done.stderr == b"141\n"
 
     def test_before_the_first_commit(self, ortet: Ortet, proj: Path) -> None:
         assert ortet("log", "--json", cwd=proj, code=4).error["error"] == "not_found"

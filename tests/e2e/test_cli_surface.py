@@ -25,9 +25,9 @@ def modules_of(ortet: Ortet, cwd: Path, *args: str) -> set[str]:
     """What a call imports."""
     code = (
         "import sys\n"
-        "from ortet.surface.cli import main\n"
-        f"try: main({list(args)!r})\n"
-        "except SystemExit: print('--', *sys.modules)\n"
+        "from ortet.surface.cli import run\n"
+        f"run({list(args)!r})\n"
+        "print('--', *sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env=ortet.env, capture_output=True, check=True

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
 
+PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -111,10 +113,12 @@ class Call:
     def emit(self, data: object, lines: Iterable[str] = ()) -> None:
         """`data` with --json, nothing with -q, else the lines."""
         if self.json:
-            sys.stdout.write(render.to_json(data) + "\n")
-        elif not self.quiet:
-            for line in lines:
-                sys.stdout.write(line + "\n")
+            lines = [render.to_json(data)]
+        if self.json or not self.quiet:
+            try:
+                sys.stdout.writelines(f"{line}\n" for line in lines)
+            except BrokenPipeError:
+                raise SystemExit(PIPE_CLOSED) from None
 
     def note(self, line: str) -> None:
         """A remark beside the answer."""
