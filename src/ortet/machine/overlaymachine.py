@@ -271,6 +271,7 @@ class OverlayMachine(Machine):
             new = replace(old, upper=old.upper + 1, stack=stack)
             self._home.fresh(new.upper, stack, bases)
             self._mount(new)
+            reach("overlay.mounted")
             self._stand(new)
         except BaseException:
             if not deep:
@@ -300,8 +301,9 @@ class OverlayMachine(Machine):
                 return None
             else:
                 self._mount(new, otherwise=old)
-                reach("overlay.switched")
+                reach("overlay.mounted")
                 self._stand(new)
+                reach("overlay.switched")
         home.tidy(new)
         written, removed = tally(self._ground.trees, current.root, target.root)
         return Report(written=written, removed=removed, losses=losses)

@@ -1,0 +1,69 @@
+"""Messages and descriptors over a socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from ortet.machine import wire
+
+
+@pytest.fixture
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+def test_messages_come_whole_and_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, two = pair
+    with one, two:
+        large = {"text": "x" * 3_000_000, "odd": "\udcff\0\n"}
+
+        def send() -> None:
+            wire.send(one, large)
+            wire.send(one, {})
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert wire.receive(two) == (large, [])
+        assert wire.receive(two) == ({}, [])
+        sender.join()
+
+
+def test_descriptors_travel_and_are_closed_on_exec(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    one, two = pair
+    reader, writer = os.pipe()
+    with one, two:
+        wire.send(one, {"n": 2}, [reader, writer])
+        os.close(reader)
+        os.close(writer)
+        message, fds = wire.receive(two)
+        assert message == {"n": 2}
+        assert not any(os.get_inheritable(fd) for fd in fds)
+        os.write(fds[1], b"through")
+        assert os.read(fds[0], 100) == b"through"
+        for fd in fds:
+            os.close(fd)
+
+
+def test_the_end_is_told(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, two = pair
+    with two:
+        one.sendall(b"\0\0\0\x09{")
+        one.close()
+        with pytest.raises(wire.Closed):
+            wire.receive(two)
+        with pytest.raises(wire.Closed):
+            wire.send(two, {"to": "nobody"})
+
+
+def test_an_absurd_length_is_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, two = pair
+    with one, two:
+        one.sendall(b"\xff\xff\xff\xff")
+        with pytest.raises(wire.Closed):
+            wire.receive(two)
