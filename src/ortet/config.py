@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
+_LONGEST = 490
+"""SQLite knows paths of 512 bytes, of which it needs some itself."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 # What an agent's commands have no business reading; relative to the user's home directory.
@@ -237,6 +240,8 @@ def _prepare(root: Path, *, create: bool) -> bool:
 
     if os.fsencode(root) != str(root).encode("utf-8", "replace"):
         raise _bad_url(str(root), "SQLite needs a path that is UTF-8")
+    if len(os.fsencode(os.path.realpath(root))) > _LONGEST:
+        raise _bad_url(str(root), f"SQLite needs a path of at most {_LONGEST} bytes")
     exists = os.path.exists(root / "FORMAT")
     if not exists and not create:
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
