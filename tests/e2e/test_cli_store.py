@@ -109,6 +109,20 @@ class TestDoctor:
             assert line["ok"] or line["fix"]
         assert ortet("doctor", cwd=proj).out
 
+    def test_finds_and_removes_what_crashes_left(self, ortet: Ortet, proj: Path) -> None:
+        ortet("fork", cwd=proj)
+        ortet("drop", "proj/1", "--branch", cwd=proj)
+        home = ortet.store / "local" / "machines" / ("0" * 32)
+        (home / "upper").mkdir(parents=True)
+        found = ortet.json("doctor", cwd=proj)
+        assert [thing["path"] for thing in found["leftovers"]] == [str(home)]
+        assert "ortet doctor --clean" in ortet("doctor", cwd=proj).err
+        found = ortet.json("doctor", "--clean", cwd=proj)
+        assert found["cleaned"] and found["layers_removed"] >= 1
+        assert not home.exists()
+        assert ortet.json("doctor", cwd=proj)["leftovers"] == []
+        assert ortet("run", "cat a.txt", cwd=proj).out == "one\n"
+
     def test_needs_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
         assert ortet.json("doctor", cwd=tmp_path)["capabilities"]
         assert not ortet.store.exists()

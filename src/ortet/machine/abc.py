@@ -134,6 +134,10 @@ class Engine(ABC):
     def open(self, spec: Spec) -> Machine:
         """Unsupported, with the reason and the fix, where the host cannot."""
 
+    def prune(self) -> int:
+        """Remove what it keeps to be fast and no machine rests on; returns how many things went."""
+        return 0
+
     @abstractmethod
     def remove(self, home: Path) -> None:
         """Delete a closed machine's home, leftovers of a crash included."""

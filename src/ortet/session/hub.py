@@ -30,6 +30,7 @@ from ortet.store.objects import LocalObjects
 # What a commit does not need is imported where it is used: a command is a new process each time.
 if TYPE_CHECKING:
     from ortet.graph.bundle import BundleReport
+    from ortet.machine.leftovers import Leftover
     from ortet.store.sweep import SweepReport
     from ortet.store.verify import VerifyReport
 
@@ -271,6 +272,20 @@ class Hub:
         return sweep_store(
             self, dry_run=dry_run, expire_ns=expire_ns, min_garbage=min_garbage, progress=progress
         )
+
+    def leftovers(self) -> list[Leftover]:
+        """What crashes left in the store's local part and nobody uses."""
+        from ortet.machine.leftovers import find_leftovers
+
+        return find_leftovers(self.root, {row.machine for row in self.registry.all()})
+
+    def tidy(self) -> tuple[list[Leftover], int]:
+        """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
+        from ortet.machine.leftovers import clean
+
+        found = self.leftovers()
+        clean(found)
+        return found, self._machines.prune()
 
     def export(
         self,

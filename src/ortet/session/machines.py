@@ -37,6 +37,7 @@ class Machines:
         self, store: Path, engine: Callable[[str], Engine], hide: Sequence[Path] = ()
     ) -> None:
         self._homes = store / "local" / "machines"
+        self._layers = store / "local" / "bases"
         self._engine = engine
         self._hide = (*hide, store)
 
@@ -102,6 +103,10 @@ class Machines:
                 machine.close()
         finally:
             engine.remove(place)
+
+    def prune(self) -> int:
+        """Remove cached layers that no machine rests on."""
+        return self._engine("overlay").prune() if self._layers.is_dir() else 0
 
     def remove(self, row: WorkspaceRow) -> None:
         """Delete a closed machine with its private files."""

@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
 if TYPE_CHECKING:
     from ortet.machine.abc import Capability
+    from ortet.machine.leftovers import Leftover
 
 
 @verb()
-def doctor(call: Call) -> None:
+@click.option(
+    "--clean", is_flag=True, help="Remove what crashes left, and cached layers of nobody."
+)
+def doctor(call: Call, clean: bool) -> None:
     """Say what this host can do, and for what it cannot, the one thing to change.
 
     Everything is tried for real. It needs no store and makes none.
@@ -22,6 +28,7 @@ def doctor(call: Call) -> None:
     \b
     Example:
       ortet doctor
+      ortet doctor --clean
     """
     from ortet.config import store_path, store_url
     from ortet.machine.doctor import examine
@@ -29,8 +36,26 @@ def doctor(call: Call) -> None:
     store = store_path(store_url(cwd=Path.cwd()))
     with call.progress("looking"):
         found = examine(store)
-    data = {"store": str(store), "exists": (store / "FORMAT").exists(), "capabilities": found}
+    exists = (store / "FORMAT").exists()
+    left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
+    data = {
+        "store": str(store),
+        "exists": exists,
+        "capabilities": found,
+        "leftovers": left,
+        "cleaned": clean,
+        "layers_removed": layers,
+    }
     call.emit(data, _lines(call, store, found))
+    for thing in left:
+        pid = f" {thing.pid}" if thing.pid else ""
+        call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
+    if left and not clean:
+        call.note("`ortet doctor --clean` removes what is left over")
+
+
+def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
+    return call.hub.tidy() if clean else (call.hub.leftovers(), 0)
 
 
 def _lines(call: Call, store: Path, found: list[Capability]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def verify(call: Call) -> None:
 def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
     """Free the objects that no branch, tag, reflog entry or running writer refers to.
 
-    Safe beside running writers.
+    Safe beside running writers. Cached files of forks that are gone go too.
 
     \b
     Example:
@@ -51,7 +51,8 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
     age = None if expire is None else _age(expire)
     with call.progress("sweep") as progress:
         report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
-    data = {**render.fields(report), "bytes_freed": report.bytes_freed}
+        layers = 0 if dry_run else call.hub.tidy()[1]
+    data = {**render.fields(report), "bytes_freed": report.bytes_freed, "layers_removed": layers}
     verb_ = "would free" if dry_run else "freed"
     line = f"{verb_} {render.size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
     call.emit(data, [f"{line}, {report.kept} kept"])
