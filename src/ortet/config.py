@@ -73,7 +73,7 @@ def store_url(
         return os.fspath(url)
     if environ.get("ORTET_URL"):
         return environ["ORTET_URL"]
-    pointer = find_pointer(cwd or _cwd())
+    pointer = find_pointer(cwd or here())
     if pointer is not None:
         return _seen_from(pointer.directory, pointer.url)
     data = environ.get("XDG_DATA_HOME", "")
@@ -88,7 +88,8 @@ def _seen_from(directory: Path, url: str) -> str:
     return str(directory / url) if is_path else url
 
 
-def _cwd() -> Path:
+def here() -> Path:
+    """The working directory."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -242,7 +243,13 @@ def _prepare(root: Path, *, create: bool) -> bool:
         raise _bad_url(str(root), "SQLite needs a path that is UTF-8")
     if len(os.fsencode(os.path.realpath(root))) > _LONGEST:
         raise _bad_url(str(root), f"SQLite needs a path of at most {_LONGEST} bytes")
-    exists = os.path.exists(root / "FORMAT")
+    try:
+        os.stat(root / "FORMAT")
+        exists = True
+    except (FileNotFoundError, NotADirectoryError):
+        exists = False
+    except OSError as error:  # it may be there, but is closed to us
+        raise failure(error, f"cannot look into {root}") from error
     if not exists and not create:
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
     if not exists:

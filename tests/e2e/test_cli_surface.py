@@ -135,6 +135,16 @@ class TestErrors:
         assert done.error["kind"] == "bad_usage"
         assert "--help" in ortet(*words, cwd=proj, code=2).err
 
+    def test_a_directory_that_is_gone(self, ortet: Ortet, tmp_path: Path) -> None:
+        script = (
+            f"mkdir gone && cd gone && rmdir ../gone && {' '.join(ortet.argv('--json', 'init'))}"
+        )
+        done = subprocess.run(
+            ["sh", "-c", script], cwd=tmp_path, env=ortet.env, capture_output=True, check=False
+        )
+        assert done.returncode == 4
+        assert json.loads(done.stderr)["kind"] == "no_directory"
+
     def test_a_verb_nearly_right(self, ortet: Ortet, proj: Path) -> None:
         assert "did you mean 'commit'?" in ortet("comit", cwd=proj, code=2).err
 

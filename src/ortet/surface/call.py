@@ -56,6 +56,12 @@ class Call:
             ) from error
 
     @property
+    def here(self) -> Path:
+        from ortet.config import here
+
+        return here()
+
+    @property
     def hub(self) -> Hub:
         """The store of this directory; NotFound("no_store") when nobody made it yet."""
         if self._hub is None:
@@ -66,13 +72,13 @@ class Call:
         from ortet.config import open_hub
 
         # a process this short looks once: a watcher would cost more than it saves
-        hub = open_hub(url, cwd=Path.cwd(), create=create, watch=False)
+        hub = open_hub(url, cwd=self.here, create=create, watch=False)
         return self._stack.enter_context(hub)
 
     def pointer(self) -> Pointer | None:
         from ortet.pointer import find_pointer
 
-        return find_pointer(Path.cwd())
+        return find_pointer(self.here)
 
     def workspace(self, name: str | None = None) -> Workspace:
         """The one named, else the one whose directory this is, opened."""
@@ -80,7 +86,7 @@ class Call:
             return self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
-            raise _no_workspace()
+            raise _no_workspace(self.here)
         workspace = self.hub.reopen(pointer.workspace, pointer.directory)
         if workspace.name != pointer.workspace:
             from ortet.pointer import write_pointer
@@ -96,7 +102,7 @@ class Call:
         pointer = self.pointer()
         row = self.hub.locate(pointer.workspace, pointer.directory) if pointer else None
         if row is None:
-            raise _no_workspace()
+            raise _no_workspace(self.here)
         return row
 
     def branch(self) -> str | None:
@@ -175,10 +181,10 @@ def _trace(error: Exception) -> None:
         traceback.print_exception(error)
 
 
-def _no_workspace() -> NotFound:
+def _no_workspace(here: Path) -> NotFound:
     return NotFound(
         "no_workspace",
-        f"{Path.cwd()} is in no workspace: run `ortet init` in the directory to keep, or choose "
+        f"{here} is in no workspace: run `ortet init` in the directory to keep, or choose "
         "one with -w (`ortet branch` lists them)",
     )
 

@@ -33,7 +33,7 @@ def doctor(call: Call, clean: bool) -> None:
     from ortet.config import store_path, store_url
     from ortet.machine.doctor import examine
 
-    store = store_path(store_url(cwd=Path.cwd()))
+    store = store_path(store_url(cwd=call.here))
     with call.progress("looking"):
         found = examine(store)
     exists = (store / "FORMAT").exists()

@@ -76,7 +76,7 @@ def _inside(call: Call, path: str, name: str | None) -> str:
     if name is not None or pointer is None:
         return os.path.normpath(path)
     # the directory may be reached through a link: compare real places, but keep the last name
-    full = Path.cwd() / path
+    full = call.here / path
     real = Path(os.path.realpath(full.parent)) / full.name if full.name != ".." else full.resolve()
     relative = os.path.relpath(real, os.path.realpath(pointer.directory))
     if relative == ".." or relative.startswith("../"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +34,7 @@ def init(call: Call, store: str | None, name: str | None) -> None:
     from ortet.config import init_url
     from ortet.pointer import write_pointer
 
-    directory = Path.cwd()
+    directory = call.here
     hub = call.open_hub(init_url(store, directory), create=True)
     with hub.workspace(directory, name=name) as workspace:
         write_pointer(directory, hub.root, workspace.name)
