@@ -21,6 +21,7 @@ from ortet.ids import Clock, Random, SystemClock
 from ortet.pointer import find_pointer
 
 if TYPE_CHECKING:
+    from ortet.backend.abc import Bucket, Catalog
     from ortet.graph.tree import Trees
     from ortet.machine.abc import Engine
     from ortet.session.hub import Hub
@@ -180,37 +181,15 @@ def open_hub(
     `watch` overrides the setting: a short-lived process looks once and needs no watcher.
     """
     # here, so that asking this module for a pointer or a setting does not load a database
-    from ortet.backend.files import FileBucket
     from ortet.backend.signals import HostSignal
-    from ortet.backend.sqlite import SqliteCatalog
-    from ortet.codec import Hasher
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub, Parts
-    from ortet.store.objects import LocalObjects
-    from ortet.store.root import open_root
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
     settings = _settings(root)
     clock = clock or SystemClock()
-    hasher = Hasher(_key(settings, root))
-    if exists:
-        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
-    with ExitStack() as undo:
-        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
-        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
-        undo.callback(catalog.close)
-        bucket = FileBucket(root / "bucket")
-        objects = LocalObjects(
-            root,
-            bucket,
-            hasher=hasher,
-            clock=clock,
-            random=random,
-            quota=settings.quota * MIB if settings.quota is not None else None,
-            reserve=settings.reserve * MIB,
-        )
-        undo.pop_all()
+    catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
     trees = Trees(objects)
     watch = settings.watch if watch is None else watch
     engine = _engines(objects, trees, clock, root=root, watch=watch)
@@ -232,6 +211,37 @@ def open_hub(
             hide=_secret_places(environ),
         )
     )
+
+
+def _backends(
+    root: Path, settings: Settings, *, clock: Clock, random: Random, exists: bool
+) -> tuple[Catalog, Bucket, LocalObjects]:
+    """The embedded store: rows in SQLite, packs in files."""
+    from ortet.backend.files import FileBucket
+    from ortet.backend.sqlite import SqliteCatalog
+    from ortet.codec import Hasher
+    from ortet.store.objects import LocalObjects
+    from ortet.store.root import open_root
+
+    hasher = Hasher(_key(settings, root))
+    if exists:
+        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
+    with ExitStack() as undo:
+        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
+        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
+        undo.callback(catalog.close)
+        bucket = FileBucket(root / "bucket")
+        objects = LocalObjects(
+            root,
+            bucket,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            quota=settings.quota * MIB if settings.quota is not None else None,
+            reserve=settings.reserve * MIB,
+        )
+        undo.pop_all()
+    return catalog, bucket, objects
 
 
 def _prepare(root: Path, *, create: bool) -> bool:
