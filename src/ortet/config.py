@@ -183,7 +183,8 @@ def open_hub(
     # here, so that asking this module for a pointer or a setting does not load a database
     from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
-    from ortet.session.hub import Hub, Parts
+    from ortet.session.hub import Hub
+    from ortet.session.parts import Parts
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)

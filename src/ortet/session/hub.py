@@ -8,24 +8,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
-from ortet.backend.abc import Bucket, Catalog, Move, Signal
+from ortet.backend.abc import Move
 from ortet.codec import decode
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
-from ortet.graph.tree import Trees
-from ortet.ids import Clock, Oid, Random, to_hex, uuid7
-from ortet.machine.abc import Engine, Machine, Report
+from ortet.ids import Oid, to_hex, uuid7
+from ortet.machine.abc import Machine, Report
 from ortet.session.machines import Machines
+from ortet.session.parts import Parts
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
-from ortet.store.objects import LocalObjects
 
 # What a commit does not need is imported where it is used: a command is a new process each time.
 if TYPE_CHECKING:
@@ -38,25 +36,6 @@ Progress = Callable[[int, int], None]
 
 _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
-
-
-class Parts(msgspec.Struct, frozen=True):
-    """What a hub is made of; `config.py` chooses each."""
-
-    root: Path
-    catalog: Catalog
-    bucket: Bucket
-    signal: Signal
-    objects: LocalObjects
-    trees: Trees
-    engine: Callable[[str], Engine]  # by name, made at first use
-    strongest: Callable[[], str]  # the engine for private files on this host
-    clock: Clock
-    random: Random
-    author: str
-    host: str
-    scope: Scope
-    hide: tuple[Path, ...]
 
 
 class Hub:
