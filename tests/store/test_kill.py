@@ -74,8 +74,10 @@ FAULTS = [
 def test_at_every_point(open_store: Open, tmp_path: Path, walk: Walk, fault: str) -> None:
     point, action, nth = fault.split(":")
     run(tmp_path, "commits", "before", 12, "toy.before-head:kill:12")  # leaves a tail
-    for tail in (tmp_path / "store/local/tails").iterdir():
-        tail.write_bytes(tail.read_bytes() + b"torn")
+    for tail in list((tmp_path / "store/local/tails").iterdir()):
+        data = tail.read_bytes()
+        tail.unlink()  # killed while sealing, it can be one file with its pack, which stays whole
+        tail.write_bytes(data + b"torn")
     code, said = run(tmp_path, verbs(point), "killed", 40, fault)
     assert code != 0 or nth != "1" or action == "nospace", f"{point} was not reached"
     check(open_store(), tmp_path, walk, said)
