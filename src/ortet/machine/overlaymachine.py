@@ -254,31 +254,32 @@ class OverlayMachine(Machine):
 
         False, and nothing changed, while anything has a file of the workspace open.
         """
-        old, bases = self._standing, self._ground.bases
+        old, home, bases = self._standing, self._home, self._ground.bases
         name = layer_name(self._spec.id, old.upper)
         deep = len(old.stack.layers) >= (_DEEPEST_EVER if old.ignoring else DEEPEST)
+        flat = bases.stack(image, old.stack)[0] if deep else None
         if not self._unmount():
             return False
         try:
-            if deep:
-                stack, _ = bases.stack(image, old.stack)
-            else:
-                upper = self._home.upper(old.upper)
-                stack = bases.adopt(
-                    upper, name, below=old.stack, image=image, shared=not old.ignoring
-                )
+            stack = flat or bases.adopt(
+                home.upper(old.upper),
+                name,
+                below=old.stack,
+                image=image,
+                shared=not old.ignoring,
+            )
             reach("overlay.frozen")
             new = replace(old, upper=old.upper + 1, stack=stack)
-            self._home.fresh(new.upper, stack, bases)
+            home.fresh(new.upper, stack, bases)
             self._mount(new)
             reach("overlay.mounted")
             self._stand(new)
         except BaseException:
-            if not deep:
-                bases.give_back(name, self._home.upper(old.upper))
+            if flat is None:
+                bases.give_back(name, home.upper(old.upper))
             self._mount(old)
             raise
-        self._home.tidy(new)
+        home.tidy(new)
         return True
 
     def _switch(

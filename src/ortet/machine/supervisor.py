@@ -166,14 +166,12 @@ class Supervisor:
 
 def _spawn(argv: list[str], env: dict[str, str], fds: list[int]) -> int:
     """Start a program in a session of its own, found by the PATH that it will have."""
-    program = argv[0]
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
-    places = [""] if "/" in program else [place + "/" for place in os.get_exec_path(env)]
-    failure: OSError | None = None
-    for place in places:
+    failure: OSError = FileNotFoundError(errno.ENOENT, "No such file or directory", argv[0])
+    for path in _candidates(argv[0], env):
         try:
             return os.posix_spawn(
-                place + program,
+                path,
                 argv,
                 env,
                 file_actions=actions,
@@ -181,13 +179,18 @@ def _spawn(argv: list[str], env: dict[str, str], fds: list[int]) -> int:
                 setsigmask=[],
                 setsigdef=_IGNORED_BY_PYTHON,
             )
-        except (FileNotFoundError, NotADirectoryError):
-            continue
         except OSError as error:
-            # a directory of the PATH that we may not look into holds nothing for us
-            if failure is None and (not place or os.path.exists(place + program)):
+            if isinstance(failure, FileNotFoundError):
                 failure = error
-    raise failure or FileNotFoundError(errno.ENOENT, "No such file or directory", program)
+    raise failure
+
+
+def _candidates(program: str, env: dict[str, str]) -> list[str]:
+    """Where it may be. Asked first: a start that fails costs as much as one that does not."""
+    if "/" in program:
+        return [program]
+    places = [f"{place}/{program}" for place in os.get_exec_path(env)]
+    return [path for path in places if os.path.exists(path)]
 
 
 def _processes() -> list[tuple[Birth, int]]:

@@ -16,28 +16,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ortet.errors import Corrupt
 from ortet.graph.records import Entry
-from ortet.graph.tree import TreeRef, Trees
+from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.machine.abc import Loss
-from ortet.machine.capture import (
-    CLOSED,
-    GONE,
-    Unreadable,
-    far_time,
-    look,
-    put_xattrs,
-    state_time,
-    unreadable,
-)
+from ortet.machine.capture import CLOSED, GONE, Unreadable, far_time, look, put_xattrs, unreadable
 from ortet.machine.links import join
 from ortet.machine.rules import FILE, Rules
 from ortet.machine.statindex import CALM
 from ortet.machine.upperhold import Holder, Spare
 from ortet.machine.upperlinks import merge_groups
-from ortet.machine.uppermarks import metacopy, read_marks, read_rules
-from ortet.machine.uppernode import Node, stamp
+from ortet.machine.uppermarks import metacopy, oversize, read_marks, read_rules, with_metadata
+from ortet.machine.uppernode import Node, is_calm, is_gone, stamp, summary
 from ortet.store.abc import Objects
 from ortet.store.blobs import get_bytes
 
@@ -100,7 +90,7 @@ class Upper:
         self.count = 0
         order = [self.root]
         for node in order:  # which grows meanwhile: parents come before what they hold
-            if mapped or not _is_calm(node):
+            if mapped or not is_calm(node):
                 try:
                     self._visit(node, mapped)
                 except OSError as error:
@@ -176,7 +166,7 @@ class Upper:
                 continue
             if stat.S_ISDIR(st.st_mode):
                 self._enter(node, name, st)
-            elif node.known.get(name) != stamp(st) and not (name in node.gone and _is_gone(st)):
+            elif node.known.get(name) != stamp(st) and not (name in node.gone and is_gone(st)):
                 self._holder.let_go(node, name)  # another file may have its name now
                 fresh[name] = st
         return fresh
@@ -288,7 +278,7 @@ class Upper:
             return
         if st.st_ino != inode:
             self._holder.let_go(node, name)
-        if _is_gone(st):
+        if is_gone(st):
             node.gone.add(name)
             node.known.pop(name, None)
         else:
@@ -308,7 +298,7 @@ class Upper:
         self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
     ) -> tuple[Entry | None, os.stat_result]:
         """The Entry of a name and the stat it belongs to; None where it is no state."""
-        if _is_gone(st):
+        if is_gone(st):
             return self._whiteout(path), st
         if self._skip(path, False) or self._exceeds(path, st):
             self.ignoring = True
@@ -333,21 +323,8 @@ class Upper:
             below = self._trees.resolve(self._below, redirect[1:])
         else:
             below = self._lower(node, redirect or raw)
-        if below is None or not below.is_file:
-            where = os.fsdecode(join(node.path, raw))
-            raise Corrupt(
-                "bad_layer",
-                f"{where} rests on a file that its layers do not hold: restore a commit",
-            )
-        return replace(
-            below,
-            name=raw,
-            mode=st.st_mode,
-            mtime=state_time(st),
-            uid=st.st_uid,
-            gid=st.st_gid,
-            xattrs=put_xattrs(self._objects, place),
-        )
+        xattrs = put_xattrs(self._objects, place)
+        return with_metadata(below, st, path=join(node.path, raw), xattrs=xattrs)
 
     def _owned(self, node: Node, entry: Entry) -> Entry:
         """Without root no owner can be given or changed: the one below stands."""
@@ -357,14 +334,10 @@ class Upper:
         return entry if below is None else replace(entry, uid=below.uid, gid=below.gid)
 
     def _exceeds(self, path: bytes, st: os.stat_result) -> bool:
-        if self._rules.empty or not stat.S_ISREG(st.st_mode):
-            return False
-        limit = self._rules.limit(path)
-        if limit is None or st.st_size <= limit:
-            return False
-        why = f"its {st.st_size} bytes are more than the {limit} that {_RULES} allows"
-        self._too_large[path] = Loss(os.fsdecode(path), "size", why)
-        return True
+        loss = oversize(self._rules, path, st)
+        if loss is not None:
+            self._too_large[path] = loss
+        return loss is not None
 
     def _skip(self, path: bytes, is_dir: bool) -> bool:
         """Is it no state?"""
@@ -384,15 +357,7 @@ class Upper:
         node.entry, node.changes, node.fresh = entry, {}, False
 
     def _summary(self, node: Node) -> Entry:
-        base, below = node.entry or node.below, node.below
-        tree = self._trees.empty() if base is None else TreeRef(Oid(base.data), base.cid)
-        if node.changes:
-            tree = self._trees.patch(tree.oid, node.changes)
-        uid, gid = node.uid, node.gid
-        if below is not None and not self._root:
-            uid, gid = below.uid, below.gid
-        name = os.fsencode(node.name)
-        return Entry(name, node.mode, node.time, uid, gid, 0, tree.oid, tree.cid, node.xattrs)
+        return summary(self._trees, node, owners=self._root)
 
     # forgetting
 
@@ -426,23 +391,3 @@ class Upper:
             for at in [at for at in table if at.startswith(below)]:
                 del table[at]
         self._restated = {at for at in self._restated if not at.startswith(below) or at == path}
-
-
-def _is_calm(node: Node) -> bool:
-    """Nothing in it changed. Nearly all directories of nearly all scans end here: keep it short."""
-    held, known = node.held, node.known
-    if not node.listed or node.fd < 0 or len(held) != len(known) or node.time != node.mtime:
-        return False
-    st = os.fstat(node.fd)
-    if st.st_ctime_ns != node.ctime or st.st_mtime_ns != node.mtime:
-        return False
-    for name, was in known.items():
-        st = os.fstat(held[name])
-        if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
-            return False
-    return True
-
-
-def _is_gone(st: os.stat_result) -> bool:
-    """A whiteout."""
-    return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0

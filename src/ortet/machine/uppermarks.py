@@ -6,8 +6,13 @@ import errno
 import os
 import stat
 
-from ortet.machine.capture import open_quietly
-from ortet.machine.rules import FILE
+from msgspec.structs import replace
+
+from ortet.errors import Corrupt
+from ortet.graph.records import Entry
+from ortet.machine.abc import Loss
+from ortet.machine.capture import open_quietly, state_time
+from ortet.machine.rules import FILE, Rules
 
 _RULES_MOST = 1 << 20
 
@@ -30,6 +35,24 @@ def metacopy(place: bytes, prefix: str) -> bytes | None:
     return _attribute(place, prefix + "redirect") or b""
 
 
+def with_metadata(below: Entry | None, st: os.stat_result, *, path: bytes, xattrs: bytes) -> Entry:
+    """The content of the file below under the name and metadata of the one in the upper layer."""
+    if below is None or not below.is_file:
+        raise Corrupt(
+            "bad_layer",
+            f"{os.fsdecode(path)} rests on a file that its layers do not hold: restore a commit",
+        )
+    return replace(
+        below,
+        name=path.rpartition(b"/")[2],
+        mode=st.st_mode,
+        mtime=state_time(st),
+        uid=st.st_uid,
+        gid=st.st_gid,
+        xattrs=xattrs,
+    )
+
+
 def read_rules(fd: int, below: bytes | None) -> bytes | None:
     """The text of a directory's ignore file; `below` is what shows where none lies here."""
     try:
@@ -45,6 +68,17 @@ def read_rules(fd: int, below: bytes | None) -> bytes | None:
         return os.read(own, _RULES_MOST)
     finally:
         os.close(own)
+
+
+def oversize(rules: Rules, path: bytes, st: os.stat_result) -> Loss | None:
+    """What to report of a file that a size rule leaves out."""
+    if rules.empty or not stat.S_ISREG(st.st_mode):
+        return None
+    limit = rules.limit(path)
+    if limit is None or st.st_size <= limit:
+        return None
+    why = f"its {st.st_size} bytes are more than the {limit} that {os.fsdecode(FILE)} allows"
+    return Loss(os.fsdecode(path), "size", why)
 
 
 def _attribute(place: bytes, name: str) -> bytes | None:

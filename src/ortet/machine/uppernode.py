@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 
 from ortet.graph.records import Entry
+from ortet.graph.tree import TreeRef, Trees
+from ortet.ids import Oid
 from ortet.machine.capture import state_time
 
 Stamp = tuple[int, int, int, int]
@@ -108,3 +111,36 @@ class Node:
             node = stack.pop()
             yield node
             stack += node.dirs.values()
+
+
+def summary(trees: Trees, node: Node, *, owners: bool) -> Entry:
+    """What its names add up to; without `owners` that of the directory below stands."""
+    base, below = node.entry or node.below, node.below
+    tree = trees.empty() if base is None else TreeRef(Oid(base.data), base.cid)
+    if node.changes:
+        tree = trees.patch(tree.oid, node.changes)
+    uid, gid = node.uid, node.gid
+    if below is not None and not owners:
+        uid, gid = below.uid, below.gid
+    name = os.fsencode(node.name)
+    return Entry(name, node.mode, node.time, uid, gid, 0, tree.oid, tree.cid, node.xattrs)
+
+
+def is_calm(node: Node) -> bool:
+    """Nothing in it changed. Nearly all directories of nearly all scans end here: keep it short."""
+    held, known = node.held, node.known
+    if not node.listed or node.fd < 0 or len(held) != len(known) or node.time != node.mtime:
+        return False
+    st = os.fstat(node.fd)
+    if st.st_ctime_ns != node.ctime or st.st_mtime_ns != node.mtime:
+        return False
+    for name, was in known.items():
+        st = os.fstat(held[name])
+        if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
+            return False
+    return True
+
+
+def is_gone(st: os.stat_result) -> bool:
+    """A whiteout."""
+    return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
