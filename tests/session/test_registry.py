@@ -276,3 +276,42 @@ class TestDrop:
     def test_an_unknown_one(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="ortet branch"):
             hub.drop("nobody")
+
+    @pytest.mark.parametrize("engine", ["folder", "overlay"])
+    def test_what_another_has_open_stays(
+        self, hub: Hub, opened: Callable[..., Hub], work: Path, engine: str
+    ) -> None:
+        ws = hub.workspace(work, engine=engine)
+        (child,) = ws.fork()
+        (child.path / "mine").write_text("in use")
+        other = opened()
+        for name in (ws.name, child.name):
+            with pytest.raises(Conflict, match="close it there first"):
+                other.drop(name)
+        assert (child.path / "mine").read_text() == "in use"
+        assert child.commit("goes on").parents
+        hub.close()
+        other.drop(child.name)
+        assert [row.name for row in other.registry.all()] == [ws.name]
+
+    def test_opening_what_was_just_dropped_makes_nothing(self, hub: Hub, work: Path) -> None:
+        (child,) = hub.workspace(work, engine="folder").fork()
+        child.close()
+        hub.drop("proj/1")
+        with pytest.raises(NotFound, match="ortet branch"):
+            hub._start(child.row)  # as one who read the row before
+        assert not child.path.parent.exists()
+
+    def test_a_missing_object_does_not_cost_uncommitted_files(
+        self, hub: Hub, opened: Callable[..., Hub], work: Path
+    ) -> None:
+        (child,) = hub.workspace(work, engine="folder").fork()
+        (child.path / "mine").write_text("uncommitted")
+        child.commit("to be lost")
+        (child.path / "mine").write_text("newer")
+        hub.close()
+        for tail in (hub.root / "local/tails").iterdir():
+            tail.write_bytes(b"")
+        with opened() as again, pytest.raises(NotFound):
+            again.workspace(name="proj/1")
+        assert (child.path / "mine").read_text() == "newer"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ortet.session.turns import Turn
+from ortet.errors import Conflict, NotFound
+from ortet.session.turns import Turn, nobody_in
 
 
 @pytest.fixture
@@ -19,9 +22,9 @@ def turn(tmp_path: Path) -> Iterator[Turn]:
     turn.close()
 
 
-def can(home: Path, how: int) -> bool:
-    """Whether another could have this turn now."""
-    fd = os.open(home / "turn", os.O_RDWR)
+def can(home: Path, how: int, name: str = "turn") -> bool:
+    """Whether another could have this lock now."""
+    fd = os.open(home / name, os.O_RDWR)
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,3 +56,61 @@ def test_the_turn_ends_with_the_block_or_the_holder(turn: Turn, tmp_path: Path) 
         assert can(tmp_path, fcntl.LOCK_EX)
         other = Turn(tmp_path)
     other.close()
+
+
+def test_a_child_of_a_fork_has_a_turn_of_its_own(turn: Turn, tmp_path: Path) -> None:
+    with turn.moving():
+        child = os.fork()
+        if child == 0:
+            try:
+                turn.looking().__enter__()  # waits for its parent
+                os._exit(0)
+            finally:
+                os._exit(1)
+        while not waited_for(tmp_path):
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        assert not can(tmp_path, fcntl.LOCK_SH)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def waited_for(home: Path, name: str = "turn") -> bool:
+    inode = os.stat(home / name).st_ino
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any(f":{inode} " in line and "->" in line for line in lines)
+
+
+class TestPresence:
+    def test_what_is_open_is_not_removed(self, turn: Turn, tmp_path: Path) -> None:
+        with pytest.raises(Conflict, match="close it there first"), nobody_in(tmp_path, "proj"):
+            pass
+        other = Turn(tmp_path)  # many have it open
+        other.close()
+
+    def test_what_is_closed_is(self, tmp_path: Path) -> None:
+        with nobody_in(tmp_path / "missing", "proj"):
+            pass
+        Turn(tmp_path).close()
+        with nobody_in(tmp_path, "proj"):
+            assert not can(tmp_path, fcntl.LOCK_SH, "open")
+        assert can(tmp_path, fcntl.LOCK_EX, "open")
+
+    def test_who_waited_for_a_removal_finds_nothing(self, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        Turn(home).close()
+        found: list[Exception] = []
+
+        def enter() -> None:
+            try:
+                Turn(home)
+            except NotFound as error:
+                found.append(error)
+
+        with nobody_in(home, "proj"):
+            waiter = threading.Thread(target=enter)
+            waiter.start()
+            while not waited_for(home, "open"):
+                assert waiter.is_alive()
+            shutil.rmtree(home)
+        waiter.join()
+        assert len(found) == 1

@@ -16,7 +16,7 @@ import msgspec
 
 from ortet.machine.dirs import STAGE, directory, remove
 
-_LOCKS = ("lock", "turn")
+_LOCKS = ("lock", "open", "turn")
 _VIEW = "root"
 
 

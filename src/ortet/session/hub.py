@@ -184,8 +184,9 @@ class Hub:
         for workspace in self._open[:]:
             if workspace.name == name:
                 workspace.close()
-        self.registry.drop(row)
-        self._machines.remove(row)
+        with self._machines.nobody_in(row):
+            self.registry.drop(row)
+            self._machines.remove(row)
 
     def forget(self, workspace: Workspace) -> None:
         """A workspace says that it was closed."""
@@ -256,7 +257,10 @@ class Hub:
         """What crashes left in the store's local part and nobody uses."""
         from ortet.machine.leftovers import find_leftovers
 
-        return find_leftovers(self.root, {row.machine for row in self.registry.all()})
+        found = find_leftovers(self.root, {row.machine for row in self.registry.all()})
+        # read again: what was being made while we looked has its row now
+        known = {row.machine for row in self.registry.all()}
+        return [one for one in found if one.what != "home" or Path(one.path).name not in known]
 
     def tidy(self) -> tuple[list[Leftover], int]:
         """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
@@ -354,7 +358,7 @@ class Hub:
         raise taken
 
     def _start(self, row: WorkspaceRow) -> Workspace:
-        live = self._machines.open(row, self._start_image(row))
+        live = self._machines.open(row, lambda: self._start_image(row))
         try:
             return self._remember(Workspace(self, row, live))
         except BaseException:
@@ -362,6 +366,7 @@ class Hub:
             raise
 
     def _start_image(self, row: WorkspaceRow) -> Oid | None:
+        self.registry.need(row.name)
         if row.files == "inplace":
             return None
         head = self.catalog.head(f"branch:{row.name}")

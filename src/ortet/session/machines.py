@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ortet.errors import Unsupported
+from msgspec.structs import replace
+
+from ortet.errors import NotFound, Unsupported
 from ortet.ids import Oid
 from ortet.machine.abc import Engine, Machine, Spec
 from ortet.machine.dirs import failure
 from ortet.session.registry import WorkspaceRow
-from ortet.session.turns import Turn
+from ortet.session.turns import Turn, nobody_in
 from ortet.store.faults import reach
 
 
@@ -51,15 +53,23 @@ class Machines:
                     f"{needed.fix or 'use engine=folder'}",
                 )
 
-    def open(self, row: WorkspaceRow, image: Oid | None) -> Live:
-        """Start the machine of a workspace, from `image` when its files are private and new."""
+    def open(self, row: WorkspaceRow, image: Callable[[], Oid | None]) -> Live:
+        """Start the machine of a workspace, from `image` when its files are private and new.
+
+        `image` is asked when nobody can drop the workspace any more; NotFound: somebody has.
+        """
         engine = self._engine(row.engine)
-        spec = self._spec(row, image)
         with ExitStack() as undo:
-            turn = Turn(spec.home)
+            turn = Turn(self._make_home(row))
             undo.callback(turn.close)
             with turn.moving():  # what a killed process left half-way is put back now
-                machine = engine.open(spec)
+                try:
+                    start = image()
+                except NotFound as error:
+                    if error.kind == "no_workspace":  # then the home is our making, and empty
+                        engine.remove(self._home(row))
+                    raise
+                machine = engine.open(self._spec(row, start))
             undo.pop_all()
         return Live(machine, turn)
 
@@ -73,10 +83,12 @@ class Machines:
         """
         engine = self._engine(rows[0].engine)
         with ExitStack() as undo:
-            specs = []
+            turns = []
             for row in rows:
-                specs.append(self._spec(row, image))
-                undo.callback(engine.remove, specs[-1].home)
+                undo.callback(engine.remove, self._make_home(row))
+                turns.append(Turn(self._home(row)))
+                undo.callback(turns[-1].close)
+            specs = [self._spec(row, image) for row in rows]
             reach("fork.before-machines")
             if source is not None and source.engine == engine.name:
                 machines = source.fork(specs)
@@ -84,17 +96,13 @@ class Machines:
                 machines = _open_all(engine, specs)
             for machine in machines:
                 undo.callback(machine.close)
-            turns = [Turn(spec.home) for spec in specs]
-            for turn in turns:
-                undo.callback(turn.close)
             yield [Live(*pair) for pair in zip(machines, turns, strict=True)]
             undo.pop_all()
 
     def photograph(self, row: WorkspaceRow, home: str) -> Oid:
         """The image of a directory as it is, put into the store; `home` is used and removed."""
-        place = self._homes / home
         engine = self._engine("folder")
-        _make(place)
+        place = self._make_home(replace(row, machine=home))
         try:
             machine = engine.open(Spec(id=home, home=place, path=row.directory))
             try:
@@ -112,12 +120,14 @@ class Machines:
         """Delete a closed machine with its private files."""
         self._engine(row.engine).remove(self._home(row))
 
+    def nobody_in(self, row: WorkspaceRow) -> AbstractContextManager[None]:
+        """For the time of a removal; Conflict when another process has it open."""
+        return nobody_in(self._home(row), row.name)
+
     def _spec(self, row: WorkspaceRow, image: Oid | None) -> Spec:
-        home = self._home(row)
-        _make(home)
         return Spec(
             id=row.machine,
-            home=home,
+            home=self._home(row),
             path=row.directory,
             image=image,
             scope=row.scope,
@@ -127,12 +137,13 @@ class Machines:
     def _home(self, row: WorkspaceRow) -> Path:
         return self._homes / row.machine
 
-
-def _make(home: Path) -> None:
-    try:
-        os.makedirs(home, exist_ok=True)
-    except OSError as error:
-        raise failure(error, f"cannot make {home}") from error
+    def _make_home(self, row: WorkspaceRow) -> Path:
+        home = self._home(row)
+        try:
+            os.makedirs(home, exist_ok=True)
+        except OSError as error:
+            raise failure(error, f"cannot make {home}") from error
+        return home
 
 
 def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:
