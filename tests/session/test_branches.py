@@ -24,6 +24,15 @@ class TestRename:
         assert [row.name for row in hub.registry.all()] == ["better/name"]
         assert hub.reopen("proj", work).name == "better/name"
 
+    def test_what_is_open_here_goes_on_under_its_new_name(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
+        first = ws.commit("first")
+        branches.rename(hub, "proj", "renamed")
+        (work / "b").touch()
+        assert (ws.name, ws.commit("second").parents) == ("renamed", [first.oid])
+        assert [head.name for head in hub.refs.branches()] == ["renamed"]
+
     def test_a_fork_keeps_its_files(self, hub: Hub, ws: Workspace) -> None:
         (child,) = ws.fork()
         (child.path / "new").write_text("uncommitted")

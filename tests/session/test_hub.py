@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ortet
-from ortet.errors import Conflict, Corrupt, Invalid, NotFound, OrtetError
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound, OrtetError, Refused
 from ortet.graph.commits import CommitInfo
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
@@ -83,10 +83,49 @@ class TestDirectory:
             assert caught.value.kind == "store_in_workspace"
         assert list(hub.registry.all()) == []
 
+    def test_a_view_into_a_machine_is_not_taken_for_the_original(
+        self, hub: Hub, work: Path
+    ) -> None:
+        with hub.workspace(work, engine="overlay") as ws:
+            first = ws.commit("first")
+            with pytest.raises(Invalid, match="directory of the host"):
+                hub.workspace(ws.path)
+            with pytest.raises(Invalid, match="directory of the host"):
+                hub.restore(first.oid, to=ws.path / "new")
+        assert not (work / "new").exists()
+
     def test_beside_the_store_is_fine(self, hub: Hub, store: Path) -> None:
         beside = store.with_name("store-2")
         beside.mkdir()
         assert hub.workspace(beside, engine="folder").name == "store-2"
+
+
+class TestReadOnly:
+    @pytest.fixture
+    def frozen(self, work: Path) -> Iterator[Path]:
+        """The directory as it is seen through a read-only mount."""
+        place = work.with_name("frozen")
+        place.mkdir()
+        subprocess.run(["mount", "--bind", str(work), str(place)], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
+        yield place
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+    def test_can_be_committed_and_forked_but_not_moved(
+        self, hub: Hub, frozen: Path, work: Path
+    ) -> None:
+        with hub.workspace(frozen, engine="folder") as ws:
+            first = ws.commit("first")
+            (work / "b").touch()
+            ws.commit("second")
+            with pytest.raises(Refused, match="make the place writable"):
+                ws.restore(first.oid)
+            (child,) = ws.fork()
+            (child.path / "c").touch()
+            with pytest.raises(Refused, match="make the place writable"):
+                child.land()
+        with hub.workspace(frozen, engine="folder") as again:
+            assert again.status().clean
 
 
 class TestRestore:

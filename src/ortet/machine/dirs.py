@@ -138,9 +138,11 @@ def _unlink(at: int, name: bytes) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise
-        return True
+        # a read-only file system says so before it looks whether the name is there
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                raise
+            return True
     return False
 
 

@@ -85,7 +85,7 @@ class Journal:
         above, _, name = begin.area.rpartition(b"/")
         with contextlib.suppress(FileNotFoundError), directory(above or b"/") as at:
             remove(at, name)
-        if mtime is not None:
+        if mtime is not None and os.stat(begin.root).st_mtime_ns != mtime:
             os.utime(begin.root, ns=(mtime, mtime))
         reach("thaw.cleaned")
         (self._home / "begin").unlink()

@@ -20,10 +20,12 @@ def rename(hub: Hub, old: str, new: str) -> Oid:
         raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
     rows: list[RowChange] = []
     if row:
-        rows.append(("workspace", old, None))
-        rows += hub.registry.rows_of(msgspec.structs.replace(row, name=new))
+        row = msgspec.structs.replace(row, name=new)
+        rows = [("workspace", old, None), *hub.registry.rows_of(row)]
     moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
     hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)
+    for workspace in hub.opened(old):
+        workspace.rename(new)
     return head
 
 

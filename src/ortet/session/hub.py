@@ -21,6 +21,7 @@ from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.machines import Machines
 from ortet.session.parts import Parts
+from ortet.session.places import existing, keep_apart, real
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
@@ -108,7 +109,7 @@ class Hub:
             if name is None:
                 raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
             return self._start(self.registry.need(name))
-        directory = self._directory(path)
+        directory = keep_apart(self.root, existing(path))
         mode, chosen = self._how(engine, files)
         forks = "" if engine == "auto" else engine
         row = self.registry.at(directory, mode, chosen)
@@ -147,12 +148,15 @@ class Hub:
     def inplace(self, directory: Path) -> Iterator[Workspace]:
         """The in-place workspace of a directory: as it is open in this hub, or for the block."""
         row = self.registry.at(directory, "inplace", "folder")
-        for workspace in self._open:
-            if row is not None and workspace.name == row.name:
-                yield workspace
-                return
+        if row is not None and (found := self.opened(row.name)):
+            yield found[0]
+            return
         with self.workspace(directory) as workspace:
             yield workspace
+
+    def opened(self, name: str) -> list[Workspace]:
+        """The workspaces of this name that this hub has open."""
+        return [workspace for workspace in self._open if workspace.name == name]
 
     def fork(
         self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
@@ -181,9 +185,8 @@ class Hub:
     def drop(self, name: str) -> None:
         """Forget a workspace and its machine's files; its branch and commits stay."""
         row = self.registry.need(name)
-        for workspace in self._open[:]:
-            if workspace.name == name:
-                workspace.close()
+        for workspace in self.opened(name):
+            workspace.close()
         with self._machines.nobody_in(row):
             self.registry.drop(row)
             self._machines.remove(row)
@@ -212,8 +215,7 @@ class Hub:
         """Write the workspace files of a commit into a new directory."""
         from ortet.machine.materialise import materialise
 
-        target = Path(os.path.realpath(to))
-        self._keep_apart(target)
+        target = keep_apart(self.root, real(to))
         image = self.history.image(self.refs.resolve(ref))
         return materialise(self.objects, self.trees, image, target, progress=progress)
 
@@ -292,16 +294,6 @@ class Hub:
         return import_bundle(self, Path(path), progress)
 
     # inside
-
-    def _directory(self, path: str | os.PathLike[str]) -> Path:
-        if not os.path.isdir(path):
-            if os.path.exists(path):
-                raise Invalid("no_directory", f"{path} is a file: give the directory it is in")
-            text = os.fsdecode(path)
-            raise NotFound("no_directory", f"there is no directory {text[:200]}: create it first")
-        directory = Path(os.path.realpath(os.fsdecode(path)))
-        self._keep_apart(directory)
-        return directory
 
     def _how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""
@@ -383,13 +375,3 @@ class Hub:
 
     def _new_id(self) -> str:
         return uuid7(self.clock, self._parts.random)
-
-    def _keep_apart(self, directory: Path) -> None:
-        store = self.root.resolve()
-        if store == directory or directory in store.parents or store in directory.parents:
-            raise Invalid(
-                "store_in_workspace",
-                f"the store {store} and the directory {directory} overlap, so an agent's "
-                "clean-up could delete history; put the store elsewhere (ORTET_URL, "
-                "or `ortet init --store`), or give another directory",
-            )

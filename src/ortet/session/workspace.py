@@ -210,6 +210,11 @@ class Workspace:
         """The commit that `ref` means here, where HEAD is this branch."""
         return self.hub.refs.resolve(ref, default_branch=self.name)
 
+    def rename(self, name: str) -> None:
+        """The branch, and this workspace with it, has another name now."""
+        self.row = msgspec.structs.replace(self.row, name=name)
+        self.look()
+
     def look(self) -> None:
         """See where the branch is now, whoever moved it."""
         self._head = self.hub.catalog.head(f"branch:{self.name}")

@@ -1,0 +1,48 @@
+"""Directories a workspace may be in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortet.errors import Invalid, NotFound
+from ortet.session.places import existing, keep_apart, real
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    assert real(tmp_path / "link/new") == tmp_path / "target/new"
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert real("x/../y") == tmp_path / "y"
+    assert existing(".") == tmp_path
+
+
+@pytest.mark.parametrize(
+    "view", [f"/proc/{os.getpid()}/root", "/proc/self/cwd", "/proc/self/root/etc"]
+)
+def test_a_view_into_a_process_is_not_resolved(view: str) -> None:
+    for find in (real, existing):
+        with pytest.raises(Invalid, match="directory of the host"):
+            find(view)
+
+
+def test_what_is_not_there_and_what_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Invalid, match="give the directory it is in"):
+        existing(tmp_path / "file")
+    with pytest.raises(NotFound, match="create it first"):
+        existing(tmp_path / "missing")
+
+
+def test_the_store_is_kept_apart(tmp_path: Path) -> None:
+    store = tmp_path / "a/store"
+    for place in (store, store / "x", tmp_path / "a", tmp_path, Path("/")):
+        with pytest.raises(Invalid, match="put the store elsewhere"):
+            keep_apart(store, place)
+    for place in (tmp_path / "a/store2", tmp_path / "b", tmp_path / "a/stor"):
+        assert keep_apart(store, place) == place
