@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,8 @@ from ortet.machine.home import Home, Standing
 from ortet.machine.mounts import overlay_options
 from ortet.machine.statindex import CALM
 from ortet.machine.system import fingerprint, stack_system
+from ortet.machine.upperhold import Spare
+from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import Cover, parse_mounts, places_to_cover, steps
 from ortet.store.abc import Objects
 
@@ -37,6 +40,8 @@ class Ground:
         self.bases = bases
         self.user = user
         self.zygote = Zygote(user=user)
+        self.watch = UpperWatch()
+        self.spare = Spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._clock = clock
 
     @cached_property

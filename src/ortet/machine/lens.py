@@ -54,6 +54,8 @@ class Lens:
             home.upper(standing.upper),
             below=standing.stack.root,
             root=not ground.user,
+            spare=ground.spare,
+            watch=ground.watch,
         )
         self._systems = [
             self._outer(cover, spec, standing.system) for cover in covers if cover.state
@@ -128,4 +130,5 @@ class Lens:
             cover,
             below=below[0] if below else None,
             own=own,
+            watch=self._ground.watch,
         )

@@ -17,7 +17,7 @@ else:
 
 
 class Mounter:
-    """Works in a mount namespace of its own; see view.py for the steps of a plan."""
+    """For a process in a mount namespace of its own; see view.py for the steps of a plan."""
 
     def __init__(self, kernel: mounts.Kernel, plan: dict[str, Any]) -> None:
         self.place: str = plan["place"]
@@ -30,7 +30,6 @@ class Mounter:
     def build(self) -> None:
         """Make the view below `root`, then make that the root."""
         umask = os.umask(0o022)
-        self._kernel.unshare(mounts.CLONE_NEWNS)
         self._kernel.private()
         for step in self._plan["steps"]:
             self._step(**step)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
 from collections.abc import Sequence
 
@@ -25,7 +26,6 @@ MS_PRIVATE = 0x40000
 CAP_SYS_ADMIN = 21
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
-PR_SET_CHILD_SUBREAPER = 36
 
 _MNT_DETACH = 0x2
 _AT_FDCWD = -100
@@ -33,6 +33,7 @@ _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 0x1
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
 
 
 class Kernel:
@@ -48,6 +49,24 @@ class Kernel:
 
     def unshare(self, flags: int) -> None:
         self._check(self._libc.unshare(flags), f"unshare {flags:#x}")
+
+    def fork_into(self, flags: int) -> int:
+        """As os.fork, but the child is the first process of new namespaces.
+
+        The kernel gives a process that unshares its pid namespace to its children only, so without
+        this a second fork would be needed. For processes with one thread.
+        """
+        python, zero = ctypes.pythonapi, ctypes.c_ulong(0)
+        number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
+        clone = ctypes.PyDLL(None, use_errno=True).syscall  # which does not let go of the GIL
+        python.PyOS_BeforeFork()
+        pid: int = clone(number, ctypes.c_ulong(flags | signal.SIGCHLD), zero, zero, zero, zero)
+        if pid == 0:
+            python.PyOS_AfterFork_Child()
+        else:
+            python.PyOS_AfterFork_Parent()
+        self._check(pid, f"clone {flags:#x}")
+        return pid
 
     def prctl(self, option: int, value: int) -> None:
         zero = ctypes.c_ulong(0)

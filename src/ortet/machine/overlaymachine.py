@@ -96,6 +96,8 @@ class OverlayMachine(Machine):
         self._look_anew()
         if self._running is not None:
             self._running.close()
+            with suppress(OSError):
+                self._home.tidy(self._standing)
         with suppress(OSError):
             (self._home.place / _VIEW).unlink()
         self._home.close()
@@ -279,7 +281,6 @@ class OverlayMachine(Machine):
                 bases.give_back(name, home.upper(old.upper))
             self._mount(old)
             raise
-        home.tidy(new)
         return True
 
     def _switch(

@@ -22,6 +22,7 @@ from ortet.machine.capture import read_xattrs
 from ortet.machine.delta import whiteout, write
 from ortet.machine.upper import Upper
 from ortet.machine.uppernode import Node
+from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import NOISE, Cover, within
 from ortet.store.abc import Kind, Objects
 
@@ -56,11 +57,12 @@ class SystemUpper(Upper):
         *,
         below: Layer | None,
         own: Sequence[str],
+        watch: UpperWatch | None = None,
     ) -> None:
         empty = trees.empty()
         nothing = Entry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
         root = nothing if below is None else below.root
-        super().__init__(objects, trees, cover.upper, below=root, root=True)
+        super().__init__(objects, trees, cover.upper, below=root, root=True, watch=watch)
         self.at = cover.at
         self._empty = empty.oid
         self._own = own

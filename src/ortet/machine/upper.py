@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,7 +28,8 @@ from ortet.machine.statindex import CALM
 from ortet.machine.upperhold import Holder, Spare
 from ortet.machine.upperlinks import merge_groups
 from ortet.machine.uppermarks import metacopy, oversize, read_marks, read_rules, with_metadata
-from ortet.machine.uppernode import Node, is_calm, is_gone, stamp, summary
+from ortet.machine.uppernode import Node, is_gone, stamp, summary
+from ortet.machine.upperwatch import UpperWatch
 from ortet.store.abc import Objects
 from ortet.store.blobs import get_bytes
 
@@ -57,6 +59,7 @@ class Upper:
         below: Entry,
         root: bool,
         spare: Spare | None = None,
+        watch: UpperWatch | None = None,
     ) -> None:
         self.horizon = CALM
         self.losses: list[Loss] = []
@@ -73,10 +76,13 @@ class Upper:
         self._rules = Rules()
         self._restated: set[bytes] = set()
         self._too_large: dict[bytes, Loss] = {}
+        self._stirred = {self.root}  # something happened to these directories
+        self._unsure: set[Node] = set()  # and these have to be asked every time
+        self._watch = watch or UpperWatch()
         self._holder = Holder(directory, spare or Spare())
 
     def close(self) -> None:
-        self._holder.release(self.root)
+        self._release(self.root)
         self._holder.close()
 
     @property
@@ -84,22 +90,20 @@ class Upper:
         """An ignore file changed what is state below: only a full scan can tell."""
         return bool(self._restated)
 
+    def stir(self, node: Node | None) -> None:
+        """Something happened to this directory, or, None, to any."""
+        self._stirred.update(self.root.walk() if node is None else (node,))
+
     def scan(self, mapped: Mapped | None = None) -> Entry:
         """The merged directory as it is now."""
         self.losses = []
-        self.count = 0
-        order = [self.root]
-        for node in order:  # which grows meanwhile: parents come before what they hold
-            if mapped or not is_calm(node):
-                try:
-                    self._visit(node, mapped)
-                except OSError as error:
-                    self._closed(node, error)
-            self.count += len(node.known) + len(node.gone)
-            order += node.dirs.values()
-        for node in reversed(order):
-            if node.changes or node.fresh or node.entry is None:
-                self._fold(node)
+        self._watch.drain()
+        self._stirred |= self._unsure | self._holder.changed()
+        if mapped:
+            self._stirred |= {node for node in self.root.walk() if node.path in mapped}
+        if self._stirred:
+            self._fold_all(self._visit_all(mapped))
+            self._stirred = set()  # only now: after a failure they are visited again
         self.losses += self._too_large.values()
         assert self.root.entry is not None
         return self.root.entry
@@ -110,8 +114,33 @@ class Upper:
 
     # looking
 
+    def _visit_all(self, mapped: Mapped | None) -> list[Node]:
+        """What was stirred, parents before what they hold, and directories that turn up."""
+        queue = [(node.depth, id(node), node) for node in self._stirred]
+        heapify(queue)
+        visited = []
+        while queue:
+            _, _, node = heappop(queue)
+            if node.dropped:
+                continue
+            visited.append(node)
+            known = set(node.dirs.values())
+            try:
+                self._visit(node, mapped)
+            except OSError as error:
+                self._closed(node, error)
+            for child in node.dirs.values():
+                if child not in known:
+                    self._stirred.add(child)
+                    heappush(queue, (child.depth, id(child), child))
+        return visited
+
     def _visit(self, node: Node, mapped: Mapped | None) -> None:
-        fd = node.fd if node.fd >= 0 else self._holder.open(node)
+        self._unsure.add(node)  # until we are through
+        lost = len(self.losses)
+        fd = self._holder.open(node)
+        if node.wd < 0:  # before we look, so that nothing comes between
+            node.wd = self._watch.add(fd, self, node)
         if node.arrive(os.fstat(fd)) or not node.listed:
             fresh = self._examine(node, fd)
         else:
@@ -127,6 +156,10 @@ class Upper:
                     self._take(node, name, st, fd=fd, mapped=True)
         if node.time != node.mtime:
             self.losses.append(far_time(node.path))
+        watched = node.wd >= 0 and len(node.held) == len(node.known)
+        if watched and node.listed and len(self.losses) == lost:
+            self._unsure.discard(node)
+        self.count += node.recount()
 
     def _glance(self, node: Node, fd: int) -> Fresh:
         """Its names are as they were: look at what can change in place."""
@@ -283,8 +316,8 @@ class Upper:
             node.known.pop(name, None)
         else:
             certain = st.st_ctime_ns < self.horizon and len(self.losses) == lost
-            node.known[name] = stamp(st) if certain else _UNSURE
-            self._holder.hold(node, name, fd)
+            was = node.known[name] = stamp(st) if certain else _UNSURE
+            self._holder.hold(node, name, fd, was)
         if entry is not None and st.st_nlink > 1:
             self.linked[path] = st.st_ino
         else:
@@ -303,10 +336,11 @@ class Upper:
         if self._skip(path, False) or self._exceeds(path, st):
             self.ignoring = True
             return None, st
-        if self._root and stat.S_ISREG(st.st_mode):
+        if self._root and stat.S_ISREG(st.st_mode) and node.full.get(raw) != st.st_ino:
             found = self._metacopy(node, raw, st, fd=fd)
             if found is not None:
                 return found, st
+            node.full[raw] = st.st_ino  # content that is here does not go away again
         seen = look(self._objects, fd, raw, st, path=path, losses=self.losses, mapped=mapped)
         if seen is None:  # gone between two looks
             node.listed = False
@@ -349,6 +383,18 @@ class Upper:
 
     # adding up
 
+    def _fold_all(self, visited: list[Node]) -> None:
+        """The deepest first; a directory whose Entry changed is a change of the one above."""
+        levels: dict[int, set[Node]] = {}
+        for node in visited:
+            levels.setdefault(node.depth, set()).add(node)
+        for depth in range(max(levels), -1, -1):
+            for node in levels.get(depth, ()):
+                if not node.dropped and (node.changes or node.fresh or node.entry is None):
+                    self._fold(node)
+                    if node.parent is not None and node.parent.changes:
+                        levels.setdefault(depth - 1, set()).add(node.parent)
+
     def _fold(self, node: Node) -> None:
         """Its Entry; the directory above is told when it changed."""
         entry = self._summary(node)
@@ -367,7 +413,7 @@ class Upper:
         path = join(node.path, os.fsencode(name))
         child = node.dirs.get(name)
         if child is not None:
-            self._holder.release(child)
+            self._release(child)
             self._forget_below(path)
             self._holder.forget(path)
             self._rules.forget(path)
@@ -377,12 +423,20 @@ class Upper:
 
     def _forget(self, node: Node) -> None:
         """Know nothing of what is in a directory."""
-        for name in list(node.held):
-            self._holder.let_go(node, name)
+        self._holder.let_all_go(node)
         for child in node.dirs.values():
-            self._holder.release(child)
+            self._release(child)
         self._forget_below(node.path)
         node.clear()
+
+    def _release(self, top: Node) -> None:
+        """A directory and all below it are no longer part of the tree."""
+        for node in top.walk():
+            self._holder.let_all_go(node)
+            self._watch.remove(node)
+            self._unsure.discard(node)
+            self.count -= node.counted
+            node.dropped = True
 
     def _forget_below(self, path: bytes) -> None:
         """What was remembered by path about things in a directory."""

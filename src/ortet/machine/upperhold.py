@@ -1,4 +1,4 @@
-"""Descriptors kept open from scan to scan: a stat by descriptor takes a third of one by name."""
+"""Files kept open from scan to scan: a stat by descriptor takes a third of one by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.machine.dirs import OPEN_DIR, Dirs
-from ortet.machine.uppernode import Node
+from ortet.machine.uppernode import Node, Stamp
 
+_DIRS = 128  # directories kept open
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -29,55 +30,55 @@ class Spare:
 
 
 class Holder:
-    """Opens the directories of one upper directory, and keeps what there is room for."""
+    """Opens the directories of one upper directory, and keeps the files there is room for.
+
+    `held` is every kept descriptor with the stamp its file had, and its directory.
+    """
 
     def __init__(self, directory: Path, spare: Spare) -> None:
+        self.held: dict[int, tuple[Stamp, Node]] = {}
         self._spare = spare
         self._top = os.open(directory, OPEN_DIR)
-        self._dirs = Dirs(self._top)
+        self._dirs = Dirs(self._top, keep=_DIRS)
 
     def close(self) -> None:
         self._dirs.close()
         os.close(self._top)
 
     def open(self, node: Node) -> int:
-        """A directory's descriptor, good until the next is opened."""
-        above = node.parent
-        if above is None:
-            return self._top
-        if not self._spare.take():
-            return self._dirs.fd(node.path)
-        try:
-            at = above.fd if above.fd >= 0 else self._dirs.fd(above.path)
-            node.fd = os.open(node.name, OPEN_DIR, dir_fd=at)
-        except OSError:
-            self._spare.give()
-            raise
-        return node.fd
+        """A directory's descriptor, good until others are opened."""
+        return self._dirs.fd(node.path)
 
-    def hold(self, node: Node, name: str, fd: int) -> None:
+    def changed(self) -> set[Node]:
+        """Directories with a kept file that is not as it was. Keep it short: each scan is here."""
+        found = set()
+        for fd, (was, node) in self.held.items():
+            st = os.fstat(fd)
+            if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
+                found.add(node)
+        return found
+
+    def hold(self, node: Node, name: str, fd: int, stamp: Stamp) -> None:
         """Keep a file, so that the next look need not find it by name."""
-        if name not in node.held and self._spare.take():
+        own = node.held.get(name)
+        if own is None and self._spare.take():
             with suppress(OSError):
-                node.held[name] = os.open(name, _PATH, dir_fd=fd)
-                return
-            self._spare.give()
+                own = node.held[name] = os.open(name, _PATH, dir_fd=fd)
+            if own is None:
+                self._spare.give()
+        if own is not None:
+            self.held[own] = stamp, node
 
     def let_go(self, node: Node, name: str) -> None:
         fd = node.held.pop(name, -1)
         if fd >= 0:
+            del self.held[fd]
             os.close(fd)
             self._spare.give()
 
-    def release(self, top: Node) -> None:
-        """Let go of a directory and of all below it."""
-        for node in top.walk():
-            for name in list(node.held):
-                self.let_go(node, name)
-            if node.fd >= 0:
-                os.close(node.fd)
-                self._spare.give()
-                node.fd = -1
+    def let_all_go(self, node: Node) -> None:
+        for name in list(node.held):
+            self.let_go(node, name)
 
     def forget(self, path: bytes) -> None:
         """Another directory may be found at this path from now on."""

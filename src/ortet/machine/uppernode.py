@@ -26,18 +26,21 @@ class Node:
     """A directory: its stat, what lies below it, its names, and the Entry they add up to.
 
     `below` is the directory that shows through, at `origin` in the layers below; None: none does.
-    `changes` are what `entry` does not hold yet; they outlive a scan that failed. `fd` and `held`
-    are open descriptors of it and of its files.
+    `changes` are what `entry` does not hold yet; they outlive a scan that failed. `held` are open
+    descriptors of its files.
     """
 
     __slots__ = (
         "below",
         "changes",
+        "counted",
         "ctime",
+        "depth",
         "dirs",
+        "dropped",
         "entry",
-        "fd",
         "fresh",
+        "full",
         "gid",
         "gone",
         "held",
@@ -55,6 +58,7 @@ class Node:
         "text",
         "time",
         "uid",
+        "wd",
         "xattrs",
     )
 
@@ -70,8 +74,12 @@ class Node:
         self.entry: Entry | None = None
         self.fresh = True  # its own metadata is newer than `entry`
         self.text: bytes | None = None  # the ignore rules said here
-        self.fd = -1
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.counted = 0  # names when it was last visited
+        self.dropped = False  # it is no longer part of the tree
+        self.wd = -1  # its watch
         self.held: dict[str, int] = {}
+        self.full: dict[bytes, int] = {}  # inodes of files that have content of their own
         self.clear()
 
     def clear(self) -> None:
@@ -87,11 +95,17 @@ class Node:
     def names(self) -> set[str]:
         return self.known.keys() | self.gone | self.dirs.keys() | self.skipped
 
+    def recount(self) -> int:
+        """How many names there are more than at the last visit; directories are not counted."""
+        before, self.counted = self.counted, len(self.known) + len(self.gone)
+        return self.counted - before
+
     def drop(self, name: str) -> None:
         self.known.pop(name, None)
         self.dirs.pop(name, None)
         self.gone.discard(name)
         self.skipped.discard(name)
+        self.full.pop(os.fsencode(name), None)
 
     def arrive(self, st: os.stat_result) -> bool:
         """Take in its stat; True when it is not as it was."""
@@ -124,21 +138,6 @@ def summary(trees: Trees, node: Node, *, owners: bool) -> Entry:
         uid, gid = below.uid, below.gid
     name = os.fsencode(node.name)
     return Entry(name, node.mode, node.time, uid, gid, 0, tree.oid, tree.cid, node.xattrs)
-
-
-def is_calm(node: Node) -> bool:
-    """Nothing in it changed. Nearly all directories of nearly all scans end here: keep it short."""
-    held, known = node.held, node.known
-    if not node.listed or node.fd < 0 or len(held) != len(known) or node.time != node.mtime:
-        return False
-    st = os.fstat(node.fd)
-    if st.st_ctime_ns != node.ctime or st.st_mtime_ns != node.mtime:
-        return False
-    for name, was in known.items():
-        st = os.fstat(held[name])
-        if was != (st.st_ctime_ns, st.st_mtime_ns, st.st_size, st.st_ino):
-            return False
-    return True
 
 
 def is_gone(st: os.stat_result) -> bool:

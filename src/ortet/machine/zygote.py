@@ -6,6 +6,7 @@ here, nothing else. A fork of it takes a millisecond; a new interpreter would ta
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -29,7 +30,6 @@ def main() -> None:
     kernel = mounts.Kernel()
     if sys.argv[2] == "user":
         _own_user_namespace(kernel)
-    kernel.prctl(mounts.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
     wire.send(sock, {"ready": os.getpid()})
@@ -38,27 +38,22 @@ def main() -> None:
             _, fds = wire.receive(sock)
         except wire.Closed:
             os._exit(0)
-        if os.fork() == 0:
-            sock.close()
-            _start(kernel, socket.socket(fileno=fds[0]))
-        os.close(fds[0])
+        machine = socket.socket(fileno=fds[0])
+        with machine, contextlib.suppress(wire.Closed):  # the hub may have changed its mind
+            _start(kernel, sock, machine)
 
 
-def _start(kernel: mounts.Kernel, sock: socket.socket) -> None:
-    """Become the parent of a new pid namespace, tell which process is its pid 1, and go."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _start(kernel: mounts.Kernel, sock: socket.socket, machine: socket.socket) -> None:
+    """Fork the pid 1 of a new machine, and tell the hub which process that is."""
     try:
-        kernel.unshare(mounts.CLONE_NEWPID)
-        pid = os.fork()
-        if pid == 0:
-            supervisor.main(kernel, sock)
-        wire.send(sock, {"pid": pid})
+        pid = kernel.fork_into(mounts.CLONE_NEWPID | mounts.CLONE_NEWNS)
     except OSError as error:
-        wire.send(sock, {"error": str(error), "errno": error.errno})
-    except wire.Closed:
-        pass
-    finally:
-        os._exit(0)
+        wire.send(machine, {"error": str(error), "errno": error.errno})
+        return
+    if pid == 0:
+        sock.close()
+        supervisor.main(kernel, machine)
+    wire.send(machine, {"pid": pid})
 
 
 def _own_user_namespace(kernel: mounts.Kernel) -> None:
