@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -110,6 +109,8 @@ class FileBucket(Bucket):
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
+            import shutil  # noqa: PLC0415 - a command that does not need it starts faster
+
             with self._temporary() as (copy, temp), open(fd, "rb", closefd=False) as source:
                 with open(copy, "wb", closefd=False) as target:
                     shutil.copyfileobj(source, target, 1 << 20)

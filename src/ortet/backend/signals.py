@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition
+from typing import TYPE_CHECKING
 
 from ortet.backend.abc import Signal
 from ortet.backend.keys import check_name
 from ortet.errors import Unavailable
 from ortet.ids import Random
+
+if TYPE_CHECKING:
+    import socket
 
 _SUN_PATH = 100
 """A socket's address holds 108 bytes on Linux, 104 elsewhere."""
@@ -87,6 +90,8 @@ class HostSignal(Signal):
         except OSError:
             return  # nobody can be listening there
         if names:
+            import socket  # noqa: PLC0415 - a command that does not need it starts faster
+
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
                 for name in names:
@@ -156,6 +161,8 @@ class Listener:
     """A bound socket with a name in the directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
+        import socket  # noqa: PLC0415 - a command that does not need it starts faster
+
         self.pid = os.getpid()
         self._path = directory / f"{name}.sock"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

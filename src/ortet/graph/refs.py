@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
@@ -210,6 +209,8 @@ class Refs:
         raise Invalid("no_default", f"say which branch you mean: {_some(names)}", candidates=names)
 
     def _unknown(self, text: str) -> NotFound:
+        from difflib import get_close_matches  # noqa: PLC0415 - no need of it when all is well
+
         names = [head.name for head in (*self.branches(), *self.tags())]
         near = get_close_matches(text[:MAX_NAME], names, n=3)
         hint = f"did you mean {_some(near)}?" if near else "`ortet branch` lists what there is"

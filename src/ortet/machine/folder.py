@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,21 +26,22 @@ from ortet.machine.abc import (
     Result,
     Spec,
 )
-from ortet.machine.command import run_command
 from ortet.machine.ctimes import granularity
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.frames import Dirty
-from ortet.machine.materialise import materialise
 from ortet.machine.rules import Rules
 from ortet.machine.scan import ScanResult, scan
 from ortet.machine.statindex import CALM, StatIndex
-from ortet.machine.thaw import recover, thaw
-from ortet.machine.watch import Watch
 from ortet.store.abc import Kind, Objects
+
+# What a commit does not need is imported where it is used: a command is a new process each time.
+if TYPE_CHECKING:
+    from ortet.machine.watch import Watch
 
 _TREE = "tree"
 _INDEX = "index"
 _STAGE = "stage"
+_BEGIN = "begin"  # of a thaw's journal: there while it is unfinished
 
 
 class FolderEngine(Engine):
@@ -65,7 +67,7 @@ class FolderEngine(Engine):
         ]
 
     def open(self, spec: Spec) -> FolderMachine:
-        recover(spec.home / _STAGE)
+        _recover(spec.home)
         if spec.image is None:
             return self._machine(spec, spec.path, None)
         place = spec.home / _TREE
@@ -79,7 +81,7 @@ class FolderEngine(Engine):
         return self._machine(spec, spec.home / _TREE, self._copy(spec, image, source))
 
     def remove(self, home: Path) -> None:
-        recover(home / _STAGE)
+        _recover(home)
         try:
             with directory(home.parent) as at:
                 remove(at, os.fsencode(home.name))
@@ -108,6 +110,8 @@ class FolderEngine(Engine):
 
     def _copy(self, spec: Spec, image: Oid, source: tuple[Path, StatIndex] | None) -> StatIndex:
         """Nobody else knows the place yet, so what was written is not racy: the index is calm."""
+        from ortet.machine.materialise import materialise
+
         index = StatIndex(self._trees)
         record = decode(Image, self._objects.get(image))
         materialise(
@@ -201,6 +205,8 @@ class FolderMachine(Machine):
             self._save()  # once, so that a process killed later leaves an index; then at close
 
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        from ortet.machine.thaw import thaw
+
         target = decode(Image, self._objects.get(image))
         self.freeze()
         assert self._frozen is not None
@@ -234,6 +240,8 @@ class FolderMachine(Machine):
         stdin: bytes | None = None,
         output: Output | None = None,
     ) -> Result:
+        from ortet.machine.command import run_command
+
         return run_command(
             command,
             cwd=self.path / inside(cwd),
@@ -326,6 +334,8 @@ class FolderMachine(Machine):
         if dirty is None:
             self._unwatch()  # it lost events, perhaps the end of a watch: begin anew
             if self._wanted:
+                from ortet.machine.watch import Watch
+
                 self._watch = Watch.open(self.path)
         return dirty
 
@@ -333,6 +343,14 @@ class FolderMachine(Machine):
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+
+def _recover(home: Path) -> None:
+    """Put back what a killed thaw left half-way."""
+    if (home / _STAGE / _BEGIN).exists():
+        from ortet.machine.thaw import recover
+
+        recover(home / _STAGE)
 
 
 def inside(cwd: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from ortet.codec import Record, decode, encode
@@ -93,6 +92,8 @@ class _Builder:
 
     def _fill_leaves(self, size: int) -> None:
         """Read and hash with two threads; both work outside the interpreter's lock."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
+
         starts = list(self._solid_leaves(size))
         with ThreadPoolExecutor(2, "ortet-blocks") as pool:
             for start, oid in zip(

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.store.source import FrameCache, Source, Spot
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _AHEAD = 4
 _FEW = 4
@@ -44,6 +47,7 @@ def _few(groups: Sequence[_Group], cache: FrameCache) -> Iterator[bytes | None]:
 
 def _ahead(groups: Sequence[_Group], cache: FrameCache) -> Iterator[bytes | None]:
     """Decoded in a second thread; what is read once from end to end is not kept."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
 
     def load(source: Source, offset: int) -> bytes | None:
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 from ortet.codec import Compressor
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
@@ -18,6 +18,9 @@ from ortet.store.root import Space
 from ortet.store.shelf import Shelf
 from ortet.store.source import FrameCache
 from ortet.store.tail import Tail
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _SMALL = 64 * 1024
 _IN_FLIGHT = 32 * 1024 * 1024
@@ -103,6 +106,8 @@ class Writer:
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
+
             self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
         return self._pool
 
@@ -177,7 +182,7 @@ class Writer:
                 self._write_all(cut(returned))
             self._write_all(frames)
             if jobs:
-                wait(jobs)
+                _wait(jobs)
             with self._lock:
                 self._tell(failures)
             if sync:
@@ -208,7 +213,7 @@ class Writer:
         with self._flushing:
             with self._lock:
                 jobs = list(self._jobs)
-            wait(jobs)
+            _wait(jobs)
             with self._lock:
                 self._batches, self._returned = Batches(), []
                 self._told = self._failures
@@ -242,7 +247,7 @@ class Writer:
     def _wait_for_seals(self) -> None:
         with self._lock:
             sealing, self._sealing = list(self._sealing), set()
-        wait(sealing)
+        _wait(sealing)
 
     def close(self) -> None:
         """Write and sync what is pending, then let the tails go.
@@ -261,3 +266,9 @@ class Writer:
                 self._pool.shutdown()
                 self._pool = None
             self._shelf.release()
+
+
+def _wait(jobs: Iterable[Future[None]]) -> None:
+    """Until all have ended, well or not."""
+    for job in jobs:
+        job.exception()
