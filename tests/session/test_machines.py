@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def children(ws: Workspace, count: int) -> tuple[list[WorkspaceRow], Oid]:
 def test_copies_go_when_the_block_fails(hub: Hub, ws: Workspace) -> None:
     rows, image = children(ws, 3)
     homes = hub.root / "local/machines"
+    gc.collect()  # what earlier tests left open
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ZeroDivisionError), hub._machines.copies(rows, image, None) as lives:
         assert [(live.machine.path / "a.txt").exists() for live in lives] == [True] * 3
