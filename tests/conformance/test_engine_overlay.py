@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,10 @@ class HostScoped(OverlayEngine):
     def open(self, spec: Spec) -> OverlayMachine:
         return super().open(replace(spec, scope="host"))
 
-    def fork(self, specs: Sequence[Spec], standing: Standing) -> list[Machine]:
-        return super().fork([replace(spec, scope="host") for spec in specs], standing)
+    def fork(
+        self, specs: Sequence[Spec], standing: Standing, meanwhile: Callable[[], None]
+    ) -> list[Machine]:
+        return super().fork([replace(s, scope="host") for s in specs], standing, meanwhile)
 
 
 class TestWorkspaceScope(EngineTests):

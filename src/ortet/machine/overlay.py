@@ -6,7 +6,7 @@ A machine is an upper directory of its own over layers that many machines share.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -62,7 +62,9 @@ class OverlayEngine(Engine):
         self._open[spec.home] = machine
         return machine
 
-    def fork(self, specs: Sequence[Spec], standing: Standing) -> list[Machine]:
+    def fork(
+        self, specs: Sequence[Spec], standing: Standing, meanwhile: Callable[[], None]
+    ) -> list[Machine]:
         """New machines that stand alike, all or none; called within `Bases.using`."""
         made: list[tuple[OverlayMachine, list[Loss]]] = []
         with ExitStack() as undo:
@@ -76,6 +78,7 @@ class OverlayEngine(Engine):
                 own = replace(standing, system=system)
                 losses += self._establish(home, own)
                 made.append((self._start(spec, home, own, undo), losses))
+            meanwhile()
             for machine, losses in made:
                 machine.ready(losses)
             undo.pop_all()

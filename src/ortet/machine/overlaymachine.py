@@ -34,7 +34,8 @@ _STAGE = "stage"
 _SWITCH = 200  # differences from which on other layers are faster than writing files
 _DEEPEST_EVER = 60  # for a machine whose layers hold what no image does
 
-Fork = Callable[[Sequence[Spec], Standing], list[Machine]]
+Fork = Callable[[Sequence[Spec], Standing, Callable[[], None]], list[Machine]]
+"""Starts machines that stand so, calls back, and waits until they are ready; all or none."""
 
 
 class View(PosixPath):
@@ -68,6 +69,7 @@ class OverlayMachine(Machine):
         self._busy = False  # processes may be running
         self._closed = False
         self._lens: Lens | None = None
+        self._paused: Stack | None = None  # unmounted, to go on upon these layers
         self._running: Supervised | None = None
 
     # beginning and end
@@ -118,7 +120,8 @@ class OverlayMachine(Machine):
             oid, frozen = self._frozen
             if oid == image:
                 with self._ground.bases.using():
-                    self._renew(frozen)
+                    self._pause(frozen)
+                    self._resume()
 
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         target = decode(Image, self._ground.objects.get(image))
@@ -146,9 +149,12 @@ class OverlayMachine(Machine):
         image = decode(Image, self._ground.objects.get(self._settled))
         with self._ground.bases.using():
             stack = self._share(image)
-            ours = stack == self._standing.stack
-            ignoring = ours and self._standing.ignoring
-            return self._fork(specs, Standing(1, stack, image.system, ignoring))
+            ours = stack in (self._standing.stack, self._paused)
+            standing = Standing(1, stack, image.system, ours and self._standing.ignoring)
+            try:
+                return self._fork(specs, standing, self._resume)
+            finally:
+                self._resume()
 
     def run(
         self,
@@ -243,45 +249,63 @@ class OverlayMachine(Machine):
     # layers
 
     def _share(self, image: Image) -> Stack:
-        """Layers that add up to the settled image, which this machine may have left since."""
+        """Layers that add up to the settled image, which this machine may have left since.
+
+        What was mounted may be gone now, until `_resume`.
+        """
         stack = self._standing.stack
         if stack.image == replace(image, system=None):
             return stack
-        if self._freeze()[0] == self._settled and self._renew(image):
-            return self._standing.stack
+        if self._freeze()[0] == self._settled and self._pause(image):
+            assert self._paused is not None
+            return self._paused
         return self._ground.bases.stack(image, stack)[0]
 
-    def _renew(self, image: Image) -> bool:
-        """Make the upper directory, which adds up to `image`, a layer, and go on with a new one.
+    def _pause(self, image: Image) -> bool:
+        """Make the upper directory, which adds up to `image`, a layer, to go on upon with another.
 
         False, and nothing changed, while anything has a file of the workspace open.
         """
-        old, home, bases = self._standing, self._home, self._ground.bases
-        name = layer_name(self._spec.id, old.upper)
+        old, bases = self._standing, self._ground.bases
         deep = len(old.stack.layers) >= (_DEEPEST_EVER if old.ignoring else DEEPEST)
         flat = bases.stack(image, old.stack)[0] if deep else None
         if not self._unmount():
             return False
         try:
-            stack = flat or bases.adopt(
-                home.upper(old.upper),
-                name,
+            self._paused = flat or bases.adopt(
+                self._home.upper(old.upper),
+                layer_name(self._spec.id, old.upper),
                 below=old.stack,
                 image=image,
                 shared=not old.ignoring,
             )
-            reach("overlay.frozen")
-            new = replace(old, upper=old.upper + 1, stack=stack)
-            home.fresh(new.upper, stack, bases)
+        except BaseException:
+            self._go_back()
+            raise
+        reach("overlay.frozen")
+        return True
+
+    def _resume(self) -> None:
+        """Go on after `_pause`, if there was one."""
+        stack, self._paused = self._paused, None
+        if stack is None:
+            return
+        new = replace(self._standing, upper=self._standing.upper + 1, stack=stack)
+        try:
+            self._home.fresh(new.upper, stack, self._ground.bases)
             self._mount(new)
             reach("overlay.mounted")
             self._stand(new)
         except BaseException:
-            if flat is None:
-                bases.give_back(name, home.upper(old.upper))
-            self._mount(old)
+            self._go_back()
             raise
-        return True
+
+    def _go_back(self) -> None:
+        """To where the machine stood before `_pause`."""
+        old = self._standing
+        name = layer_name(self._spec.id, old.upper)
+        self._ground.bases.give_back(name, self._home.upper(old.upper))
+        self._mount(old)
 
     def _switch(
         self, current: Image, target: Image, system: System | None, *, outer: bool
