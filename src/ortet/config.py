@@ -172,13 +172,15 @@ def open_hub(
     cwd: Path | None = None,
     create: bool = True,
     watch: bool | None = None,
+    alone: bool = False,
     clock: Clock | None = None,
     random: Random = os.urandom,
     environ: Mapping[str, str] = os.environ,
 ) -> Hub:
     """Open the store, making it when it is not there and `create` is true.
 
-    `watch` overrides the setting: a short-lived process looks once and needs no watcher.
+    `watch` overrides the setting. `alone`: the process is ours, one command long; it looks once, so
+    it needs no watcher, and it may fork to look faster.
     """
     # here, so that asking this module for a pointer or a setting does not load a database
     from ortet.backend.signals import HostSignal
@@ -192,8 +194,8 @@ def open_hub(
     clock = clock or SystemClock()
     catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
     trees = Trees(objects)
-    watch = settings.watch if watch is None else watch
-    engine = _engines(objects, trees, clock, root=root, watch=watch)
+    watch = not alone and (settings.watch if watch is None else watch)
+    engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone)
     return Hub(
         Parts(
             root=root,
@@ -275,14 +277,14 @@ def _prepare(root: Path, *, create: bool) -> bool:
 
 
 def _engines(
-    objects: LocalObjects, trees: Trees, clock: Clock, *, root: Path, watch: bool
+    objects: LocalObjects, trees: Trees, clock: Clock, *, root: Path, watch: bool, alone: bool
 ) -> Callable[[str], Engine]:
     @cache
     def engine(name: str) -> Engine:
         if name == "folder":
             from ortet.machine.folder import FolderEngine
 
-            return FolderEngine(objects, trees, clock, watch=watch)
+            return FolderEngine(objects, trees, clock, watch=watch, alone=alone)
         if name == "overlay":
             from ortet.machine.overlay import OverlayEngine
 

@@ -39,14 +39,22 @@ class Setting:
             assert loaded is not None
             self.index = loaded
         self.fd = os.open(self.root, os.O_RDONLY)
+        self.alone = False
 
     def look(self) -> Names:
-        return suspects(self.fd, self.index, Sieve(self.index, self.rules))
+        return suspects(self.fd, self.index, Sieve(self.index, self.rules), alone=self.alone)
 
 
-@pytest.fixture(params=["kept", "saved"])
-def setting(place: Path, request: pytest.FixtureRequest) -> Iterator[Setting]:
-    setting = Setting(place, request.param == "saved")
+@pytest.fixture(params=["kept", "saved", "by two processes"])
+def setting(
+    place: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Setting]:
+    setting = Setting(place, request.param != "kept")
+    if request.param == "by two processes":
+        setting.alone = True
+        monkeypatch.setattr("ortet.machine.suspects._MANY", 1)
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        monkeypatch.setattr("threading.active_count", lambda: 1)  # pytest-xdist has one of its own
     yield setting
     os.close(setting.fd)
 

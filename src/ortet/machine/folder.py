@@ -45,11 +45,15 @@ _BEGIN = "begin"  # of a thaw's journal: there while it is unfinished
 
 
 class FolderEngine(Engine):
-    """Machines that are directories. `watch`: follow changes while a machine is open."""
+    """Machines that are directories. `watch`: follow changes while a machine is open; `alone`: the
+    process is ours, and may fork to look faster."""
 
     name = "folder"
 
-    def __init__(self, objects: Objects, trees: Trees, clock: Clock, *, watch: bool) -> None:
+    def __init__(
+        self, objects: Objects, trees: Trees, clock: Clock, *, watch: bool, alone: bool = False
+    ) -> None:
+        self.alone = alone
         self._objects = objects
         self._trees = trees
         self._clock = clock
@@ -324,6 +328,7 @@ class FolderMachine(Machine):
                 losses=self._losses,
                 dirty=dirty,
                 watch=self._watch,
+                alone=self._engine.alone,
             )
         except OSError as error:
             raise failure(error, f"cannot read {self.path}") from error

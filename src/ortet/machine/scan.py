@@ -45,13 +45,15 @@ def scan(
     losses: list[Loss],
     dirty: Dirty | None = None,
     watch: Watching | None = None,
+    alone: bool = False,
 ) -> ScanResult:
     """The directory's Entry (name b"") and links, with `index` and `rules` brought up to date.
 
-    Full when `dirty` is None; otherwise only what it lists is looked at. `losses` gets all that is
-    known to be missing. When it fails the index is empty afterwards, for it would be half true.
+    Full when `dirty` is None; otherwise only what it lists is looked at. `alone`: the process is
+    ours and may fork. `losses` gets all that is known to be missing. When it fails the index is
+    empty afterwards, for it would be half true.
     """
-    work = _Scan(objects, trees, index, rules=rules, watch=watch)
+    work = _Scan(objects, trees, index, rules=rules, watch=watch, alone=alone)
     try:
         result = work.run(root, dirty)
     except BaseException:
@@ -74,9 +76,11 @@ class _Scan:
         *,
         rules: Rules,
         watch: Watching | None,
+        alone: bool,
     ) -> None:
         self._objects = objects
         self._index = index
+        self._alone = alone
         self._watched = watch is not None
         self._sieve = Sieve(index, rules)
         self._walk = Walk(objects, trees, index, sieve=self._sieve, watch=watch)
@@ -106,7 +110,7 @@ class _Scan:
             return plan
         # a watcher has to be told of every directory, so then all are opened
         if not self._watched and self._index.root.entry is not None:
-            return self._plan(suspects(fd, self._index, self._sieve))
+            return self._plan(suspects(fd, self._index, self._sieve, alone=self._alone))
         return None
 
     def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> Plan:

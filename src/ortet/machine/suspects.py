@@ -8,7 +8,10 @@ through a link put there meanwhile has another inode, and goes the careful way.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
+from itertools import accumulate
 
+from ortet.machine.halves import in_halves
 from ortet.machine.links import join, walk
 from ortet.machine.rules import FILE
 from ortet.machine.seen import MAPPED, STAT, Node, is_same, mark_of
@@ -16,25 +19,32 @@ from ortet.machine.sieve import Sieve
 from ortet.machine.statindex import StatIndex
 
 Names = dict[bytes, set[bytes] | None]
+Known = tuple[bytes, Node, list[str]]
+"""A directory that was seen: path, node, names in it."""
 
 _RULES = os.fsdecode(FILE)
+_MANY = 8192  # names, from which on a second process pays
 _LONG = 3000  # with one more name a path could be too long for the kernel
 
 
-def suspects(fd: int, index: StatIndex, sieve: Sieve) -> Names:
-    """Names below the open root whose stat is not as it was; directories to list again are None."""
+def suspects(fd: int, index: StatIndex, sieve: Sieve, *, alone: bool = False) -> Names:
+    """Names below the open root whose stat is not as it was; directories to list again are None.
+
+    `alone`: the process is ours and may fork.
+    """
     found: Names = dict.fromkeys(index.losses)
     if not is_same(index.root_seen, os.fstat(fd)):
         found[b""] = None
     ruled: list[bytes] = []
     governed: list[tuple[bytes, Node]] = []
-    for path, node in walk(index):
-        names = node.names()
+    nodes = [(path, node, node.names()) for path, node in walk(index)]
+    changed = _changed_names(fd, nodes, many=_MANY if alone else 0)
+    for (path, node, names), different in zip(nodes, changed, strict=True):
         if _RULES in names:
             ruled.append(path)
         if node.rules or _RULES in names:
             governed.append((path, node))
-        for name in _changed(fd, os.fsdecode(path) + "/" if path else "", node, names):
+        for name in different:
             raw = os.fsencode(name)
             some = found.setdefault(path, set())
             if some is not None:
@@ -44,6 +54,18 @@ def suspects(fd: int, index: StatIndex, sieve: Sieve) -> Names:
     for path in sieve.reload(fd, ruled, governed):
         found[path] = {FILE}
     return found
+
+
+def _changed_names(fd: int, nodes: list[Known], *, many: int) -> list[list[str]]:
+    """For each directory; from `many` names on (0: never) by two processes."""
+
+    def changed(known: Known) -> list[str]:
+        path, node, names = known
+        return _changed(fd, os.fsdecode(path) + "/" if path else "", node, names)
+
+    sizes = list(accumulate(len(names) for _, _, names in nodes))
+    cut = bisect_left(sizes, sizes[-1] // 2) + 1 if 0 < many <= sizes[-1] else 0
+    return in_halves(changed, nodes, cut=cut)
 
 
 def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:

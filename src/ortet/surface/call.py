@@ -71,8 +71,7 @@ class Call:
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
         from ortet.config import open_hub
 
-        # a process this short looks once: a watcher would cost more than it saves
-        hub = open_hub(url, cwd=self.here, create=create, watch=False)
+        hub = open_hub(url, cwd=self.here, create=create, alone=True)
         return self._stack.enter_context(hub)
 
     def pointer(self) -> Pointer | None:
