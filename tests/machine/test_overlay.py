@@ -8,9 +8,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -18,9 +18,11 @@ import ortet
 from ortet.errors import Conflict, Invalid, Unavailable
 from ortet.graph.records import Image
 from ortet.ids import Oid, SystemClock, from_hex
+from ortet.machine import ground
 from ortet.machine.abc import Machine, Spec
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.overlaymachine import OverlayMachine
+from ortet.machine.view import Mounted, Step, places_to_cover, steps
 
 from .conftest import Shop
 
@@ -107,6 +109,26 @@ class TestTheHostIsLeftAlone:
             assert not Path(directory, f"{mark}.x").exists()
         assert Path("/etc/os-release").exists()
         assert machine.run(f"cat /etc/{mark}.x").exit_code == (0 if scope == "host" else 1)
+
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_mount_that_the_host_takes_away_meanwhile_is_left_out(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, early: bool
+    ) -> None:
+        gone = bench.place / "gone"
+
+        def listed(spec: Spec, host: Sequence[Mounted]) -> list[tuple[str, bool]]:
+            if not early:
+                gone.mkdir()
+            return [*places_to_cover(spec, host), (str(gone), False)]
+
+        def planned(*args: Any, **options: Any) -> list[Step]:
+            if not early:
+                gone.rmdir()
+            return steps(*args, **options)
+
+        monkeypatch.setattr(ground, "places_to_cover", listed)
+        monkeypatch.setattr(ground, "steps", planned)
+        assert bench.open("m", "host").run("echo up").stdout == "up\n"
 
     @pytest.mark.parametrize("scope", SCOPES)
     def test_the_host_shows_inside(self, bench: Bench, scope: Scope) -> None:

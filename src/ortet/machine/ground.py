@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,10 @@ class Ground:
     ) -> tuple[dict[str, Any], list[Cover]]:
         """All a supervisor needs to know, and what it will cover."""
         host = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
-        covers = [
-            self._cover(home, standing, at, state=state)
-            for at, state in places_to_cover(spec, host)
-        ]
+        covers = []
+        for at, state in places_to_cover(spec, host):
+            with suppress(FileNotFoundError):  # the host has just unmounted it
+                covers.append(self._cover(home, standing, at, state=state))
         area = self.bases.area
         (area / "root").mkdir(parents=True, exist_ok=True)
         for number, cover in enumerate(covers):

@@ -89,7 +89,7 @@ class Mounter:
         except OSError:
             if instead is None:
                 raise
-            if instead:
+            if instead and os.path.isdir(target):  # else the host has just unmounted it
                 self._kernel.bind(instead["source"], target)
                 if instead.get("sealed"):
                     self._kernel.seal(target)
