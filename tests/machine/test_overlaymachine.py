@@ -14,7 +14,7 @@ import pytest
 from ortet.ids import SystemClock, from_hex
 from ortet.machine.abc import Spec
 from ortet.machine.overlay import OverlayEngine
-from ortet.machine.overlaymachine import View
+from ortet.machine.view import View
 
 from .conftest import Shop
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import PosixPath
 
 from msgspec.structs import replace
 
@@ -26,6 +25,7 @@ from ortet.machine.lens import Lens
 from ortet.machine.rethaw import rethaw, tally
 from ortet.machine.thaw import recover
 from ortet.machine.upper import Mapped
+from ortet.machine.view import View
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -36,16 +36,6 @@ _DEEPEST_EVER = 60  # for a machine whose layers hold what no image does
 
 Fork = Callable[[Sequence[Spec], Standing, Callable[[], None]], list[Machine]]
 """Starts machines that stand so, calls back, and waits until they are ready; all or none."""
-
-
-class View(PosixPath):
-    """A path into a machine's mounts.
-
-    It leads through a link whose text is "/": resolved, it would name the host's own files.
-    """
-
-    def resolve(self, strict: bool = False) -> View:  # noqa: ARG002 - as Path has it
-        return self
 
 
 class OverlayMachine(Machine):

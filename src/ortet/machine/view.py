@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import msgspec
@@ -53,6 +53,16 @@ class Cover(msgspec.Struct, frozen=True):
     upper: Path
     work: Path
     layers: tuple[Path, ...] = ()  # system differences between the host and `upper`
+
+
+class View(PosixPath):
+    """A path into a machine's mounts.
+
+    It leads through a link whose text is "/": resolved, it would name the host's own files.
+    """
+
+    def resolve(self, strict: bool = False) -> View:  # noqa: ARG002 - as Path has it
+        return self
 
 
 def parse_mounts(text: bytes) -> list[Mounted]:
