@@ -84,6 +84,11 @@ FULL = Counts(fast=200, slow=15, heavy=3, forks=30, chain=10_000)
 QUICK = Counts(fast=30, slow=3, heavy=1, forks=5, chain=300)
 
 
+def _ordinary_environment() -> dict[str, str]:
+    """Ours, but Python may keep what it compiled: every installed program can."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def command(
     words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Spent:
@@ -93,7 +98,7 @@ def command(
         process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(LAUNCH), str(report), *words],
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**_ordinary_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
