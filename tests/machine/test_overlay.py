@@ -265,6 +265,58 @@ time.sleep(1000)
 """
 
 
+MAPPER = """
+import mmap, os
+fd = os.open("large", os.O_RDWR)
+memory = mmap.mmap(fd, 0)
+os.close(fd)
+print("mapped", flush=True)
+for word in (b"first", b"later", b"final"):
+    open("go").read()
+    memory[0:5] = word
+    open("done", "w").close()
+"""
+
+
+class TestMemory:
+    def test_stores_through_memory_are_seen_while_it_runs_and_after(self, bench: Bench) -> None:
+        """By a process that lives on between commits, and by one that has just ended."""
+        machine = bench.open("m")
+        machine.run("head -c 300000 /dev/zero > large; mkfifo go done")
+        (machine.path / "mapper.py").write_text(MAPPER)
+        bench.commit(machine)
+        machine.run("python3 mapper.py > log 2>&1 &")
+        images = [bench.commit(machine)]
+        for word in ("first", "later", "final"):
+            machine.run("echo > go; cat done > /dev/null")
+            if word == "final":
+                machine.run("while pgrep -f '[m]apper.py' > /dev/null; do :; done")
+            images.append(bench.commit(machine))
+            assert machine.run("head -c 5 large").stdout == word
+        assert len(set(images)) == 4
+
+    def test_a_host_program_that_keeps_a_file_open(self, bench: Bench) -> None:
+        machine = bench.open("m")
+        machine.run("echo start > log")
+        images = [bench.commit(machine)]
+        with (machine.path / "log").open("a", buffering=1) as log:
+            for number in range(3):
+                log.write(f"line {number}\n")
+                images.append(bench.commit(machine))
+        assert len(set(images)) == 4
+        assert bench.commit(machine) == images[-1]
+
+    def test_a_new_name_for_a_calm_file(self, bench: Bench) -> None:
+        machine = bench.open("m")
+        machine.run("echo x > dir/new")
+        bench.commit(machine)
+        machine.run("ln dir/new twin")
+        linked = bench.shop.image(bench.commit(machine).hex())
+        assert linked.links
+        machine.run("rm twin")
+        assert not bench.shop.image(bench.commit(machine).hex()).links
+
+
 class TestForks:
     def test_a_fork_of_an_idle_machine_copies_nothing(self, bench: Bench) -> None:
         machine = bench.open("m")

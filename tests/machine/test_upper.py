@@ -48,11 +48,12 @@ class Pair:
             self.overlay.upper,
             below=below.root,
             root=privileged(),
+            view=os.fsencode(self.view),
         )
 
     def told(self) -> Image:
-        """By the upper directory."""
-        root = self.upper.scan()
+        """By the upper directory, and what the kernel says of it."""
+        root = self.upper.scan(quiet=True)
         objects = self.shop.objects
         groups = []
         if self.below.links:

@@ -56,6 +56,7 @@ class Lens:
             root=not ground.user,
             spare=ground.spare,
             watch=ground.watch,
+            view=os.fsencode(view),
         )
         self._systems = [
             self._outer(cover, spec, standing.system) for cover in covers if cover.state
@@ -75,15 +76,16 @@ class Lens:
         """Has it seen files that are no state?"""
         return self._upper.ignoring or self._blind
 
-    def look(self, mapped: Mapped | None = None) -> Image:
-        root, links = self._workspace(mapped)
+    def look(self, mapped: Mapped | None, *, quiet: bool) -> Image:
+        """See Upper.scan."""
+        root, links = self._workspace(mapped, quiet)
         return Image(root=root, links=links, system=self._outside())
 
-    def _workspace(self, mapped: Mapped | None) -> tuple[Entry, bytes]:
+    def _workspace(self, mapped: Mapped | None, quiet: bool) -> tuple[Entry, bytes]:
         upper = self._upper
         upper.horizon = self._ground.horizon()
         try:
-            root = upper.scan(mapped)
+            root = upper.scan(mapped, quiet=quiet)
             self._blind = upper.restated
         except NotFound as error:
             if error.kind != "no_object":

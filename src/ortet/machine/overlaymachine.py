@@ -57,6 +57,7 @@ class OverlayMachine(Machine):
         self._unsettled = False  # the lens rests on objects that no commit holds yet
         self._epoch = self._sweeps()
         self._busy = False  # processes may be running
+        self._was_busy = False  # at the last freeze
         self._closed = False
         self._lens: Lens | None = None
         self._paused: Stack | None = None  # unmounted, to go on upon these layers
@@ -200,8 +201,11 @@ class OverlayMachine(Machine):
                 covers=self._covers,
                 view=self._stable,
             )
+        busy_before = self._was_busy
+        mapped = self._mapped() if self._busy else None
+        self._was_busy = self._busy
         try:
-            image = self._lens.look(self._mapped() if self._busy else None)
+            image = self._lens.look(mapped, quiet=not (self._busy or busy_before))
         except BaseException:
             self._look_anew()  # what was learned may not be stored
             raise

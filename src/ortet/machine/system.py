@@ -66,12 +66,18 @@ class SystemUpper(Upper):
         self.at = cover.at
         self._empty = empty.oid
         self._own = own
+        self._last: tuple[Entry, Layer | None] | None = None
         self._groups = [] if below is None else links_of(objects, below)
         self._noise = frozenset((*NOISE, *_CACHES, *own, f"{_home()}/.cache"))
 
     def difference(self) -> Layer | None:
         """None when nothing differs from the host."""
         root = self.scan()
+        if self._last is None or self._last[0] is not root:
+            self._last = root, self._layer(root)
+        return self._last[1]
+
+    def _layer(self, root: Entry) -> Layer | None:
         if root.data == self._empty and not self._differs(self.root, root):
             return None
         groups = self.groups(self._groups)

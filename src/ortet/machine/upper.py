@@ -48,6 +48,7 @@ class Upper:
 
     `below` is the merged layers under it. `root`: mounted by the host's root, whose marks are other
     xattrs than an ordinary user's. What has a ctime at or after `horizon` is looked at again.
+    `view` is the path of the merged directory, if it can be watched.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Upper:
         root: bool,
         spare: Spare | None = None,
         watch: UpperWatch | None = None,
+        view: bytes = b"",
     ) -> None:
         self.horizon = CALM
         self.losses: list[Loss] = []
@@ -77,6 +79,10 @@ class Upper:
         self._restated: set[bytes] = set()
         self._too_large: dict[bytes, Loss] = {}
         self._stirred = {self.root}  # something happened to these directories
+        self._touched: dict[Node, Fresh] = {}  # and only to these files in others
+        self._heard: set[int] = set()  # descriptors of files that were written to
+        self._deaf: set[Node] = set()  # directories of which we do not hear
+        self._view = view
         self._unsure: set[Node] = set()  # and these have to be asked every time
         self._watch = watch or UpperWatch()
         self._holder = Holder(directory, spare or Spare())
@@ -94,19 +100,40 @@ class Upper:
         """Something happened to this directory, or, None, to any."""
         self._stirred.update(self.root.walk() if node is None else (node,))
 
-    def scan(self, mapped: Mapped | None = None) -> Entry:
-        """The merged directory as it is now."""
+    def hear(self, node: Node, name: str) -> None:
+        """This file was written to."""
+        if name in node.held:
+            self._heard.add(node.held[name])
+
+    def scan(self, mapped: Mapped | None = None, *, quiet: bool = False) -> Entry:
+        """The merged directory as it is now.
+
+        `quiet`: no process of the machine lives, nor did at the last scan, so whoever wrote has
+        closed what it wrote, and was heard. Otherwise all files are asked.
+        """
         self.losses = []
         self._watch.drain()
-        self._stirred |= self._unsure | self._holder.changed()
+        self._stirred |= self._unsure
         if mapped:
             self._stirred |= {node for node in self.root.walk() if node.path in mapped}
-        if self._stirred:
-            self._fold_all(self._visit_all(mapped))
-            self._stirred = set()  # only now: after a failure they are visited again
-        self.losses += self._too_large.values()
+        quiet = quiet and not self.linked and not self._deaf
+        self._look(self._heard if quiet else None, mapped)
+        if quiet and self.linked:  # a file has got another name: the one it had told nothing
+            self._look(None, mapped)
+        if self.losses or self._too_large:
+            self.losses = list(dict.fromkeys((*self.losses, *self._too_large.values())))
         assert self.root.entry is not None
         return self.root.entry
+
+    def _look(self, some: set[int] | None, mapped: Mapped | None) -> None:
+        """At what was stirred, and at all kept files or at some."""
+        for node, name, st in self._holder.changed(some):
+            if node not in self._stirred:
+                self._touched.setdefault(node, {})[name] = st
+        if self._stirred or self._touched:
+            self._fold_all(self._visit_all(mapped))
+        # only now: after a failure they are looked at again
+        self._stirred, self._touched, self._heard = set(), {}, set()
 
     def groups(self, below: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
         """Hardlink groups of the merged directory, given those of the layers below."""
@@ -116,9 +143,9 @@ class Upper:
 
     def _visit_all(self, mapped: Mapped | None) -> list[Node]:
         """What was stirred, parents before what they hold, and directories that turn up."""
+        visited = [node for node, files in self._touched.items() if self._retake(node, files)]
         queue = [(node.depth, id(node), node) for node in self._stirred]
         heapify(queue)
-        visited = []
         while queue:
             _, _, node = heappop(queue)
             if node.dropped:
@@ -135,12 +162,38 @@ class Upper:
                     heappush(queue, (child.depth, id(child), child))
         return visited
 
+    def _listen(self, node: Node) -> None:
+        """Hear of writes in it, if we may."""
+        if self._view:
+            self._watch.add_view(join(self._view, node.path), self, node)
+        if node.view < 0:
+            self._deaf.add(node)
+        else:
+            self._deaf.discard(node)
+
+    def _retake(self, node: Node, files: Fresh) -> bool:
+        """Only files in it changed, in place; False: it has to be visited."""
+        lost = len(self.losses)
+        try:
+            if _RULES not in files and node not in self._stirred:
+                fd = self._holder.open(node)
+                for name, st in files.items():
+                    self._take(node, name, st, fd=fd)
+                if node.listed and len(self.losses) == lost:
+                    return True
+        except OSError:
+            pass  # it has just gone, perhaps; the visit will tell
+        self._stirred.add(node)
+        return False
+
     def _visit(self, node: Node, mapped: Mapped | None) -> None:
         self._unsure.add(node)  # until we are through
         lost = len(self.losses)
         fd = self._holder.open(node)
         if node.wd < 0:  # before we look, so that nothing comes between
-            node.wd = self._watch.add(fd, self, node)
+            self._watch.add(fd, self, node)
+        if node.view < 0:
+            self._listen(node)
         if node.arrive(os.fstat(fd)) or not node.listed:
             fresh = self._examine(node, fd)
         else:
@@ -302,7 +355,7 @@ class Upper:
         if name not in node.known:
             self._drop(node, name)
         self._too_large.pop(path, None)
-        lost, inode = len(self.losses), st.st_ino
+        lost, inode, before = len(self.losses), st.st_ino, node.known.get(name, _UNSURE)
         try:
             entry, st = self._entry(node, raw, st, fd=fd, path=path, mapped=mapped)
         except Unreadable as error:
@@ -322,7 +375,8 @@ class Upper:
             self.linked[path] = st.st_ino
         else:
             self.linked.pop(path, None)
-        if node.entry is None or self._trees.lookup(Oid(node.entry.data), raw) != entry:
+        moved = before is not _UNSURE and before[1] != st.st_mtime_ns  # so it differs for sure
+        if moved or node.entry is None or self._trees.lookup(Oid(node.entry.data), raw) != entry:
             node.changes[raw] = entry
         else:
             node.changes.pop(raw, None)
@@ -435,6 +489,7 @@ class Upper:
             self._holder.let_all_go(node)
             self._watch.remove(node)
             self._unsure.discard(node)
+            self._deaf.discard(node)
             self.count -= node.counted
             node.dropped = True
 

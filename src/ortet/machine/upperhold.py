@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +33,11 @@ class Spare:
 class Holder:
     """Opens the directories of one upper directory, and keeps the files there is room for.
 
-    `held` is every kept descriptor with the stamp its file had, and its directory.
+    `held` is every kept descriptor with the ctime its file had, its directory and its name there.
     """
 
     def __init__(self, directory: Path, spare: Spare) -> None:
-        self.held: dict[int, tuple[Stamp, Node]] = {}
+        self.held: dict[int, tuple[int, Node, str]] = {}
         self._spare = spare
         self._top = os.open(directory, OPEN_DIR)
         self._dirs = Dirs(self._top, keep=_DIRS)
@@ -49,12 +50,15 @@ class Holder:
         """A directory's descriptor, good until others are opened."""
         return self._dirs.fd(node.path)
 
-    def changed(self) -> set[Node]:
-        """Directories with a kept file that is not as it was. Keep it short: each scan is here."""
-        found, fstat = set(), os.fstat
-        for fd, (was, node) in self.held.items():
-            if fstat(fd).st_ctime_ns != was[0]:  # which every change moves
-                found.add(node)
+    def changed(self, some: Iterable[int] | None = None) -> list[tuple[Node, str, os.stat_result]]:
+        """Kept files that are not as they were, of all or of some. Keep it short."""
+        held, fstat, found = self.held, os.fstat, []
+        for fd in held if some is None else some:
+            if fd in held:
+                ctime, node, name = held[fd]
+                st = fstat(fd)
+                if st.st_ctime_ns != ctime:  # which every change moves
+                    found.append((node, name, st))
         return found
 
     def hold(self, node: Node, name: str, fd: int, stamp: Stamp) -> None:
@@ -66,7 +70,7 @@ class Holder:
             if own is None:
                 self._spare.give()
         if own is not None:
-            self.held[own] = stamp, node
+            self.held[own] = stamp[0], node, name
 
     def let_go(self, node: Node, name: str) -> None:
         fd = node.held.pop(name, -1)

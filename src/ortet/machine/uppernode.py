@@ -58,6 +58,7 @@ class Node:
         "text",
         "time",
         "uid",
+        "view",
         "wd",
         "xattrs",
     )
@@ -77,7 +78,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.counted = 0  # names when it was last visited
         self.dropped = False  # it is no longer part of the tree
-        self.wd = -1  # its watch
+        self.wd = self.view = -1  # watches on it and on what it is merged into
         self.held: dict[str, int] = {}
         self.full: dict[bytes, int] = {}  # inodes of files that have content of their own
         self.clear()
@@ -106,6 +107,10 @@ class Node:
         self.gone.discard(name)
         self.skipped.discard(name)
         self.full.pop(os.fsencode(name), None)
+
+    def lose_watch(self, wd: int) -> None:
+        self.wd = -1 if self.wd == wd else self.wd
+        self.view = -1 if self.view == wd else self.view
 
     def arrive(self, st: os.stat_result) -> bool:
         """Take in its stat; True when it is not as it was."""
