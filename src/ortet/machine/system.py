@@ -22,6 +22,7 @@ from ortet.machine.capture import read_xattrs
 from ortet.machine.delta import whiteout, write
 from ortet.machine.upper import Upper
 from ortet.machine.uppernode import Node
+from ortet.machine.uppertake import Taker
 from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import NOISE, Cover, within
 from ortet.store.abc import Kind, Objects
@@ -39,6 +40,55 @@ def fingerprint() -> str:
         except OSError:
             continue
     return checksum(*parts).hex()
+
+
+class SystemTaker(Taker):
+    """Compares each name with the host's: what is as there is no difference."""
+
+    def __init__(
+        self, objects: Objects, trees: Trees, below: Entry, *, at: str, own: Sequence[str]
+    ) -> None:
+        super().__init__(objects, trees, below, root=True)
+        self._at = os.fsencode(at)
+        self._noise = frozenset((*NOISE, *_CACHES, *own, f"{_home()}/.cache"))
+
+    def host(self, path: bytes) -> bytes:
+        """Where the host has it."""
+        return os.path.join(self._at, path)
+
+    def skip(self, path: bytes, is_dir: bool) -> bool:
+        where = os.fsdecode(self.host(path))
+        if is_dir and where.startswith("/home/") and where.endswith("/.cache"):
+            return where.count("/") == 3
+        return where in self._noise
+
+    def whiteout(self, path: bytes) -> Entry | None:
+        """A mark where the host has the name; nothing where only a layer between had it."""
+        if not os.path.lexists(self.host(path)):
+            return None
+        return replace(whiteout(path.rpartition(b"/")[2]), uid=0, gid=0, flags=int(Flag.WHITEOUT))
+
+    def entry(
+        self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
+    ) -> tuple[Entry | None, os.stat_result]:
+        entry, st = super().entry(node, raw, st, fd=fd, path=path, mapped=mapped)
+        if entry is not None and not entry.flags and self._same(fd, raw, st, path):
+            return None, st
+        return entry, st
+
+    def _same(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
+        """Is it the host's own file, copied up and put back?"""
+        host = self.host(path)
+        here = b"/proc/self/fd/%d/%s" % (fd, raw)
+        try:
+            its = os.lstat(host)
+            if _plain(its) != _plain(st) or read_xattrs(host) != read_xattrs(here):
+                return False
+            if stat.S_ISLNK(st.st_mode):
+                return os.readlink(host) == os.readlink(here)
+            return not stat.S_ISREG(st.st_mode) or filecmp.cmp(host, here, shallow=False)
+        except OSError:
+            return False
 
 
 class SystemUpper(Upper):
@@ -62,13 +112,16 @@ class SystemUpper(Upper):
         empty = trees.empty()
         nothing = Entry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
         root = nothing if below is None else below.root
-        super().__init__(objects, trees, cover.upper, below=root, root=True, watch=watch)
+        taker = SystemTaker(objects, trees, root, at=cover.at, own=own)
+        super().__init__(
+            objects, trees, cover.upper, below=root, root=True, watch=watch, taker=taker
+        )
         self.at = cover.at
+        self._host = taker.host
         self._empty = empty.oid
         self._own = own
         self._last: tuple[Entry, Layer | None] | None = None
         self._groups = [] if below is None else links_of(objects, below)
-        self._noise = frozenset((*NOISE, *_CACHES, *own, f"{_home()}/.cache"))
 
     def difference(self) -> Layer | None:
         """None when nothing differs from the host."""
@@ -84,45 +137,8 @@ class SystemUpper(Upper):
         links = self._objects.put(Kind.META, encode(groups)) if groups else b""
         return Layer(os.fsencode(self.at), root, links)
 
-    def _host(self, path: bytes) -> bytes:
-        return os.path.join(os.fsencode(self.at), path)
-
-    def _skip(self, path: bytes, is_dir: bool) -> bool:
-        where = os.fsdecode(self._host(path))
-        if is_dir and where.startswith("/home/") and where.endswith("/.cache"):
-            return where.count("/") == 3
-        return where in self._noise
-
     def _obey(self, node: Node, fd: int) -> bool:  # noqa: ARG002 - ignore files rule a workspace
         return False
-
-    def _whiteout(self, path: bytes) -> Entry | None:
-        """A mark where the host has the name; nothing where only a layer between had it."""
-        if not os.path.lexists(self._host(path)):
-            return None
-        return replace(whiteout(path.rpartition(b"/")[2]), uid=0, gid=0, flags=int(Flag.WHITEOUT))
-
-    def _entry(
-        self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
-    ) -> tuple[Entry | None, os.stat_result]:
-        entry, st = super()._entry(node, raw, st, fd=fd, path=path, mapped=mapped)
-        if entry is not None and not entry.flags and self._same(fd, raw, st, path):
-            return None, st
-        return entry, st
-
-    def _same(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
-        """Is it the host's own file, copied up and put back?"""
-        host = self._host(path)
-        here = b"/proc/self/fd/%d/%s" % (fd, raw)
-        try:
-            its = os.lstat(host)
-            if _plain(its) != _plain(st) or read_xattrs(host) != read_xattrs(here):
-                return False
-            if stat.S_ISLNK(st.st_mode):
-                return os.readlink(host) == os.readlink(here)
-            return not stat.S_ISREG(st.st_mode) or filecmp.cmp(host, here, shallow=False)
-        except OSError:
-            return False
 
     def _fold(self, node: Node) -> None:
         """As for any upper directory, but one without a difference is no change."""

@@ -15,20 +15,19 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.machine.abc import Loss
-from ortet.machine.capture import CLOSED, GONE, Unreadable, far_time, look, put_xattrs, unreadable
+from ortet.machine.capture import CLOSED, GONE, Unreadable, far_time, put_xattrs, unreadable
 from ortet.machine.links import join
-from ortet.machine.rules import FILE, Rules
+from ortet.machine.rules import FILE
 from ortet.machine.statindex import CALM
 from ortet.machine.upperhold import Holder, Spare
 from ortet.machine.upperlinks import merge_groups
-from ortet.machine.uppermarks import metacopy, oversize, read_marks, read_rules, with_metadata
+from ortet.machine.uppermarks import read_marks, read_rules
 from ortet.machine.uppernode import Node, is_gone, stamp, summary
+from ortet.machine.uppertake import Taker
 from ortet.machine.upperwatch import UpperWatch
 from ortet.store.abc import Objects
 from ortet.store.blobs import get_bytes
@@ -62,22 +61,17 @@ class Upper:
         spare: Spare | None = None,
         watch: UpperWatch | None = None,
         view: bytes = b"",
+        taker: Taker | None = None,
     ) -> None:
         self.horizon = CALM
-        self.losses: list[Loss] = []
         self.count = 0  # names in it
-        self.ignoring = False  # some of them are no state
         self.linked: dict[bytes, int] = {}  # files with several names -> inode
         self.root = Node(None, "", b"")
         self.root.below, self.root.origin = below, b""
-        self._below = below
         self._objects = objects
         self._trees = trees
-        self._root = root
-        self._prefix = "trusted.overlay." if root else "user.overlay."
-        self._rules = Rules()
+        self._taker = taker or Taker(objects, trees, below, root=root)
         self._restated: set[bytes] = set()
-        self._too_large: dict[bytes, Loss] = {}
         self._stirred = {self.root}  # something happened to these directories
         self._touched: dict[Node, Fresh] = {}  # and only to these files in others
         self._heard: set[int] = set()  # descriptors of files that were written to
@@ -90,6 +84,16 @@ class Upper:
     def close(self) -> None:
         self._release(self.root)
         self._holder.close()
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What the last scan could not take in."""
+        return self._taker.losses
+
+    @property
+    def ignoring(self) -> bool:
+        """Has it seen files that are no state?"""
+        return self._taker.ignoring
 
     @property
     def restated(self) -> bool:
@@ -111,7 +115,7 @@ class Upper:
         `quiet`: no process of the machine lives, nor did at the last scan, so whoever wrote has
         closed what it wrote, and was heard. Otherwise all files are asked.
         """
-        self.losses = []
+        self._taker.losses = []
         self._watch.drain()
         self._stirred |= self._unsure
         if mapped:
@@ -120,8 +124,7 @@ class Upper:
         self._look(self._heard if quiet else None, mapped)
         if quiet and self.linked:  # a file has got another name: the one it had told nothing
             self._look(None, mapped)
-        if self.losses or self._too_large:
-            self.losses = list(dict.fromkeys((*self.losses, *self._too_large.values())))
+        self._taker.sum_up()
         assert self.root.entry is not None
         return self.root.entry
 
@@ -173,13 +176,13 @@ class Upper:
 
     def _retake(self, node: Node, files: Fresh) -> bool:
         """Only files in it changed, in place; False: it has to be visited."""
-        lost = len(self.losses)
+        lost = len(self._taker.losses)
         try:
             if _RULES not in files and node not in self._stirred:
                 fd = self._holder.open(node)
                 for name, st in files.items():
                     self._take(node, name, st, fd=fd)
-                if node.listed and len(self.losses) == lost:
+                if node.listed and len(self._taker.losses) == lost:
                     return True
         except OSError:
             pass  # it has just gone, perhaps; the visit will tell
@@ -188,7 +191,7 @@ class Upper:
 
     def _visit(self, node: Node, mapped: Mapped | None) -> None:
         self._unsure.add(node)  # until we are through
-        lost = len(self.losses)
+        lost = len(self._taker.losses)
         fd = self._holder.open(node)
         if node.wd < 0:  # before we look, so that nothing comes between
             self._watch.add(fd, self, node)
@@ -208,9 +211,9 @@ class Upper:
                     st = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     self._take(node, name, st, fd=fd, mapped=True)
         if node.time != node.mtime:
-            self.losses.append(far_time(node.path))
+            self._taker.losses.append(far_time(node.path))
         watched = node.wd >= 0 and len(node.held) == len(node.known)
-        if watched and node.listed and len(self.losses) == lost:
+        if watched and node.listed and len(self._taker.losses) == lost:
             self._unsure.discard(node)
         self.count += node.recount()
 
@@ -265,8 +268,8 @@ class Upper:
         raw = os.fsencode(name)
         path = join(above.path, raw)
         self._drop(above, name)
-        if self._skip(path, True):
-            self.ignoring = True
+        if self._taker.skip(path, True):
+            self._taker.ignoring = True
             above.skipped.add(name)
             above.changes[raw] = None
         else:
@@ -277,7 +280,7 @@ class Upper:
         """A listed name that cannot be looked at: it has just gone, or we may not."""
         node.listed = False
         if error.errno in CLOSED:
-            self.losses.append(unreadable(join(node.path, os.fsencode(name)), error))
+            self._taker.losses.append(unreadable(join(node.path, os.fsencode(name)), error))
         elif error.errno in GONE:
             self._fall_back(node, name)
         else:
@@ -288,7 +291,7 @@ class Upper:
         if error.errno not in CLOSED and error.errno not in GONE:
             raise error
         node.listed = False
-        self.losses.append(unreadable(node.path, error))
+        self._taker.losses.append(unreadable(node.path, error))
         if node.marks is None and node.parent is not None:
             self._place(node, (False, b""))
 
@@ -296,14 +299,11 @@ class Upper:
         """The name is gone from the upper directory: what lies below shows again, if anything."""
         self._drop(node, name)
         raw = os.fsencode(name)
-        node.changes[raw] = self._lower(node, raw)
-
-    def _lower(self, node: Node, raw: bytes) -> Entry | None:
-        return None if node.below is None else self._trees.lookup(Oid(node.below.data), raw)
+        node.changes[raw] = self._taker.lower(node, raw)
 
     def _learn(self, node: Node, fd: int) -> None:
         """Read a directory's own attributes; the kernel's say what lies below it."""
-        opaque, redirect, some = read_marks(fd, self._prefix)
+        opaque, redirect, some = read_marks(fd, self._taker.prefix)
         if node.parent is not None and node.marks != (opaque, redirect):
             self._place(node, (opaque, redirect))
         node.xattrs = put_xattrs(self._objects, fd) if some else b""
@@ -317,10 +317,10 @@ class Upper:
         if opaque:
             return
         if redirect.startswith(b"/"):
-            origin, found = redirect[1:], self._trees.resolve(self._below, redirect[1:])
+            origin, found = redirect[1:], self._taker.deep(redirect[1:])
         elif above.origin is not None:
             name = redirect or os.fsencode(node.name)
-            origin, found = join(above.origin, name), self._lower(above, name)
+            origin, found = join(above.origin, name), self._taker.lower(above, name)
         else:
             return
         if found is not None and found.is_dir:
@@ -328,7 +328,7 @@ class Upper:
 
     def _obey(self, node: Node, fd: int) -> bool:
         """Take in its ignore file; True when that changed, and every name is to be asked again."""
-        below = self._lower(node, FILE)
+        below = self._taker.lower(node, FILE)
         said = None
         if below is not None and below.is_file:
             said = get_bytes(self._objects, below.data, below.size)
@@ -341,7 +341,7 @@ class Upper:
             return False
         self._forget(node)
         node.text = text
-        self._rules.set(node.path, text)
+        self._taker.rules.set(node.path, text)
         return True
 
     # taking
@@ -354,12 +354,12 @@ class Upper:
         path = join(node.path, raw)
         if name not in node.known:
             self._drop(node, name)
-        self._too_large.pop(path, None)
-        lost, inode, before = len(self.losses), st.st_ino, node.known.get(name, _UNSURE)
+        self._taker.too_large.pop(path, None)
+        lost, inode, before = len(self._taker.losses), st.st_ino, node.known.get(name, _UNSURE)
         try:
-            entry, st = self._entry(node, raw, st, fd=fd, path=path, mapped=mapped)
+            entry, st = self._taker.entry(node, raw, st, fd=fd, path=path, mapped=mapped)
         except Unreadable as error:
-            self.losses.append(error.loss)
+            self._taker.losses.append(error.loss)
             node.known[name] = _UNSURE  # asked, and reported, again next time
             return
         if st.st_ino != inode:
@@ -368,7 +368,7 @@ class Upper:
             node.gone.add(name)
             node.known.pop(name, None)
         else:
-            certain = st.st_ctime_ns < self.horizon and len(self.losses) == lost
+            certain = st.st_ctime_ns < self.horizon and len(self._taker.losses) == lost
             was = node.known[name] = stamp(st) if certain else _UNSURE
             self._holder.hold(node, name, fd, was)
         if entry is not None and st.st_nlink > 1:
@@ -380,60 +380,6 @@ class Upper:
             node.changes[raw] = entry
         else:
             node.changes.pop(raw, None)
-
-    def _entry(
-        self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
-    ) -> tuple[Entry | None, os.stat_result]:
-        """The Entry of a name and the stat it belongs to; None where it is no state."""
-        if is_gone(st):
-            return self._whiteout(path), st
-        if self._skip(path, False) or self._exceeds(path, st):
-            self.ignoring = True
-            return None, st
-        if self._root and stat.S_ISREG(st.st_mode) and node.full.get(raw) != st.st_ino:
-            found = self._metacopy(node, raw, st, fd=fd)
-            if found is not None:
-                return found, st
-            node.full[raw] = st.st_ino  # content that is here does not go away again
-        seen = look(self._objects, fd, raw, st, path=path, losses=self.losses, mapped=mapped)
-        if seen is None:  # gone between two looks
-            node.listed = False
-            return self._lower(node, raw), st
-        return self._owned(node, seen[0]), seen[1]
-
-    def _metacopy(self, node: Node, raw: bytes, st: os.stat_result, *, fd: int) -> Entry | None:
-        """A file of which only the metadata was copied up: its content is that of the one below."""
-        place = b"/proc/self/fd/%d/%s" % (fd, raw)
-        redirect = metacopy(place, self._prefix)
-        if redirect is None:
-            return None
-        if redirect.startswith(b"/"):
-            below = self._trees.resolve(self._below, redirect[1:])
-        else:
-            below = self._lower(node, redirect or raw)
-        xattrs = put_xattrs(self._objects, place)
-        return with_metadata(below, st, path=join(node.path, raw), xattrs=xattrs)
-
-    def _owned(self, node: Node, entry: Entry) -> Entry:
-        """Without root no owner can be given or changed: the one below stands."""
-        if self._root:
-            return entry
-        below = self._lower(node, entry.name)
-        return entry if below is None else replace(entry, uid=below.uid, gid=below.gid)
-
-    def _exceeds(self, path: bytes, st: os.stat_result) -> bool:
-        loss = oversize(self._rules, path, st)
-        if loss is not None:
-            self._too_large[path] = loss
-        return loss is not None
-
-    def _skip(self, path: bytes, is_dir: bool) -> bool:
-        """Is it no state?"""
-        return self._rules.ignored(path, is_dir)
-
-    def _whiteout(self, path: bytes) -> Entry | None:  # noqa: ARG002 - for differences
-        """What a name that was taken away leaves in the tree."""
-        return None
 
     # adding up
 
@@ -457,7 +403,7 @@ class Upper:
         node.entry, node.changes, node.fresh = entry, {}, False
 
     def _summary(self, node: Node) -> Entry:
-        return summary(self._trees, node, owners=self._root)
+        return summary(self._trees, node, owners=self._taker.root)
 
     # forgetting
 
@@ -470,9 +416,9 @@ class Upper:
             self._release(child)
             self._forget_below(path)
             self._holder.forget(path)
-            self._rules.forget(path)
+            self._taker.rules.forget(path)
         self.linked.pop(path, None)
-        self._too_large.pop(path, None)
+        self._taker.too_large.pop(path, None)
         node.drop(name)
 
     def _forget(self, node: Node) -> None:
@@ -496,7 +442,7 @@ class Upper:
     def _forget_below(self, path: bytes) -> None:
         """What was remembered by path about things in a directory."""
         below = path + b"/" if path else b""
-        for table in (self.linked, self._too_large):
+        for table in (self.linked, self._taker.too_large):
             for at in [at for at in table if at.startswith(below)]:
                 del table[at]
         self._restated = {at for at in self._restated if not at.startswith(below) or at == path}
