@@ -1,7 +1,7 @@
 """What a machine sees: the mounts that make its view, step by step, for its supervisor.
 
 A view is built below an empty directory and then becomes the machine's root. What is private, what
-is read-only and why: docs/decisions/0010-what-an-overlay-machine-sees.md.
+is read-only and why: docs/decisions/0005-what-an-overlay-machine-sees.md.
 """
 
 from __future__ import annotations
