@@ -124,10 +124,6 @@ class Supervised:
         except (wire.Closed, OSError) as error:
             raise _gone() from error
 
-    @property
-    def alive(self) -> bool:
-        return self._pidfd >= 0 and not _readable(self._pidfd, 0)
-
     def close(self) -> None:
         """Hang up and wait until its mounts are released."""
         self._sock.close()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, Unavailable
+from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.graph.records import Image, System
 from ortet.ids import Oid
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
@@ -158,7 +158,7 @@ class OverlayMachine(Machine):
         output: Output | None = None,
     ) -> Result:
         argv, where = argv_of(command), inside(cwd)
-        check_directory(self.path / where)
+        self._check_directory(where)
         mark = os.urandom(8).hex()
         began = time.monotonic()
         self._busy = True
@@ -183,6 +183,13 @@ class OverlayMachine(Machine):
         )
         self._busy = process.busy
         return result
+
+    def _check_directory(self, where: str) -> None:
+        try:
+            check_directory(self.path / where)
+        except OrtetError:
+            self._mapped()  # which says so when it is the machine that is gone
+            raise
 
     # looking
 
