@@ -40,6 +40,15 @@ def encode(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
+def array_head(count: int) -> bytes:
+    """What canonical bytes of an array of so many items begin with; the items follow."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
 @cache
 def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(type_)

@@ -9,8 +9,8 @@ import pytest
 
 from ortet.codec import decode, encode
 from ortet.errors import Corrupt
-from ortet.graph import pages
-from ortet.graph.pages import TOP, Node, content_row, ends_page
+from ortet.graph import node as nodes
+from ortet.graph.node import TOP, Node, content_row, ends_page
 from ortet.graph.records import Entry, Page
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
@@ -32,7 +32,7 @@ def level(objects: Objects, oid: Oid) -> int:
 def test_names_that_all_end_a_page_still_come_to_an_end(
     trees: Trees, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "crc32", lambda _: 0)
+    monkeypatch.setattr(nodes, "crc32", lambda _: 0)
     entries = numbered(200)
     tree = trees.build(entries)
     assert level(objects, tree.oid) == TOP
@@ -46,7 +46,7 @@ def test_names_that_all_end_a_page_still_come_to_an_end(
 def test_names_that_never_end_a_page_stay_one(
     trees: Trees, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "crc32", lambda _: 0xFFFFFFFF)
+    monkeypatch.setattr(nodes, "crc32", lambda _: 0xFFFFFFFF)
     tree = trees.build(numbered(200))
     assert level(objects, tree.oid) == 0
 

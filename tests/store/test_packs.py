@@ -16,7 +16,7 @@ from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
 
 Open = Callable[..., LocalObjects]
-CONTENTS = [b"content %d " % n * (n % 40 + 1) for n in range(300)]
+CONTENTS = [b"%d" % n + random.Random(n).randbytes(12_000) for n in range(300)]  # 7 frames
 
 
 def sealed(open_store: Open) -> None:
@@ -81,7 +81,7 @@ def test_a_damaged_frame_costs_its_own_objects_only(open_store: Open, root: Path
             assert store.get(store.hasher.oid(data)) == data
         except (Corrupt, NotFound):
             lost += 1
-    assert 0 < lost <= 30
+    assert 0 < lost < 50
 
 
 def test_a_cut_pack_is_noticed(open_store: Open, root: Path) -> None:

@@ -17,7 +17,7 @@ class Counted(Source):
     """A source of frames that are all their own offset, and that counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.id = "x"
+        self.id = self.key = "x"
         self.end = 0
         self.loads = 0
 

@@ -14,6 +14,7 @@ from ortet.errors import Unavailable
 from ortet.store import frame
 from ortet.store.index import open_index
 from ortet.store.recovery import adopt, create, follow
+from ortet.store.sealing import seal
 from ortet.store.tail import Tail, pack_key
 
 HASHER = Hasher()
@@ -198,11 +199,11 @@ def test_a_sealed_tail_is_a_pack(tmp_path: Path) -> None:
     for turn in range(30):
         append(ours, b"turn %d" % turn, roomy=True)
         ours.sync()
-    ours.seal(tmp_path / "a.idx", bucket)
+    size = seal(ours, tmp_path / "a.idx", bucket)
     assert not path.exists()
-    assert bucket.size(pack_key("a")) == ours.end
+    assert bucket.size(pack_key("a")) == size
     index = open_index(tmp_path / "a.idx")
-    assert (index.count, index.packs) == (30, [("a", ours.end)])
+    assert (index.count, index.packs) == (30, [("a", size)])
     assert read(ours, b"turn 7") == b"turn 7"
 
 

@@ -8,11 +8,11 @@ from itertools import islice
 
 import msgspec
 
-from ortet.codec import decode
+from ortet.codec import decode, encode
 from ortet.errors import NotFound
 from ortet.graph.records import Commit, Image, State
 from ortet.ids import Oid, to_hex
-from ortet.store.abc import Objects
+from ortet.store.abc import Kind, Objects
 
 _KEEP = 16_384
 """Decoded commits held: about 8 MB."""
@@ -38,15 +38,23 @@ class History:
         self._objects = objects
         self._held: dict[Oid, Commit] = {}
 
+    def put(self, commit: Commit) -> Oid:
+        oid = self._objects.put(Kind.COMMIT, encode(commit))
+        return self._hold(oid, commit)
+
     def read(self, oid: Oid) -> Commit:
         """NotFound("no_object") when it is not there, Corrupt when it is not a commit."""
         commit = self._held.get(oid)
         if commit is None:
             commit = decode(Commit, self._objects.get(oid))
-            if len(self._held) >= _KEEP:
-                self._held.clear()
-            self._held[oid] = commit
+            self._hold(oid, commit)
         return commit
+
+    def _hold(self, oid: Oid, commit: Commit) -> Oid:
+        if len(self._held) >= _KEEP:
+            self._held.clear()
+        self._held[oid] = commit
+        return oid
 
     def info(self, oid: Oid) -> CommitInfo:
         commit = self.read(oid)

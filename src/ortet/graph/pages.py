@@ -7,28 +7,21 @@ So the same entries always give the same pages, whatever the order in which they
 
 from __future__ import annotations
 
-import stat
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from threading import Lock
-from typing import Any
-from zlib import crc32
 
 import msgspec
 
-from ortet.codec import decode, encode
+from ortet.codec import decode
 from ortet.errors import Corrupt
-from ortet.graph.records import Entry, Page, PageRef
+from ortet.graph.node import TOP, Node
+from ortet.graph.records import Page, PageRef
 from ortet.ids import Oid
 from ortet.store.abc import Kind, Objects
 
 SMALL = 48
-TOP = 6
-"""The highest level: a 32-bit hash has no more bits to cut by, so a page there is never cut."""
-
-_BITS = 5
-_MASK = (1 << _BITS) - 1
 _DECODED = 6
 """Bytes of memory that one stored byte of a page takes when decoded, measured."""
 
@@ -38,99 +31,6 @@ class TreeRef(msgspec.Struct, frozen=True):
 
     oid: Oid
     cid: bytes
-
-
-class Node:
-    """A page in memory: `items` are Entries at level 0, PageRefs above, and `keys` their names."""
-
-    __slots__ = ("contents", "items", "keys", "level")
-
-    def __init__(
-        self,
-        level: int,
-        keys: list[bytes],
-        items: list[Any],
-        contents: list[Any] | None = None,
-    ) -> None:
-        self.level = level
-        self.keys = keys
-        self.items = items
-        self.contents = contents
-
-    def copy(self) -> Node:
-        return Node(self.level, self.keys.copy(), self.items.copy(), self.content_rows().copy())
-
-    def content_rows(self) -> list[Any]:
-        """What the content-only id is made of, kept because a patch changes one row of many."""
-        if self.contents is None:
-            row = content_row if self.level == 0 else _ref_row
-            self.contents = [row(item) for item in self.items]
-        return self.contents
-
-    def set(self, key: bytes, item: Any) -> bool:
-        """Put an item in its place, or take it out (None); True when the keys changed."""
-        keys, contents = self.keys, self.content_rows()
-        at = bisect_left(keys, key)
-        found = at < len(keys) and keys[at] == key
-        if item is None:
-            if found:
-                del keys[at], self.items[at], contents[at]
-            return found
-        row = content_row(item) if self.level == 0 else _ref_row(item)
-        if found:
-            self.items[at] = item
-            contents[at] = row
-            return False
-        keys.insert(at, key)
-        self.items.insert(at, item)
-        contents.insert(at, row)
-        return True
-
-    def find(self, key: bytes) -> Any:
-        """The item of this key, or None."""
-        at = bisect_left(self.keys, key)
-        return self.items[at] if at < len(self.keys) and self.keys[at] == key else None
-
-    def append(self, other: Node) -> None:
-        """Take over the items of the page that follows."""
-        self.content_rows().extend(other.content_rows())
-        self.keys += other.keys
-        self.items += other.items
-
-    def cut(self) -> list[Node]:
-        """Into pages, at the names whose hash says so; none for an empty run."""
-        if self.level == TOP:
-            return [self] if self.keys else []
-        pages, start, end = [], 0, len(self.keys)
-        for index, key in enumerate(self.keys, 1):
-            if index == end or ends_page(key, self.level):
-                pages.append(self._slice(start, index))
-                start = index
-        return pages
-
-    def _slice(self, start: int, end: int) -> Node:
-        rows = self.content_rows()[start:end]
-        return Node(self.level, self.keys[start:end], self.items[start:end], rows)
-
-
-def ends_page(key: bytes, level: int) -> bool:
-    """Whether a page of this level is cut after this name."""
-    return not crc32(key) >> _BITS * level & _MASK
-
-
-def content_row(entry: Entry) -> tuple[bytes, int, bytes]:
-    """(name, *entry.content), without the cost of the property: a directory has many."""
-    mode = entry.mode
-    kind = stat.S_IFMT(mode)
-    if kind == stat.S_IFDIR:
-        return entry.name, kind, entry.cid
-    if kind == stat.S_IFREG:
-        return entry.name, kind | mode & 0o100, entry.data
-    return entry.name, kind, entry.data
-
-
-def _ref_row(ref: PageRef) -> tuple[bytes, bytes]:
-    return ref.last, ref.cid
 
 
 class Pages:
@@ -165,12 +65,10 @@ class Pages:
 
     def store(self, node: Node) -> PageRef:
         """Put the page; the node belongs to the cache from here on."""
-        items = node.items
-        page = Page(0, items) if node.level == 0 else Page(node.level, [], items)
-        data = encode(page)
-        oid = self._objects.put(Kind.TREE, data)
-        cid = self._objects.hasher.oid(encode(node.content_rows()))
-        self._keep(oid, node, len(data))
+        packed = node.packed()
+        oid = self._objects.put(Kind.TREE, packed.data)
+        cid = self._objects.hasher.oid(packed.rows)
+        self._keep(oid, node, len(packed.data))
         return PageRef(node.keys[-1] if node.keys else b"", oid, cid)
 
     def children(self, node: Node) -> Iterator[Node]:
@@ -184,14 +82,14 @@ class Pages:
             at = bisect_left(node.keys, key)
             if at == len(node.keys):
                 return None
-            node = self.load(Oid(node.items[at].oid), node.level - 1)
+            node = self.load(Oid(node.item(at).oid), node.level - 1)
         return node
 
     def final(self, root: Node, level: int) -> Node:
         """The last page of `level`."""
         node = root
         while node.level > level:
-            node = self.load(Oid(node.items[-1].oid), node.level - 1)
+            node = self.load(Oid(node.item(len(node.keys) - 1).oid), node.level - 1)
         return node
 
     def clear(self) -> None:
@@ -217,9 +115,3 @@ def _decode(data: bytes) -> Node:
     if not 0 < page.level <= TOP or not page.pages:
         raise Corrupt("bad_tree", f"a page of level {page.level} without pages: run `ortet verify`")
     return Node(page.level, [ref.last for ref in page.pages], page.pages)
-
-
-def leaf(entries: Sequence[Entry]) -> Node:
-    """One run of entries, sorted by name."""
-    items = sorted(entries, key=lambda entry: entry.name)
-    return Node(0, [entry.name for entry in items], items)

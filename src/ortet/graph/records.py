@@ -32,7 +32,7 @@ class Flag(IntFlag):
     OPAQUE = 2  # nothing of the layer below shows through this directory
 
 
-class Entry(Record, frozen=True):
+class Entry(Record, frozen=True, gc=False):
     """One name in a directory, with everything that makes it identical.
 
     `data` is, of a file, the Oid of its blob or Blocks (b"" when empty); of a directory, the Oid of
@@ -81,7 +81,7 @@ class Page(Record, frozen=True):
     pages: list[PageRef] = []
 
 
-class PageRef(Record, frozen=True):
+class PageRef(Record, frozen=True, gc=False):
     last: bytes  # greatest name in the page
     oid: bytes
     cid: bytes

@@ -8,7 +8,8 @@ from typing import Any, cast
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.graph.pages import SMALL, TOP, Node, Pages, TreeRef, ends_page, leaf
+from ortet.graph.node import TOP, Node, ends_page, leaf
+from ortet.graph.pages import SMALL, Pages, TreeRef
 from ortet.graph.records import Entry, PageRef
 from ortet.ids import Oid
 from ortet.store.abc import Objects
@@ -52,6 +53,9 @@ class Trees:
         for level in range(root.level):
             edits, shifted = self._patch_level(root, level, edits)
             moved |= shifted
+        same = None if moved else root.replaced(edits)
+        if same is not None:
+            return _tree_ref(self._pages.store(same))
         node = root.copy()
         for key, item in edits.items():
             node.set(key, item)
@@ -205,6 +209,13 @@ class Trees:
         keys = sorted(edits, reverse=True)
         while keys:
             page = self._pages.seek(root, level, keys[-1]) or self._pages.final(root, level)
+            last = page.keys[-1]
+            here = keys if last == end else [key for key in keys if key <= last]
+            same = page.replaced({key: edits[key] for key in here})
+            if same is not None:
+                out[same.keys[-1]] = self._pages.store(same)
+                del keys[-len(here) :]
+                continue
             run, moved = page.copy(), False
             while True:
                 last = page.keys[-1]
@@ -248,8 +259,11 @@ class Trees:
                 break
             refs: list[Any] = [self._pages.store(page) for page in pages]
             node = Node(node.level + 1, [ref.last for ref in refs], refs)
-        root = self._pages.store(node)
-        return TreeRef(Oid(root.oid), root.cid)
+        return _tree_ref(self._pages.store(node))
+
+
+def _tree_ref(root: PageRef) -> TreeRef:
+    return TreeRef(Oid(root.oid), root.cid)
 
 
 def _split(path: bytes, entry: Entry | None) -> tuple[bytes, bytes]:

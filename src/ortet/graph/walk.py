@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ortet.codec import decode
 from ortet.errors import Corrupt, Unsupported
-from ortet.graph.pages import TOP
+from ortet.graph.node import TOP
 from ortet.graph.records import BLOCK, Blocks, Commit, Entry, Flag, Image, Page, State
 from ortet.ids import OID_BYTES, Oid
 from ortet.store.abc import Kind, Link, Objects

@@ -303,7 +303,7 @@ class Workspace:
             time=hub.clock.now_ns(),
             author=hub.author,
         )
-        oid = hub.objects.put(Kind.COMMIT, encode(commit))
+        oid = hub.history.put(commit)
         reach("commit.before-flush")
         hub.objects.flush()
         reach("commit.after-flush")

@@ -26,9 +26,9 @@ def fetch(
     spots: Sequence[Found], cache: FrameCache, *, again: Callable[[Oid], bytes]
 ) -> Iterator[tuple[Oid, bytes]]:
     """The bytes at each spot; `again` is asked for what can not be read there."""
-    ordered = sorted(spots, key=lambda found: (found[1][0].id, *found[1][1:3]))
+    ordered = sorted(spots, key=lambda found: (found[1][0].key, *found[1][1:3]))
     groups: list[_Group] = []
-    for (_, offset), members in groupby(ordered, key=lambda found: (found[1][0].id, found[1][1])):
+    for (_, offset), members in groupby(ordered, key=lambda found: (found[1][0].key, found[1][1])):
         listed = list(members)
         groups.append((listed[0][1][0], offset, listed))
     frames = _few(groups, cache) if len(groups) <= _FEW else _ahead(groups, cache)
@@ -51,7 +51,7 @@ def _ahead(groups: Sequence[_Group], cache: FrameCache) -> Iterator[bytes | None
 
     def load(source: Source, offset: int) -> bytes | None:
         try:
-            return cache.get((source.id, offset)) or source.load(offset)
+            return cache.get((source.key, offset)) or source.load(offset)
         except (NotFound, Corrupt):
             return None
 

@@ -94,12 +94,12 @@ def bad(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
     )
 
 
-def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor) -> bytes:
-    """One frame of these objects, at most MAX_RAW bytes of them."""
+def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor | None) -> bytes:
+    """One frame of these objects, at most MAX_RAW bytes of them; raw without a compressor."""
     raw = b"".join([item[2] for item in objects])
     if len(raw) > MAX_RAW or len(objects) > MAX_OBJECTS:
         raise Invalid("frame_too_large", "these objects do not fit one frame: make several")
-    codec, payload = _squeeze(raw, compressor)
+    codec, payload = (RAW, raw) if compressor is None else _squeeze(raw, compressor)
     table = b"".join([_ROW.pack(oid, kind, len(data)) for oid, kind, data in objects])
     fields = (MAGIC, FORMAT_VERSION, codec, 0, key_id, len(objects), len(raw), len(payload))
     head = _HEAD.pack(*fields, checksum(payload), b"")[:-_SUM]

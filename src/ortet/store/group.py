@@ -50,6 +50,10 @@ class Group:
                 offset, start, length, kind = place
                 yield pack, offset, start, length, kind
 
+    def words(self, slot: int) -> list[int]:
+        """See Index."""
+        return self._index.words(slot)
+
     def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         return self._index.prefix(low, high)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from ortet.codec import checksum, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import OID_BYTES, Oid
+from ortet.store.absent import AT
 
 _MAGIC = b"\xa7ORI"
 _VERSION = 1
@@ -152,6 +153,12 @@ class Index:
     def _oid(self, base: int, number: int) -> bytes:
         at = base + number * OID_BYTES
         return self._map[at : at + OID_BYTES]
+
+    def words(self, slot: int) -> list[int]:
+        """The word of each oid in a slot that a filter goes by: see absent.py."""
+        base, count = self._slot(slot)
+        words = memoryview(self._map[base : base + count * OID_BYTES]).cast("I")
+        return words[AT // 4 :: OID_BYTES // 4].tolist()
 
     def _row(self, base: int, count: int, number: int) -> Place:
         return _ROW.unpack_from(self._map, base + count * OID_BYTES + number * _ROW.size)

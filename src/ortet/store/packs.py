@@ -26,7 +26,7 @@ class Pack(Source):
     def __init__(
         self, bucket: Bucket, id_: str, *, size: int, index_dir: Path, key_id: bytes
     ) -> None:
-        self.id = id_
+        self.id = self.key = id_
         self.end = size
         self.index_path = index_dir / f"{id_}.idx"
         self._bucket = bucket
@@ -69,6 +69,14 @@ class Pack(Source):
             self._index = self.rebuild()
             place = self._index.find(oid)
         return None if place is None else (self, *place[1:])
+
+    def words(self, slot: int) -> list[int]:
+        """See Index."""
+        try:
+            return self.index().words(slot)
+        except Corrupt:
+            self._index = self.rebuild()
+            return self._index.words(slot)
 
     def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         try:

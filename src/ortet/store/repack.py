@@ -138,5 +138,5 @@ class Repacker:
         self.packs += 1
         self._tail_bytes = 0
         if self._tail is not None:
-            self._objects.shelf.seal(self._tail)
+            self._objects.shelf.seal(self._tail, solid=True)
             self._tail = None

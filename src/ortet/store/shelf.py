@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ortet.backend.abc import Bucket
 from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
+from ortet.store.absent import Absent
 from ortet.store.group import MANY, SUFFIX, Group, load_groups, merge
 from ortet.store.packs import Pack, list_packs
 from ortet.store.recovery import adopt, create, follow
 from ortet.store.root import Root
+from ortet.store.sealing import seal
 from ortet.store.source import Source, Spot
 from ortet.store.tail import Tail
 
@@ -35,7 +37,15 @@ class Shelf:
         self.mine: tuple[Tail, ...] = ()
         self.others: tuple[Tail, ...] = ()
         self.packs: tuple[Pack, ...] = ()
-        self.tables: tuple[Pack | Group, ...] = ()
+        self._search(())
+
+    def _search(self, tables: Sequence[Pack | Group]) -> None:
+        """From now on look in these tables: they and what is known of them change together."""
+        self._searched = tuple(tables), Absent(lambda slot: _words(tables, slot))
+
+    @property
+    def tables(self) -> tuple[Pack | Group, ...]:
+        return self._searched[0]
 
     def sources(self) -> Iterator[Source]:
         yield from self.mine
@@ -55,16 +65,18 @@ class Shelf:
             spot = tail.find(oid)
             if spot is not None:
                 return spot
-        for table in self.tables:
-            try:
-                spot = table.find(oid)
-            except NotFound:  # swept away since we last looked
-                continue
-            except Corrupt:
-                self._distrust(table)
-                return self.find_sure(oid)
-            if spot is not None:
-                return spot
+        tables, absent = self._searched
+        if tables and oid not in absent:
+            for table in tables:
+                try:
+                    spot = table.find(oid)
+                except NotFound:  # swept away since we last looked
+                    continue
+                except Corrupt:
+                    self._distrust(table)
+                    return self.find_sure(oid)
+                if spot is not None:
+                    return spot
         return None
 
     def find_other(self, oid: Oid) -> Tail | None:
@@ -149,7 +161,8 @@ class Shelf:
             if pack.id in covered:
                 pack.rest()
         singles = [pack for pack in packs if pack.id not in covered]
-        self.packs, self.tables = tuple(packs), (*singles, *groups)
+        self.packs = tuple(packs)
+        self._search((*singles, *groups))
 
     def groups(self) -> list[Group]:
         return [table for table in self.tables if isinstance(table, Group)]
@@ -160,7 +173,7 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 table.path.unlink()
         with self._lock:
-            self.tables = tuple(other for other in self.tables if other is not table)
+            self._search([other for other in self.tables if other is not table])
             self._arrange(self.packs)
 
     def merge_tables(self) -> None:
@@ -226,13 +239,13 @@ class Shelf:
                 self.others = tuple(other for other in self.others if other.id != tail.id)
         return taken
 
-    def seal(self, tail: Tail) -> None:
-        """Turn a tail of ours into a pack."""
+    def seal(self, tail: Tail, *, solid: bool = False) -> None:
+        """Turn a tail of ours into a pack; one that is `solid` already, as it is."""
         if not tail.end:
             self._drop(tail)
             return
         pack = self._pack(tail.id, tail.end)
-        tail.seal(pack.index_path, self._bucket)
+        pack.end = seal(tail, pack.index_path, self._bucket, solid=solid)
         with self._lock:
             self._arrange([pack, *self.packs])
             self.mine = tuple(other for other in self.mine if other is not tail)
@@ -255,7 +268,8 @@ class Shelf:
             for tail in self.mine:
                 tail.release()
             self.mine = self.others = ()
-            self.packs = self.tables = ()
+            self.packs = ()
+            self._search(())
 
     def after_fork(self) -> list[Tail]:
         """In a child: the parent's tails are another writer's now. Returns them."""
@@ -263,3 +277,9 @@ class Shelf:
         parents, self.mine = self.mine, ()
         self._seen = None
         return list(parents)
+
+
+def _words(tables: Sequence[Pack | Group], slot: int) -> Iterator[int]:
+    for table in tables:
+        with contextlib.suppress(NotFound):  # swept away since we last looked
+            yield from table.words(slot)

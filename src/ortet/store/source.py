@@ -36,10 +36,11 @@ class File:
 
 
 class Source(ABC):
-    """A tail or a pack. A tail keeps its id when it is sealed, so decoded frames outlive the
-    change."""
+    """A tail or a pack. A tail keeps its id when it is sealed; its frames may be others then."""
 
     id: str
+    key: str
+    """What the cache knows its frames by."""
     end: int
     """Where its frames end."""
 
@@ -118,7 +119,7 @@ class FrameCache:
 
     def load(self, source: Source, offset: int) -> bytes:
         """The decoded frame, from memory if it is there."""
-        key = (source.id, offset)
+        key = (source.key, offset)
         data = self.get(key)
         if data is None:
             data = source.load(offset)

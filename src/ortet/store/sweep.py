@@ -99,15 +99,14 @@ class _Sweep:
     def mark(self, progress: Progress | None) -> None:
         """Phase one, beside writers."""
         shelf = self._objects.shelf
-        if self._dry_run:
-            shelf.refresh()
-            loose: list[Tail] = [*shelf.mine, *(tail for tail in shelf.others if tail.is_free())]
-        else:
+        shelf.refresh()
+        loose: list[Tail] = [*shelf.mine, *(tail for tail in shelf.others if tail.is_free())]
+        self._bytes_before = sum(source.end for source in (*shelf.packs, *loose))
+        if not self._dry_run:
             self._objects.writer.seal_now()
             shelf.refresh()
             loose = []
         self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
-        self._bytes_before = sum(source.end for source in self._sealed)
         self._total = sum(len(source) for source in self._sealed)
         total = self._total + sum(len(tail) for tail in (*shelf.mine, *shelf.others))
         tick = None if progress is None else lambda done: progress(min(done, total), total)
@@ -196,13 +195,14 @@ class _Sweep:
             shelf.merge_tables()
 
     def report(self) -> SweepReport:
+        sealed = sum(source.end for source in self._sealed)
         gone = sum(source.end for source in self._victims)
         removed = self._examined - self._repacker.objects
         return SweepReport(
             kept=self._total - removed,
             removed=removed,
             bytes_before=self._bytes_before,
-            bytes_after=self._bytes_before - gone + self._repacker.bytes,
+            bytes_after=sealed - gone + self._repacker.bytes,
             packs_removed=len(self._victims),
             packs_written=self._repacker.packs,
             dry_run=self._dry_run,

@@ -11,12 +11,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ortet.backend.abc import Bucket
 from ortet.errors import Corrupt, OrtetError, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.faults import reach
-from ortet.store.index import encode_index, write_index
 from ortet.store.source import File, Source, Spot
 
 SUFFIX = ".tail"
@@ -58,7 +56,8 @@ class Tail(Source):
     """A tail file: ours, locked and writable, or another writer's, which we only follow."""
 
     def __init__(self, path: Path, fd: int, *, key_id: bytes) -> None:
-        self.id = path.name.removesuffix(SUFFIX)
+        self.key = path.name
+        self.id = self.key.removesuffix(SUFFIX)
         self.path = path
         self.end = 0
         self.synced = 0
@@ -273,20 +272,9 @@ class Tail(Source):
             or len(self._spots) * part >= SEAL_OBJECTS
         )
 
-    def seal(self, index_path: Path, bucket: Bucket) -> None:
-        """Make it a pack: synced, indexed, then given to the bucket whole. Its objects stay
-        readable here."""
-        reach("seal.begin")
-        self.sync()
-        try:
-            self._cut(self.end)
-            entries = [(oid, 0, *spot[1:]) for oid, spot in list(self._spots.items())]
-            write_index(index_path, encode_index([(self.id, self.end)], entries))
-            reach("seal.after-index")
-            bucket.put_file(pack_key(self.id), self.path)
-        except OSError as error:
-            raise storage_error(error, "sealing a pack") from error
-        reach("seal.after-put")
+    def trim(self) -> None:
+        """Give back the room behind the end; only when nothing will be appended."""
+        self._cut(self.end)
 
     def discard(self) -> None:
         """Throw it away: what is in it is elsewhere too."""

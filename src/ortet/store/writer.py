@@ -1,5 +1,6 @@
-"""From objects put one by one to frames in the tail: buffered, compressed in two threads, synced
-once."""
+"""From objects put one by one to frames in the tail: buffered, synced once. Full frames are
+compressed, in two threads; what is left at the end of a commit is not, it would take longer than
+the disk does, and the tail is packed solid when it is sealed."""
 
 from __future__ import annotations
 
@@ -113,18 +114,18 @@ class Writer:
 
     def _job(self, items: list[frame.Item], size: int) -> None:
         try:
-            self._write_all([items])
+            self._write_all([items], packed=True)
         finally:
             with self._room:
                 self._in_flight -= size
                 self._jobs = {job for job in self._jobs if not job.done()}
                 self._room.notify_all()
 
-    def _write_all(self, frames: Iterable[Sequence[frame.Item]]) -> None:
+    def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, packed: bool = False) -> None:
         """Write frames of these objects; what fails is kept for the next flush."""
         for items in frames:
             try:
-                self._write(items)
+                self._write(items, packed=packed)
             except Exception as error:
                 with self._lock:
                     self._failures += 1
@@ -139,8 +140,8 @@ class Writer:
 
     # one frame
 
-    def _write(self, items: Sequence[frame.Item]) -> None:
-        data = self._build(items)
+    def _write(self, items: Sequence[frame.Item], *, packed: bool) -> None:
+        data = self._pack(items) if packed else frame.build(items, self._key_id, None)
         with self._appending:
             tail = self._tail
             if tail is None:
@@ -152,7 +153,7 @@ class Writer:
             if full:
                 self._tail = None
         if len(data) < _SMALL:
-            self._cache.add((tail.id, offset), b"".join([item[2] for item in items]))
+            self._cache.add((tail.key, offset), b"".join([item[2] for item in items]))
         for item in items:
             self.pending.pop(item[0], None)
         if full:
@@ -160,7 +161,7 @@ class Writer:
                 self._sealing = {job for job in self._sealing if not job.done()}
                 self._sealing.add(self._threads().submit(self._seal, tail))
 
-    def _build(self, items: Sequence[frame.Item]) -> bytes:
+    def _pack(self, items: Sequence[frame.Item]) -> bytes:
         try:
             compressor = self._compressors.pop()
         except IndexError:
