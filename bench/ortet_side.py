@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import device
 import measure
 import ortet
 import workspace
@@ -53,14 +54,16 @@ def _restores(files: Path, store: Path, count: int) -> list[float]:
     """With a fresh hub each time: no cache of ours is warm, the page cache is, as for the peers."""
     values, wanted = [], measure.inventory(files)
     for _ in range(count):
-        to = files.parent / "restored"
-        measure.settle_disk()
-        with ortet.open(store) as hub:
-            head = hub.log("files", limit=1)[0]
-            values.append(measure.milliseconds(lambda: hub.restore(head.oid, to=to)) / 1000)  # noqa: B023
-        if measure.inventory(to) != wanted:
-            raise SystemExit("ortet did not restore every file as it was")
-        shutil.rmtree(to)
+        with device.fresh(files.parent) as mount:
+            to = mount / "restored"
+            measure.settle_disk()
+            with ortet.open(store) as hub:
+                head = hub.log("files", limit=1)[0]
+                begin = measure.now()
+                hub.restore(head.oid, to=to)
+                values.append(measure.now() - begin)
+            if measure.inventory(to) != wanted:
+                raise SystemExit("ortet did not restore every file as it was")
     return values
 
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import device
 import measure
 import peers
 from measure import Changes, Counts, Plan, Sample
 
-ROOM = 8 << 30
 ROWS = ("first", "noop", "commit-1", "commit-40", "page", "restore", "fork")
 
 
@@ -31,7 +31,7 @@ def _guarded(kind: type[peers.Peer], file_system: str | None, plan: Plan) -> Ite
     try:
         with ExitStack() as stack:
             if file_system:
-                home = stack.enter_context(peers.loop_device(home, file_system, ROOM))
+                home = stack.enter_context(device.loop_device(home, file_system, device.ROOM))
             yield from measure_peer(kind(plan.scene, home), plan)
     except subprocess.CalledProcessError as error:
         words = b" ".join((error.output or b"").split()[-20:]).decode("utf-8", "replace")
@@ -102,14 +102,14 @@ def _commits(peer: peers.Peer, plan: Plan) -> Iterator[Sample]:
 def _restores(peer: peers.Peer, count: int) -> list[float]:
     values = []
     for _ in range(count):
-        to = peer.place / "restored"
-        measure.settle_disk()
-        values.append(peer.restore(to).seconds)
-        if (
-            len(measure.inventory(to)) < len(measure.inventory(peer.files)) - 1
-        ):  # git's own .git file
-            raise SystemExit(f"{peer.name} did not restore every file")
-        shutil.rmtree(to)
+        with device.fresh(peer.place) as mount:
+            to = mount / "restored"
+            measure.settle_disk()
+            values.append(peer.restore(to).seconds)
+            if (
+                len(measure.inventory(to)) < len(measure.inventory(peer.files)) - 1
+            ):  # git's own .git file
+                raise SystemExit(f"{peer.name} did not restore every file")
     return values
 
 

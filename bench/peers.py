@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -195,27 +193,6 @@ class Reflink(Peer):
 
     def fork(self, to: Path) -> measure.Spent:
         return self.shell(f"cp -a --reflink=always . {to} && cd {to} && true")
-
-
-@contextmanager
-def loop_device(place: Path, kind: str, size: int) -> Iterator[Path]:
-    """A file system of its own on a loop device; unmounted and removed whatever happens."""
-    image, mount = place / f"{kind}.img", place / f"{kind}-mount"
-    mount.mkdir()
-    with image.open("wb") as file:
-        file.truncate(size)
-    try:
-        measure.command([f"mkfs.{kind}", "-q", str(image)])
-        measure.command(["mount", "-o", "loop", str(image), str(mount)])
-        try:
-            yield mount
-        finally:
-            subprocess.run(["umount", str(mount)], check=False)
-            if mount.is_mount():
-                subprocess.run(["umount", "-l", str(mount)], check=True)
-    finally:
-        image.unlink()
-        mount.rmdir()
 
 
 PLAIN: tuple[type[Peer], ...] = (Git, GitUntrackedCache, Restic, Borg)

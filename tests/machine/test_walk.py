@@ -49,7 +49,7 @@ def setting(place: Path) -> Iterator[Setting]:
     walk = setting.walk()
     walk.run(setting.fd, None)
     walk.close()
-    assert (walk.changed, walk.learned, len(walk.read)) == (2, True, 2)
+    assert (walk.changed, bool(walk.learned), len(walk.read)) == (2, True, 2)
     yield setting
     os.close(setting.fd)
     setting.objects.close()
@@ -59,7 +59,7 @@ def test_a_second_walk_learns_nothing(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, None)
     walk.close()
-    assert (walk.changed, walk.learned, walk.read) == (0, False, {})
+    assert (walk.changed, bool(walk.learned), walk.read) == (0, False, {})
 
 
 def test_what_walks_found_adds_up(setting: Setting) -> None:
@@ -102,7 +102,7 @@ def test_a_plan_for_what_is_not_there(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, setting.plan(x_y={b"z"}, one={b"below a file"}))
     walk.close()
-    assert (walk.changed, walk.learned) == (0, False)
+    assert (walk.changed, bool(walk.learned)) == (0, False)
 
 
 def test_a_walk_that_fails_gives_its_descriptors_back(

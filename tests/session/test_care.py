@@ -166,7 +166,7 @@ class TestSweep:
         child.commit("large")
         hub.drop("proj/1")
         hub.refs.delete("proj/1")
-        assert hub.sweep(min_garbage=0.0).bytes_freed == 0
+        assert hub.sweep(min_garbage=0.0).removed == 0
         assert hub.sweep(expire_ns=0, min_garbage=0.0).bytes_freed > 290_000
         hub.verify()
         assert ws.status().clean

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _TREE = "tree"
 _INDEX = "index"
 _STAGE = "stage"
+_FEW = 100
 _BEGIN = "begin"  # of a thaw's journal: there while it is unfinished
 
 
@@ -161,7 +162,7 @@ class FolderMachine(Machine):
         self._settled = index.image if index is not None else None
         self._base = base
         self._unsettled = False  # the index rests on objects that no commit holds yet
-        self._unsaved = False
+        self._unsaved = 0
         self._saved = (home / _INDEX).exists()
 
     @property
@@ -196,7 +197,8 @@ class FolderMachine(Machine):
 
     def _freeze(self, result: ScanResult) -> Oid:
         if result.learned:
-            self._unsaved = self._unsettled = True
+            self._unsaved += result.learned
+            self._unsettled = True
         image = Image(root=result.root, links=result.links)
         if self._frozen is None or self._frozen[1] != image:
             self._frozen = self._objects.put(Kind.IMAGE, encode(image)), image
@@ -231,7 +233,8 @@ class FolderMachine(Machine):
             self._forget()
             raise
         self._frozen = None
-        self._unsettled = self._unsaved = True
+        self._unsettled = True
+        self._unsaved += _FEW
         return msgspec.structs.replace(report, losses=report.losses + _beyond_files(target))
 
     def run(
@@ -304,12 +307,14 @@ class FolderMachine(Machine):
     def _save(self) -> None:
         """Only what a commit holds: the objects below it will be there when it is loaded.
 
+        Not for a few files: to read them again next time takes less.
         A disk too full for it costs the next open a scan, and must fail neither commit nor close.
         """
-        if self._unsaved and not self._unsettled and self._settled and self._index is not None:
+        worth = self._unsaved >= (_FEW if self._saved else 1)
+        if worth and not self._unsettled and self._settled and self._index is not None:
             with contextlib.suppress(OSError):
                 self._index.save(self._home / _INDEX, self._settled)
-                self._unsaved, self._saved = False, True
+                self._unsaved, self._saved = 0, True
 
     # looking
 

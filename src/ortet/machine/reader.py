@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.graph.records import Entry
 from ortet.machine.abc import Loss
 from ortet.machine.capture import Unreadable, look
 from ortet.store.abc import Objects
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _FEW_FILES = 64
 _FEW_BYTES = 4 << 20
@@ -69,6 +71,8 @@ class Reader:
 
     def _submit(self, fd: int, batch: list[Job]) -> Pending:
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few files need none
+
             self._pool = ThreadPoolExecutor(_THREADS, "ortet-read")
         while len(self._flying) >= _AHEAD:
             self._flying.popleft()[0].result()

@@ -32,7 +32,7 @@ class ScanResult(msgspec.Struct, frozen=True):
     root: Entry
     links: bytes
     changed: int  # names that came, went or became something else
-    learned: bool  # the index knows something it did not know before
+    learned: int  # how much the index did not know before: see Walk
 
 
 def scan(

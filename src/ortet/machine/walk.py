@@ -45,6 +45,7 @@ from ortet.store.abc import Objects
 
 _KEEP = 128  # descriptors of directories that still have others below them to be entered
 _RULES = os.fsdecode(FILE)
+_LARGE = 64 * 1024
 
 
 class Watching(Protocol):
@@ -78,7 +79,7 @@ class Walk:
         self.read: dict[int, Job] = {}  # files that were read, by inode number
         self._moves = Moves(index)
         self.changed = 0  # names that came, went or became something else
-        self.learned = False  # the index knows something new
+        self.learned = 0  # what the index did not know: names, a large file counts as many
 
     def close(self) -> None:
         self._reader.close()
@@ -110,7 +111,7 @@ class Walk:
             self._list_again(frame)
             frame.meta = self._meta(frame, st, index.root_seen)
             index.root_seen = index.judge(st, frame.meta)
-            self.learned = True
+            self.learned += 1
         self._look(frame)
         if state_time(st) != st.st_mtime_ns:
             self._sieve.lose(frame, "", far_time(b""))
@@ -166,7 +167,7 @@ class Walk:
         self._list_again(frame)
         frame.meta = self._meta(frame, st, was)
         above.put(frame.name, self._index.judge(st, frame.meta))
-        self.learned = True
+        self.learned += 1
 
     def _list_again(self, frame: Frame) -> None:
         """Its times moved: names may have come or gone. Without a watcher only a listing tells."""
@@ -266,7 +267,7 @@ class Walk:
     def _drop(self, node: Node, name: str, path: bytes) -> None:
         """Forget a name, with all that is known below it."""
         index, was = self._index, node.seen.get(name, ())
-        self.learned = True
+        self.learned += 1
         if is_linked(was):
             self.linked.add(was[1:3])
             index.links = None
@@ -331,7 +332,7 @@ class Walk:
             self.linked.update({now[1:3], was[1:3] or now[1:3]})
             index.links = None
         node.put(job.name, now)
-        self.learned = True
+        self.learned += 1 + st.st_size // _LARGE
         self.read[st.st_ino] = job
         if was[6:8] != now[6:8] or entry != index.entry_of(node, job.raw):
             frame.changes[job.raw] = entry

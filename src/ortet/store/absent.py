@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from struct import Struct
 
 from ortet.errors import Corrupt
@@ -17,7 +17,7 @@ AT = 8
 """Where in an oid the word lies that the filter goes by; the slot goes by its first byte."""
 _WORD = Struct("=I")
 
-Words = Callable[[int], Iterable[int]]
+Words = Callable[[int], list[int]]
 """The words of all objects in a slot."""
 
 
@@ -44,7 +44,7 @@ class Absent:
         return not filter_[_WORD.unpack_from(oid, AT)[0] & (len(filter_) - 1)]
 
     def _make(self, slot: int) -> bytearray:
-        words = list(self._words(slot))
+        words = self._words(slot)
         size = 1 << (len(words) * _SPARSE).bit_length()
         filter_, mask = bytearray(size), size - 1
         for word in words:

@@ -279,7 +279,9 @@ class Shelf:
         return list(parents)
 
 
-def _words(tables: Sequence[Pack | Group], slot: int) -> Iterator[int]:
+def _words(tables: Sequence[Pack | Group], slot: int) -> list[int]:
+    words: list[int] = []
     for table in tables:
         with contextlib.suppress(NotFound):  # swept away since we last looked
-            yield from table.words(slot)
+            words += table.words(slot)
+    return words
