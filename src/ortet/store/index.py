@@ -28,6 +28,7 @@ _ENTRY = OID_BYTES + _ROW.size
 _SUM = 8
 _SUMS = _HEAD.size + _FAN.size
 _NAMES = _SUMS + 256 * _SUM
+_WORD = struct.Struct(f"={AT}xI{OID_BYTES - AT - 4}x")
 _NARROW = 64
 
 Place = tuple[int, int, int, int, int]
@@ -157,8 +158,8 @@ class Index:
     def words(self, slot: int) -> list[int]:
         """The word of each oid in a slot that a filter goes by: see absent.py."""
         base, count = self._slot(slot)
-        words = memoryview(self._map[base : base + count * OID_BYTES]).cast("I")
-        return words[AT // 4 :: OID_BYTES // 4].tolist()
+        oids = self._map[base : base + count * OID_BYTES]
+        return [word for (word,) in _WORD.iter_unpack(oids)]
 
     def _row(self, base: int, count: int, number: int) -> Place:
         return _ROW.unpack_from(self._map, base + count * OID_BYTES + number * _ROW.size)

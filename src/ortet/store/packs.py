@@ -72,8 +72,10 @@ class Pack(Source):
 
     def words(self, slot: int) -> list[int]:
         """See Index."""
+        if self._index is None:
+            self._index = self.index()
         try:
-            return self.index().words(slot)
+            return self._index.words(slot)
         except Corrupt:
             self._index = self.rebuild()
             return self._index.words(slot)
