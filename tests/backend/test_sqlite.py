@@ -33,7 +33,7 @@ class Clock:
             sys.stdin.read()
         return 1
 
-from ortet.backend.abc import Move
+from ortet.backend.abc import Move, RowChange
 catalog = SqliteCatalog(Path(sys.argv[1]), Clock())
 one, two = (1).to_bytes(32, "big"), (2).to_bytes(32, "big")
 catalog.move([Move("h", None, one)], verb="create")
@@ -43,14 +43,14 @@ catalog.move([Move("h", one, two)], verb="commit")
 COUNTER = """
 import sys
 from pathlib import Path
-from ortet.backend.abc import Move
+from ortet.backend.abc import Move, RowChange
 from ortet.backend.sqlite import SqliteCatalog
 catalog = SqliteCatalog(Path(sys.argv[1]))
 while True:
     head = catalog.head("h")
     old = head and head.oid
     new = (int.from_bytes(old or b"") + 1).to_bytes(32, "big")
-    catalog.move([Move("h", old, new)], verb="raise", rows=[("kind", "key", new)])
+    catalog.move([Move("h", old, new)], verb="raise", rows=[RowChange("kind", "key", new)])
     print(int.from_bytes(new), flush=True)
 """
 

@@ -176,7 +176,6 @@ def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> No
 
 def test_what_a_newer_release_wrote_stops_a_sweep() -> None:
     for kind, record in (
-        (Kind.STATE, State(journal=A)),
         (Kind.STATE, State(memory=A)),
         (Kind.IMAGE, Image(root=ROOT, processes=A)),
     ):

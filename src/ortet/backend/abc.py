@@ -12,7 +12,26 @@ from pathlib import Path
 
 import msgspec
 
-from ortet.ids import Oid
+from ortet.backend.records import Claim, Head, Lease, Move, Op, Row, RowChange
+from ortet.backend.timelines import Append, EventRow, Timeline, Timelines
+
+__all__ = [
+    "Append",
+    "Bucket",
+    "Catalog",
+    "Claim",
+    "EventRow",
+    "Head",
+    "Lease",
+    "Listing",
+    "Move",
+    "Op",
+    "Row",
+    "RowChange",
+    "Signal",
+    "Timeline",
+    "Timelines",
+]
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -63,62 +82,8 @@ class Bucket(ABC):
         """Release handles; further calls are undefined."""
 
 
-class Head(msgspec.Struct, frozen=True):
-    """Where a branch or tag points.
-
-    `version` grows by one with every move; a head made again starts above where it ended.
-    """
-
-    name: str
-    oid: Oid
-    version: int
-    time: int
-
-
-class Move(msgspec.Struct, frozen=True):
-    """One compare-and-set of a head. `expect` None: must not exist. `to` None: delete."""
-
-    name: str
-    expect: Oid | None
-    to: Oid | None
-
-
-class Op(msgspec.Struct, frozen=True):
-    """A line of the operation log; with `name`, `old` and `new` it is the reflog of that head."""
-
-    seq: int
-    time: int
-    verb: str
-    name: str
-    old: Oid | None
-    new: Oid | None
-    actor: str
-    detail: str
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """The right to write under `name` until `expires`. `fence` grows with every new holder."""
-
-    name: str
-    owner: str
-    fence: int
-    expires: int
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A small versioned record: workspaces, machines, holds. `value` is canonical bytes.
-
-    `version` grows by one with every write; a row made again starts above where it ended.
-    """
-
-    kind: str
-    key: str
-    value: bytes
-    version: int
-
-
-class Catalog(ABC):
-    """Rows that move: heads, leases, records, and the log of what was done.
+class Catalog(Timelines):
+    """Rows that move: heads, leases, records, events, and the log of what was done.
 
     Each method is one atomic, durable transaction. Times come from the clock given at construction.
     """
@@ -141,12 +106,17 @@ class Catalog(ABC):
         actor: str = "",
         detail: str = "",
         lease: Lease | None = None,
-        rows: Sequence[tuple[str, str, bytes | None]] = (),
-    ) -> None:
-        """All moves in order, one Op for each, and `rows` (kind, key, value or None), or nothing.
+        rows: Sequence[RowChange] = (),
+        timelines: Sequence[Timeline] = (),
+        appends: Sequence[Append] = (),
+        claims: Sequence[Claim] = (),
+    ) -> list[Lease]:
+        """All of it in this order, or nothing: claims, new timelines, events, moves with one Op
+        each, rows. Returns the leases that were claimed.
 
-        Conflict("head_moved") with details name/expect/found when an expectation fails;
-        Refused("lease_lost") when `lease` is not the newest of its name or has expired.
+        Conflict("head_moved") with details name/expect/found when an expectation fails, "row_moved"
+        and "seq_taken" likewise, "timeline_exists"; Refused("lease_lost") when `lease` is not the
+        newest of its name or has expired, "lease_held" when a claimed one is live.
         """
 
     # operation log
@@ -212,7 +182,7 @@ class Catalog(ABC):
     def check(self) -> list[str]:
         """What is wrong with the stored rows, in words; empty when sound."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release handles."""
 
 

@@ -57,3 +57,18 @@ def lease_lost(lease: Lease) -> Refused:
 
 def _short(oid: Oid | None) -> str:
     return oid.hex()[:12] if oid else "nothing"
+
+
+def no_timeline(timeline: str) -> NotFound:
+    return NotFound("no_timeline", f"there is no timeline {timeline}: check the id")
+
+
+def seq_taken(timeline: str, expect: int, found: int) -> Conflict:
+    return Conflict(
+        "seq_taken",
+        f"timeline {timeline} ends with event {found}, so {expect} is not the next: another writer "
+        "was faster; read what is new, then repeat",
+        timeline=timeline,
+        expect=expect,
+        found=found,
+    )

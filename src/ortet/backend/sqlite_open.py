@@ -15,7 +15,7 @@ import apsw
 from ortet.backend.files import sync_directory
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
-MIGRATIONS = ("0001_ground.sql",)
+MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
 """In order; `user_version` is how many of them a file has had."""
 
 OLDEST_SAFE = 3_051_003

@@ -36,8 +36,9 @@ class TreeRef(msgspec.Struct, frozen=True):
 class Pages:
     """Loads and stores pages, and keeps the decoded ones that were used last."""
 
-    def __init__(self, objects: Objects, cache_bytes: int) -> None:
+    def __init__(self, objects: Objects, cache_bytes: int, kind: Kind) -> None:
         self._objects = objects
+        self._kind = kind
         self._limit = cache_bytes
         self._held = 0
         self._cache: OrderedDict[Oid, tuple[Node, int]] = OrderedDict()
@@ -66,7 +67,7 @@ class Pages:
     def store(self, node: Node) -> PageRef:
         """Put the page; the node belongs to the cache from here on."""
         packed = node.packed()
-        oid = self._objects.put(Kind.TREE, packed.data)
+        oid = self._objects.put(self._kind, packed.data)
         cid = self._objects.hasher.oid(packed.rows)
         self._keep(oid, node, len(packed.data))
         return PageRef(node.keys[-1] if node.keys else b"", oid, cid)

@@ -12,13 +12,18 @@ from ortet.store.blobs import BLOCK, Blocks
 __all__ = [
     "BLOCK",
     "Blocks",
+    "Bodies",
     "Commit",
     "Entry",
     "Flag",
+    "Fold",
+    "Header",
     "Image",
+    "Journal",
     "Layer",
     "Page",
     "PageRef",
+    "Segment",
     "State",
     "System",
 ]
@@ -115,6 +120,55 @@ class Image(Record, frozen=True):
     cwd: str = ""  # relative to the workspace
     services: bytes = b""
     processes: bytes = b""
+
+
+class Header(Record, frozen=True, gc=False):
+    """What is chained of an event. `seal` commits to salt and body without telling them."""
+
+    seq: int
+    kind: str
+    time: int
+    actor: str
+    seal: bytes
+    prev: bytes  # hash of the event before, b"" for the first of a family
+
+
+class Bodies(Record, frozen=True):
+    """(salt, body) of each event of a segment; what is erased is in neither."""
+
+    items: list[tuple[bytes, bytes]]
+
+
+class Segment(Record, frozen=True):
+    """Events of one timeline, sealed by a commit, and the segment before them.
+
+    `refs` are the objects that their bodies name: an artifact lives as long as its event.
+    """
+
+    timeline: bytes
+    heads: list[bytes]
+    bodies: Oid
+    before: bytes = b""
+    refs: list[tuple[bytes, int]] = []
+
+
+class Journal(Record, frozen=True):
+    """All that a mind has been through: the last segment, and what it adds up to."""
+
+    segment: bytes
+    seq: int
+    hash: bytes  # of the last event
+    fold: bytes
+
+
+class Fold(Record, frozen=True):
+    """A mind as a fold of its events: small things in `core`, the rest in maps that share pages.
+
+    `core` is canonical bytes of the journal layer's own record; `maps` are (name, root of a map).
+    """
+
+    core: bytes
+    maps: list[tuple[str, bytes]] = []
 
 
 class State(Record, frozen=True):

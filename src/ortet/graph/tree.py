@@ -12,7 +12,7 @@ from ortet.graph.node import TOP, Node, ends_page, leaf
 from ortet.graph.pages import SMALL, Pages, TreeRef
 from ortet.graph.records import Entry, PageRef
 from ortet.ids import Oid
-from ortet.store.abc import Objects
+from ortet.store.abc import Kind, Objects
 
 __all__ = ["CACHE_BYTES", "TreeRef", "Trees"]
 
@@ -24,9 +24,11 @@ Edits = Mapping[bytes, Any]
 class Trees:
     """The directories of one store. `patch` equals `build` of the resulting entries, always."""
 
-    def __init__(self, objects: Objects, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, objects: Objects, cache_bytes: int = CACHE_BYTES, kind: Kind = Kind.TREE
+    ) -> None:
         self.objects = objects
-        self._pages = Pages(objects, cache_bytes)
+        self._pages = Pages(objects, cache_bytes, kind)
 
     def forget(self) -> None:
         """Drop cached pages: after a sweep, what is remembered may be gone from the store."""

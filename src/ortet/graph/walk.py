@@ -8,10 +8,27 @@ from collections.abc import Callable, Sequence
 from ortet.codec import decode
 from ortet.errors import Corrupt, Unsupported
 from ortet.graph.node import TOP
-from ortet.graph.records import BLOCK, Blocks, Commit, Entry, Flag, Image, Page, State
+from ortet.graph.records import (
+    BLOCK,
+    Blocks,
+    Bodies,
+    Commit,
+    Entry,
+    Flag,
+    Fold,
+    Header,
+    Image,
+    Journal,
+    Page,
+    Segment,
+    State,
+)
 from ortet.ids import OID_BYTES, Oid
 from ortet.store.abc import Kind, Link, Objects
 from ortet.store.blobs import FAN
+from ortet.store.source import kind_of
+
+_TIMELINE_BYTES = 16
 
 
 def references(kind: Kind, data: bytes) -> list[Link]:
@@ -49,8 +66,38 @@ def _commit(data: bytes) -> list[Link]:
 
 def _state(data: bytes) -> list[Link]:
     state = decode(State, data)
-    _only_known(state.journal, state.memory)
-    return _optional(state.machine, Kind.IMAGE)
+    _only_known(state.memory)
+    return _optional(state.journal, Kind.JOURNAL) + _optional(state.machine, Kind.IMAGE)
+
+
+def _journal(data: bytes) -> list[Link]:
+    journal = decode(Journal, data)
+    return _optional(journal.segment, Kind.SEGMENT) + _optional(journal.fold, Kind.FOLD)
+
+
+def _segment(data: bytes) -> list[Link]:
+    segment = decode(Segment, data)
+    if len(segment.timeline) != _TIMELINE_BYTES or not segment.heads:
+        raise Corrupt("bad_segment", "a segment of events has no timeline, or no events")
+    for head in segment.heads:
+        decode(Header, head)
+    links = [_link(segment.bodies, Kind.BODIES), *_optional(segment.before, Kind.SEGMENT)]
+    return links + [_link(oid, kind_of(number)) for oid, number in segment.refs]
+
+
+def _bodies(data: bytes) -> list[Link]:
+    decode(Bodies, data)
+    return []
+
+
+def _fold(data: bytes) -> list[Link]:
+    return [_link(root, Kind.MAP) for _, root in decode(Fold, data).maps]
+
+
+def _map(data: bytes) -> list[Link]:
+    """A map is a tree whose entries are keys and values, none of them files."""
+    page = decode(Page, data)
+    return [_link(ref.oid, Kind.MAP) for ref in page.pages]
 
 
 def _image(data: bytes) -> list[Link]:
@@ -168,4 +215,9 @@ _WALKS: dict[Kind, Callable[[bytes], list[Link]]] = {
     Kind.IMAGE: _image,
     Kind.STATE: _state,
     Kind.COMMIT: _commit,
+    Kind.JOURNAL: _journal,
+    Kind.SEGMENT: _segment,
+    Kind.BODIES: _bodies,
+    Kind.FOLD: _fold,
+    Kind.MAP: _map,
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ortet.backend.abc import Move
+from ortet.backend.abc import Move, RowChange
 from ortet.errors import Conflict, NotFound, Refused
 from ortet.graph.refs import check_name
 from ortet.ids import Oid
 from ortet.session.hub import Hub
-from ortet.session.registry import RowChange
 
 
 def rename(hub: Hub, old: str, new: str) -> Oid:
@@ -21,7 +20,7 @@ def rename(hub: Hub, old: str, new: str) -> Oid:
     rows: list[RowChange] = []
     if row:
         row = msgspec.structs.replace(row, name=new)
-        rows = [("workspace", old, None), *hub.registry.rows_of(row)]
+        rows = [RowChange("workspace", old, None), *hub.registry.rows_of(row)]
     moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
     hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)
     for workspace in hub.opened(old):

@@ -11,15 +11,13 @@ from typing import Literal
 
 import msgspec
 
-from ortet.backend.abc import Catalog
+from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, NotFound
 from ortet.graph.refs import check_name, is_name
 
 Files = Literal["inplace", "private"]
 Scope = Literal["workspace", "host"]
-RowChange = tuple[str, str, bytes | None]
-"""A row to write together with a head move: kind, key, value or None to delete."""
 
 _STEM = 100
 """Characters a directory's name gives to its workspace: forks of forks need some more."""
@@ -148,23 +146,23 @@ class Registry:
         return holder
 
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
-        rows: list[RowChange] = [("workspace", row.name, encode(row))]
+        rows = [RowChange("workspace", row.name, encode(row))]
         if not row.parent:
-            rows.append(("place", row.place, row.name.encode()))
+            rows.append(RowChange("place", row.place, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
-        rows: list[RowChange] = [("workspace", row.name, None)]
+        rows = [RowChange("workspace", row.name, None)]
         held = self._holder(row.place)
         if held is not None and held.name == row.name:
-            rows.append(("place", row.place, None))
+            rows.append(RowChange("place", row.place, None))
         self._catalog.move([], verb="drop", rows=rows)
 
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
         """The directory was moved: remember where it, and what its forks would land on, is now."""
         place = {"path": os.fsencode(path), "host": self._host}
         there = [old for old in self.all() if (old.host, old.path) == (row.host, row.path)]
-        rows: list[RowChange] = [("place", old.place, None) for old in there if not old.parent]
+        rows = [RowChange("place", old.place, None) for old in there if not old.parent]
         for old in there:
             rows += self.rows_of(msgspec.structs.replace(old, **place))
         self._catalog.move([], verb="relocate", rows=rows)

@@ -26,6 +26,11 @@ class Kind(IntEnum):
     IMAGE = 5
     STATE = 6
     COMMIT = 7
+    JOURNAL = 8
+    SEGMENT = 9
+    BODIES = 10
+    FOLD = 11
+    MAP = 12
 
 
 class Link(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import pytest
 
 from ortet.backend.abc import Catalog
 from ortet.errors import Invalid
+from ortet.testing.catalog_events import EventTests
 from ortet.testing.catalog_heads import HeadTests
 from ortet.testing.catalog_leases import LeaseTests
 from ortet.testing.catalog_rows import RowTests
@@ -25,7 +26,7 @@ from ortet.testing.processes import CatalogOpener
 BAD_NAMES = ["", "a\0b", "\udc80", "x" * 5000]
 
 
-class CatalogTests(HeadTests, LeaseTests, RowTests):
+class CatalogTests(HeadTests, LeaseTests, RowTests, EventTests):
     """Supply the fixture `opener`, see above."""
 
     @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Catalog, Head, Move, Op
+from ortet.backend.abc import Catalog, Head, Move, Op, RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.ids import Oid
 from ortet.testing.clock import ManualClock
@@ -82,7 +82,7 @@ class HeadTests:
         create(catalog, "h")
         before = catalog.head("h"), catalog.ops()
         with pytest.raises(Conflict) as caught:
-            catalog.move([move], verb="commit", rows=[("kind", "key", b"value")])
+            catalog.move([move], verb="commit", rows=[RowChange("kind", "key", b"value")])
         assert caught.value.kind == "head_moved"
         assert caught.value.details == {
             "name": move.name,
@@ -127,7 +127,11 @@ class HeadTests:
         catalog.move(
             [Move("h", None, A)],
             verb="create",
-            rows=[("kind", "old", b"2"), ("kind", "new", b"3"), ("kind", "gone", None)],
+            rows=[
+                RowChange("kind", "old", b"2"),
+                RowChange("kind", "new", b"3"),
+                RowChange("kind", "gone", None),
+            ],
         )
         values = {row.key: row.value for row in catalog.rows("kind")}
         assert values == {"old": b"2", "new": b"3"}
@@ -136,13 +140,17 @@ class HeadTests:
         assert row.version == first.version + 1
 
     def test_rows_without_moves(self, catalog: Catalog) -> None:
-        catalog.move([], verb="note", rows=[("kind", "key", b"value"), ("kind", "absent", None)])
+        catalog.move(
+            [],
+            verb="note",
+            rows=[RowChange("kind", "key", b"value"), RowChange("kind", "absent", None)],
+        )
         assert [row.key for row in catalog.rows("kind")] == ["key"]
         assert catalog.ops() == []
 
     def test_a_bad_row_undoes_the_moves(self, catalog: Catalog) -> None:
         with pytest.raises(Invalid):
-            catalog.move([Move("h", None, A)], verb="create", rows=[("kind", "", b"")])
+            catalog.move([Move("h", None, A)], verb="create", rows=[RowChange("kind", "", b"")])
         assert catalog.head("h") is None
 
     def test_from_nothing_to_nothing_is_invalid(self, catalog: Catalog) -> None:

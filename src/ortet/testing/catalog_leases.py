@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Catalog, Lease, Move
+from ortet.backend.abc import Catalog, Lease, Move, RowChange
 from ortet.errors import Invalid, Refused
 from ortet.testing.clock import ManualClock
 from ortet.testing.processes import CatalogOpener, in_processes, in_threads, oid, try_lease
@@ -134,7 +134,10 @@ class LeaseTests:
     def _check_refused(self, catalog: Catalog, lease: Lease) -> None:
         with pytest.raises(Refused) as caught:
             catalog.move(
-                [Move("h", None, oid(1))], verb="commit", lease=lease, rows=[("k", "k", b"")]
+                [Move("h", None, oid(1))],
+                verb="commit",
+                lease=lease,
+                rows=[RowChange("k", "k", b"")],
             )
         assert caught.value.kind == "lease_lost"
         assert catalog.head("h") is None

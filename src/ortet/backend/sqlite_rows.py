@@ -1,0 +1,96 @@
+"""Leases and records in SQLite, inside a transaction that others began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from ortet.backend import refusals
+from ortet.backend.abc import Claim, Lease, Row, RowChange
+from ortet.backend.keys import check_name
+from ortet.errors import Invalid
+
+_FOREVER = 2**63 - 1
+_LEASE = "SELECT name, owner, fence, expires FROM leases WHERE name = ?"
+_HOLD = "INSERT OR REPLACE INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?)"
+_FLOOR = "SELECT value FROM floors WHERE of = ?"
+_ROW = "SELECT kind, key, value, version FROM records WHERE kind = ? AND key = ?"
+_PUT = """INSERT INTO records (kind, key, value, version)
+    SELECT ?, ?, ?, value + 1 FROM floors WHERE of = 'row'
+    ON CONFLICT DO UPDATE SET value = excluded.value, version = records.version + 1
+    RETURNING version"""
+_DROP = "DELETE FROM records WHERE kind = ? AND key = ? RETURNING version"
+RAISE = "UPDATE floors SET value = max(value, ?2) WHERE of = ?1"
+
+
+def fetch_all(db: apsw.Connection, sql: str, values: tuple[Any, ...]) -> list[Any]:
+    """Every row at once: a statement left half-read would hold its snapshot."""
+    return db.execute(sql, values).fetchall()
+
+
+def claim_lease(db: apsw.Connection, claim: Claim, now: int) -> Lease:
+    """The same owner renews and keeps its fence."""
+    held = find_lease(db, check_name(claim.name))
+    if held and held.owner != claim.owner and held.expires > now:
+        raise refusals.lease_held(held)
+    if held and held.owner == claim.owner:
+        fence = held.fence
+    else:
+        fence = 1 + max(int(db.execute(_FLOOR, ("fence",)).get), held.fence if held else 0)
+    lease = Lease(claim.name, claim.owner, fence, expiry(now, claim.ttl_ns))
+    db.execute(_HOLD, (lease.name, lease.owner, lease.fence, lease.expires))
+    return lease
+
+
+def check_lease(db: apsw.Connection, lease: Lease, now: int) -> None:
+    """Refused unless it is the newest of its name and has not expired."""
+    held = find_lease(db, lease.name)
+    if not held or held.owner != lease.owner or held.fence != lease.fence or held.expires <= now:
+        raise refusals.lease_lost(lease)
+
+
+def find_lease(db: apsw.Connection, name: str) -> Lease | None:
+    found = fetch_all(db, _LEASE, (name,))
+    return Lease(*found[0]) if found else None
+
+
+def expiry(now: int, ttl_ns: int) -> int:
+    if ttl_ns <= 0:
+        raise Invalid(
+            "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"
+        )
+    return min(now + ttl_ns, _FOREVER)
+
+
+def find_row(db: apsw.Connection, kind: str, key: str) -> Row | None:
+    found = fetch_all(db, _ROW, (kind, key))
+    return Row(*found[0]) if found else None
+
+
+def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
+    for change in changes:
+        expect_row(db, change.kind, change.key, change.expect)
+        if change.value is None:
+            drop_row(db, change.kind, change.key)
+        else:
+            put_row(db, change.kind, change.key, change.value)
+
+
+def expect_row(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
+    if expect is not None:
+        found = find_row(db, kind, key)
+        version = found.version if found else 0
+        if version != expect:
+            raise refusals.row_moved(kind, key, expect, version)
+
+
+def put_row(db: apsw.Connection, kind: str, key: str, value: bytes) -> int:
+    ((version,),) = fetch_all(db, _PUT, (check_name(kind), check_name(key), value))
+    return int(version)
+
+
+def drop_row(db: apsw.Connection, kind: str, key: str) -> None:
+    for (version,) in fetch_all(db, _DROP, (check_name(kind), check_name(key))):
+        db.execute(RAISE, ("row", version))

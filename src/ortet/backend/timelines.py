@@ -1,0 +1,94 @@
+"""The part of Catalog that keeps events: append-only rows, grouped in timelines that fork."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import msgspec
+
+from ortet.backend.records import Lease, RowChange
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """A row of events that begins behind event `at` of `parent`; the first of a family has none.
+
+    Ids are 32 hexadecimal digits.
+    """
+
+    id: str
+    parent: str = ""
+    at: int = 0
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """One event: a chained header, and apart from it what may be erased: `salt` and `body`."""
+
+    seq: int
+    head: bytes
+    salt: bytes
+    body: bytes
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Events for one timeline, to be put behind its last."""
+
+    timeline: str
+    events: Sequence[EventRow]
+
+
+class Timelines(ABC):
+    """Events of one timeline are numbered without gaps, from `at` + 1; forks share the ones before.
+
+    What is appended cannot be changed: it can be trimmed, when it is kept elsewhere, and erased.
+    """
+
+    @abstractmethod
+    def timeline(self, id_: str) -> Timeline | None: ...
+
+    @abstractmethod
+    def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
+        """Timelines that were forked from this one, in id order, ids greater than `after`."""
+
+    @abstractmethod
+    def append(
+        self,
+        timeline: str,
+        events: Sequence[EventRow],
+        *,
+        lease: Lease | None = None,
+        rows: Sequence[RowChange] = (),
+    ) -> None:
+        """All events and rows, or nothing.
+
+        Conflict("seq_taken") with detail found (the last seq) when the first event is not the next;
+        Refused("lease_lost") as `move` does; NotFound("no_timeline").
+        """
+
+    @abstractmethod
+    def events(
+        self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[EventRow]:
+        """Its own events, not its parents', seq greater than `after`; `newest`: the last ones.
+
+        In order of seq in either case.
+        """
+
+    @abstractmethod
+    def last_seq(self, timeline: str) -> int:
+        """The seq of its last event, `at` when it has none; NotFound("no_timeline")."""
+
+    @abstractmethod
+    def trim_events(self, timeline: str, upto: int) -> int:
+        """Forget events up to this seq, which are kept elsewhere; returns how many.
+
+        The last one always stays.
+        """
+
+    @abstractmethod
+    def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
+        """Destroy salt and body of these events, also in the file; returns how many had some."""
+
+    @abstractmethod
+    def drop_timeline(self, timeline: str) -> None:
+        """Remove it with its events; Conflict("has_children") while others began on it."""

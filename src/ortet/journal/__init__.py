@@ -1,0 +1,1 @@
+"""What an agent has been through: chained events, and the mind they add up to."""

@@ -1,0 +1,184 @@
+"""Events: made, chained by hash, and read back. Header and body are apart, so that a body can be
+destroyed and the chain stays whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet.backend.abc import EventRow
+from ortet.codec import Hasher, Record, decode, encode
+from ortet.errors import Corrupt, Invalid
+from ortet.graph.records import Header
+from ortet.ids import Oid, Random
+from ortet.store.abc import Kind
+
+MAX_BODY = 1 << 20
+SALT_BYTES = 16
+_DEEPEST = 64
+
+Ref = tuple[Oid, Kind]
+"""An object that an event names, and that lives as long as it does."""
+
+
+class Body(Record, frozen=True):
+    """What happened. `version` is that of the schema of `data`, which is its author's own."""
+
+    data: dict[str, Any]
+    refs: list[tuple[bytes, int]] = []
+    version: int = 1
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened, as its readers see it. `data` is empty when it was erased."""
+
+    seq: int
+    kind: str
+    time: int
+    actor: str
+    data: dict[str, Any]
+    hash: bytes
+    timeline: str = ""
+    refs: list[tuple[bytes, int]] = []
+    version: int = 1
+    erased: bool = False
+
+
+class Tip(msgspec.Struct, frozen=True):
+    """Where a chain ends."""
+
+    seq: int = 0
+    hash: bytes = b""
+    time: int = 0
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """An event on its way into the journal."""
+
+    kind: str
+    data: dict[str, Any]
+    actor: str = ""
+    refs: Sequence[Ref] = ()
+    version: int = 1
+
+
+class Chain:
+    """Makes and reads events: the one place that knows how they are bound together."""
+
+    def __init__(self, hasher: Hasher, random: Random) -> None:
+        self._hasher = hasher
+        self._random = random
+
+    def make(self, tip: Tip, draft: Draft, now: int) -> tuple[EventRow, Event]:
+        """The event that follows `tip`. Its time is not before that of the one before it."""
+        body = encode_body(draft)
+        salt = self._random(SALT_BYTES)
+        seq, time = tip.seq + 1, max(now, tip.time)
+        seal = self._hasher.oid(salt + body)
+        header = Header(seq, draft.kind, time, draft.actor, seal, tip.hash)
+        head = encode(header)
+        event = Event(
+            seq=seq,
+            kind=draft.kind,
+            time=time,
+            actor=draft.actor,
+            data=draft.data,
+            hash=self._hasher.oid(head),
+            refs=[(oid, int(kind)) for oid, kind in draft.refs],
+            version=draft.version,
+        )
+        return EventRow(seq, head, salt, body), event
+
+    def read(self, row: EventRow, timeline: str = "") -> Event:
+        """An event from its row; Corrupt when the body is not the one its header commits to."""
+        header = decode(Header, row.head)
+        if not row.salt:
+            data, refs, version, erased = {}, [], 1, True
+        else:
+            if self._hasher.oid(row.salt + row.body) != header.seal:
+                raise Corrupt(
+                    "bad_event",
+                    f"event {header.seq} of timeline {timeline} is not what was recorded: run "
+                    "`ortet verify`",
+                    seq=header.seq,
+                )
+            body = decode(Body, row.body)
+            data, refs, version, erased = body.data, body.refs, body.version, False
+        return Event(
+            seq=header.seq,
+            kind=header.kind,
+            time=header.time,
+            actor=header.actor,
+            data=data,
+            hash=self._hasher.oid(row.head),
+            timeline=timeline,
+            refs=refs,
+            version=version,
+            erased=erased,
+        )
+
+    def tip(self, row: EventRow) -> Tip:
+        header = decode(Header, row.head)
+        return Tip(header.seq, self._hasher.oid(row.head), header.time)
+
+    def check(self, tip: Tip, rows: Iterable[EventRow]) -> Tip:
+        """Follow the chain from `tip`; Corrupt where a link or a body does not fit."""
+        for row in rows:
+            event, header = self.read(row), decode(Header, row.head)
+            if header.prev != tip.hash or header.seq != tip.seq + 1 or header.seq != row.seq:
+                raise Corrupt(
+                    "broken_chain",
+                    f"event {row.seq} does not follow event {tip.seq}: the journal was tampered "
+                    "with or damaged; restore it from a copy",
+                    seq=row.seq,
+                )
+            tip = Tip(event.seq, event.hash, event.time)
+        return tip
+
+
+def encode_body(draft: Draft) -> bytes:
+    """Canonical bytes of what happened; Invalid when it is no plain data, or too much."""
+    check_plain(draft.data)
+    refs = [(bytes(oid), int(kind)) for oid, kind in draft.refs]
+    try:
+        body = encode(Body(draft.data, refs, draft.version))
+    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise _not_plain(str(error)) from error
+    if len(body) > MAX_BODY:
+        raise Invalid(
+            "payload_too_large",
+            f"an event of {len(body)} bytes is more than {MAX_BODY}: store the content as an "
+            "artifact and say its name",
+        )
+    return body
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Invalid unless it is what JSON can say: then every surface shows the same."""
+    if value is None or isinstance(value, str | bool | int):
+        return
+    if depth > _DEEPEST:
+        raise _not_plain(f"it is nested more than {_DEEPEST} deep")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _not_plain(f"{value} is no number that JSON has")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_plain(item, depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise _not_plain(f"key {key!r} is not a string")
+            check_plain(item, depth + 1)
+    else:
+        raise _not_plain(f"{type(value).__name__} is not JSON")
+
+
+def _not_plain(why: str) -> Invalid:
+    return Invalid(
+        "not_json",
+        f"this cannot be recorded ({why}): give str, int, float, bool, None, list or dict",
+    )

@@ -1,0 +1,196 @@
+"""What each kind of event does to a mind. Kinds of a later release change nothing and are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from ortet.journal.events import Event
+from ortet.journal.mind import Mind
+from ortet.journal.things import Artifact, Decision, Effect, Fact, Message, Note, Question
+
+KINDS = (
+    "message",
+    "thought",
+    "note",
+    "question",
+    "answer",
+    "plan",
+    "step",
+    "begun",
+    "ended",
+    "model",
+    "fact",
+    "lesson",
+    "decision",
+    "artifact",
+    "spend",
+    "budget",
+    "asked",
+    "given",
+    "compaction",
+    "goal",
+    "lifecycle",
+    "record",
+)
+"""Every kind this release writes."""
+
+TRANSIENT = frozenset({"message", "thought", "note", "model"})
+"""What compaction may drop from view; all else is durable."""
+
+
+def fold(mind: Mind, events: Iterable[Event]) -> Mind:
+    """Bring a mind forward."""
+    for event in events:
+        change = _FOLDS.get(event.kind)
+        if change is not None and not event.erased:
+            change(mind, event, event.data)
+        mind.change(events=event.seq)
+    return mind
+
+
+def message_of(event: Event) -> Message:
+    data = event.data
+    return Message(
+        seq=event.seq,
+        role=data.get("role", ""),
+        content=data.get("content"),
+        time=event.time,
+        extra=data.get("extra", {}),
+    )
+
+
+def _note(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    key = data["key"]
+    if data.get("value") is None:
+        mind.notes.drop(key)
+    else:
+        mind.notes.set(key, Note(key, data["value"], data.get("expires", 0), event.seq))
+
+
+def _goal(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    mind.change(goal=data["text"])
+
+
+def _plan(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    mind.change(plan=list(data["steps"]), step=0)
+
+
+def _step(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    mind.change(step=data["step"])
+
+
+def _question(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    mind.questions.set(data["id"], Question(data["id"], data["text"], seq=event.seq))
+
+
+def _answer(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    asked = mind.questions.get(data["id"])
+    if asked is not None:
+        answered = msgspec.structs.replace(asked, answer=data.get("answer"), answered=True)
+        mind.questions.set(asked.id, answered)
+
+
+def _fact(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    if data.get("gone"):
+        mind.facts.drop(data["id"])
+        return
+    fact = Fact(
+        id=data["id"],
+        text=data["text"],
+        about=data.get("about", ""),
+        lesson=event.kind == "lesson",
+        seq=event.seq,
+        time=event.time,
+    )
+    mind.facts.set(fact.id, fact)
+
+
+def _decision(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    decision = Decision(
+        id=data["id"],
+        text=data["text"],
+        why=data.get("why", ""),
+        instead_of=data.get("instead_of", []),
+        seq=event.seq,
+        time=event.time,
+    )
+    mind.decisions.set(decision.id, decision)
+
+
+def _artifact(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    known = {field: data[field] for field in Artifact.__struct_fields__ if field in data}
+    artifact = Artifact(**{**known, "seq": event.seq, "time": event.time})
+    mind.artifacts.set(f"{artifact.name}\0{artifact.version:08d}", artifact)
+
+
+def _begun(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    effect = Effect(
+        id=data["id"],
+        name=data["name"],
+        replay=data["replay"],
+        state="begun",
+        key=data.get("key", ""),
+        scope=data.get("scope", ""),
+        why=data.get("why", ""),
+        digest=data.get("digest", ""),
+        begun=event.seq,
+        time=event.time,
+        actor=event.actor,
+    )
+    mind.effects.set(effect.id, effect)
+
+
+def _ended(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    effect = mind.effects.get(data["id"])
+    if effect is not None:
+        ended = msgspec.structs.replace(effect, state=data["state"], ended=event.seq)
+        mind.effects.set(effect.id, ended)
+
+
+def _spend(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    spent = dict(mind.core.spent)
+    for name, amount in data["amounts"].items():
+        spent[name] = spent.get(name, 0.0) + float(amount)
+    mind.change(spent=spent)
+
+
+def _budget(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    mind.change(limits=data.get("limits", {}), soft=data.get("soft", {}))
+
+
+def _lifecycle(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del event
+    mind.change(status=data["to"])
+
+
+def _compaction(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    mind.change(since=data["upto"], summary=event.seq)
+
+
+_FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
+    "note": _note,
+    "goal": _goal,
+    "plan": _plan,
+    "step": _step,
+    "question": _question,
+    "answer": _answer,
+    "fact": _fact,
+    "lesson": _fact,
+    "decision": _decision,
+    "artifact": _artifact,
+    "begun": _begun,
+    "ended": _ended,
+    "spend": _spend,
+    "budget": _budget,
+    "lifecycle": _lifecycle,
+    "compaction": _compaction,
+}

@@ -1,0 +1,171 @@
+"""One line of events, from the first of its family to the last of its timeline, wherever they are:
+in rows of the catalog, or, trimmed there, in the segments of a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ortet.backend.abc import Catalog, EventRow
+from ortet.errors import Corrupt
+from ortet.graph.records import Journal
+from ortet.journal.events import Chain, Event, Tip
+from ortet.journal.segments import first_seq, seal, segments, unseal
+from ortet.store.abc import Objects
+
+_PAGE = 1000
+NOTHING = Journal(b"", 0, b"", b"")
+"""The journal of a mind that nothing happened to."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The events of one timeline with after < seq <= upto."""
+
+    timeline: str
+    after: int
+    upto: int
+
+
+class Line:
+    """Reads a timeline together with those it began on. `base` is what a commit has sealed."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        objects: Objects,
+        chain: Chain,
+        *,
+        timeline: str,
+        base: Journal = NOTHING,
+    ) -> None:
+        self.timeline = timeline
+        self.base = base
+        self._catalog = catalog
+        self._objects = objects
+        self._chain = chain
+
+    def tip(self) -> Tip:
+        """Where it ends now."""
+        rows = self._catalog.events(self.timeline, limit=1, newest=True)
+        if rows:
+            return self._chain.tip(rows[0])
+        at = self._catalog.last_seq(self.timeline)
+        if at == self.base.seq:
+            time = 0
+            for event in self.newest(1):
+                time = event.time
+            return Tip(at, self.base.hash, time)
+        found = list(self.rows(at - 1, at))
+        return self._chain.tip(found[-1]) if found else Tip()
+
+    def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """In order."""
+        for timeline, row in self._rows(after, upto):
+            yield self._chain.read(row, timeline)
+
+    def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
+        return (row for _, row in self._rows(after, upto))
+
+    def newest(self, limit: int) -> list[Event]:
+        """The last ones, in order."""
+        found: list[tuple[str, EventRow]] = []
+        for span in reversed(self.path()):
+            want = limit - len(found)
+            rows = self._span_newest(span, want)
+            found[:0] = [(span.timeline, row) for row in rows]
+            if len(found) >= limit:
+                break
+        if len(found) < limit and found and found[0][1].seq > 1:
+            low = found[0][1].seq
+            found[:0] = list(self._rows(max(0, low - 1 - (limit - len(found))), low - 1))
+        if not found and self.base.seq:
+            found = list(self._rows(max(0, self.base.seq - limit), None))
+        return [self._chain.read(row, timeline) for timeline, row in found]
+
+    def _span_newest(self, span: Span, limit: int) -> list[EventRow]:
+        if span.upto <= span.after:
+            return []
+        low = max(span.after, span.upto - limit)
+        rows = self._catalog.events(span.timeline, low, limit)
+        return [row for row in rows if row.seq <= span.upto]
+
+    def path(self) -> list[Span]:
+        """The timelines it is made of, the oldest first."""
+        found: list[Span] = []
+        upto = self._catalog.last_seq(self.timeline)
+        id_ = self.timeline
+        while id_:
+            line = self._catalog.timeline(id_)
+            if line is None:  # another host's: its events are in segments
+                break
+            found.append(Span(id_, line.at, upto))
+            id_, upto = line.parent, line.at
+        return found[::-1]
+
+    def _rows(self, after: int, upto: int | None) -> Iterator[tuple[str, EventRow]]:
+        """From the catalog as far as it has them, the rest from segments."""
+        spans = self.path()
+        last = spans[-1].upto if spans else self.base.seq
+        upto = last if upto is None else min(upto, last)
+        done = after
+        start = min(spans[0].after if spans else upto, upto)
+        if done < start:  # what came before is another host's
+            yield from self._sealed(done, start)
+            done = start
+        for span in spans:
+            low, high = max(span.after, done), min(span.upto, upto)
+            while low < high:
+                rows = self._catalog.events(span.timeline, low, min(_PAGE, high - low))
+                first = rows[0].seq if rows else high + 1
+                if first > low + 1:  # trimmed
+                    yield from self._sealed(low, min(first - 1, high))
+                for row in rows:
+                    if row.seq <= high:
+                        yield span.timeline, row
+                low = max(min(first - 1, high), min(rows[-1].seq, high) if rows else 0)
+            done = max(done, high)
+
+    def _sealed(self, after: int, upto: int) -> Iterator[tuple[str, EventRow]]:
+        """From the segments of `base`."""
+        chosen = []
+        for _, segment in segments(self._objects, self.base.segment):
+            chosen.append(segment)
+            if first_seq(segment) <= after + 1:
+                break
+        found = after
+        for segment in reversed(chosen):
+            for row in unseal(self._objects, segment):
+                if after < row.seq <= upto:
+                    found = row.seq
+                    yield segment.timeline.hex(), row
+        if found < upto:
+            raise Corrupt(
+                "no_events",
+                f"events {found + 1} to {upto} of timeline {self.timeline} are neither in the "
+                "catalog nor in the commit: run `ortet verify`",
+            )
+
+    def seal(self, tip: Tip) -> bytes:
+        """Put what `base` does not hold yet into segments; returns the last one."""
+        segment = self.base.segment
+        run: list[EventRow] = []
+        of = ""
+        for timeline, row in self._rows(self.base.seq, tip.seq):
+            if run and timeline != of:
+                segment = seal(self._objects, of, run, segment)
+                run = []
+            of = timeline
+            run.append(row)
+        return seal(self._objects, of, run, segment) if run else segment
+
+
+def spans_of(events: Sequence[Event]) -> list[tuple[int, int]]:
+    """Runs of consecutive numbers, as (first, last)."""
+    found: list[tuple[int, int]] = []
+    for event in events:
+        if found and found[-1][1] == event.seq - 1:
+            found[-1] = (found[-1][0], event.seq)
+        else:
+            found.append((event.seq, event.seq))
+    return found

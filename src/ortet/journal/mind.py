@@ -1,0 +1,100 @@
+"""A mind: what its events add up to, loaded from a fold and brought forward event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ortet.codec import decode, encode
+from ortet.graph.maps import Maps
+from ortet.graph.records import Fold
+from ortet.ids import Oid
+from ortet.journal.things import Artifact, Core, Decision, Effect, Fact, Note, Question, Thing
+from ortet.store.abc import Kind, Objects
+
+T = TypeVar("T", bound=Thing)
+
+_TABLES: dict[str, type[Thing]] = {
+    "artifacts": Artifact,
+    "decisions": Decision,
+    "effects": Effect,
+    "facts": Fact,
+    "notes": Note,
+    "questions": Question,
+}
+
+
+class Table(Generic[T]):
+    """A stored map, and what changed since it was stored."""
+
+    def __init__(self, maps: Maps, kind: type[T], root: bytes = b"") -> None:
+        self._maps = maps
+        self._kind = kind
+        self._root = root
+        self._changes: dict[str, T | None] = {}
+
+    def get(self, key: str) -> T | None:
+        if key in self._changes:
+            return self._changes[key]
+        data = self._maps.get(Oid(self._root), key.encode()) if self._root else None
+        return None if data is None else decode(self._kind, data)
+
+    def set(self, key: str, value: T) -> None:
+        self._changes[key] = value
+
+    def drop(self, key: str) -> None:
+        self._changes[key] = None
+
+    def __iter__(self) -> Iterator[T]:
+        """In order of keys."""
+        stored: dict[str, T | None] = {}
+        if self._root:
+            for key, data in self._maps.items(Oid(self._root)):
+                stored[key.decode()] = decode(self._kind, data)
+        stored.update(self._changes)
+        return (value for _, value in sorted(stored.items()) if value is not None)
+
+    def save(self) -> bytes:
+        """Store it; returns its root, b"" for an empty map that never held anything."""
+        if self._changes:
+            edits = {
+                key.encode(): None if value is None else encode(value)
+                for key, value in self._changes.items()
+            }
+            if self._root:
+                self._root = self._maps.patch(Oid(self._root), edits)
+            else:
+                self._root = self._maps.build({k: v for k, v in edits.items() if v is not None})
+            self._changes = {}
+        return self._root
+
+
+class Mind:
+    """`core` is replaced, tables are changed, by folding (see folding.py) and nothing else."""
+
+    def __init__(self, maps: Maps, fold: Fold | None = None) -> None:
+        roots = dict(fold.maps) if fold is not None else {}
+        self.core = decode(Core, fold.core) if fold is not None else Core()
+        self.artifacts = Table(maps, Artifact, roots.get("artifacts", b""))
+        self.decisions = Table(maps, Decision, roots.get("decisions", b""))
+        self.effects = Table(maps, Effect, roots.get("effects", b""))
+        self.facts = Table(maps, Fact, roots.get("facts", b""))
+        self.notes = Table(maps, Note, roots.get("notes", b""))
+        self.questions = Table(maps, Question, roots.get("questions", b""))
+
+    @classmethod
+    def load(cls, maps: Maps, objects: Objects, fold: bytes) -> Mind:
+        """The mind a fold holds; b"": a new one."""
+        return cls(maps, decode(Fold, objects.get(Oid(fold))) if fold else None)
+
+    def change(self, **fields: object) -> None:
+        """Replace some of the core."""
+        self.core = msgspec.structs.replace(self.core, **fields)
+
+    def save(self, objects: Objects) -> Oid:
+        """Store it: the core, and the pages of tables that changed."""
+        roots = [(name, getattr(self, name).save()) for name in sorted(_TABLES)]
+        fold = Fold(encode(self.core), [(name, root) for name, root in roots if root])
+        return objects.put(Kind.FOLD, encode(fold))

@@ -1,0 +1,54 @@
+"""Events behind a commit: sealed into objects, each linked to the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ortet.backend.abc import EventRow
+from ortet.codec import decode, encode
+from ortet.errors import Corrupt
+from ortet.graph.records import Bodies, Header, Segment
+from ortet.ids import Oid
+from ortet.journal.events import Body
+from ortet.store.abc import Kind, Objects
+
+
+def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
+    """Store these events, which follow those of segment `before`; returns the new segment."""
+    bodies = objects.put(Kind.BODIES, encode(Bodies([(row.salt, row.body) for row in rows])))
+    refs: dict[tuple[bytes, int], None] = {}
+    for row in rows:
+        if row.salt:
+            refs.update(dict.fromkeys(decode(Body, row.body).refs))
+    segment = Segment(
+        timeline=bytes.fromhex(timeline),
+        heads=[row.head for row in rows],
+        bodies=bodies,
+        before=before,
+        refs=list(refs),
+    )
+    return objects.put(Kind.SEGMENT, encode(segment))
+
+
+def unseal(objects: Objects, segment: Segment) -> list[EventRow]:
+    """The events of a segment."""
+    bodies = decode(Bodies, objects.get(segment.bodies)).items
+    if len(bodies) != len(segment.heads):
+        raise Corrupt("bad_segment", "a segment has not as many bodies as events")
+    return [
+        EventRow(decode(Header, head).seq, head, salt, body)
+        for head, (salt, body) in zip(segment.heads, bodies, strict=True)
+    ]
+
+
+def segments(objects: Objects, last: bytes) -> Iterator[tuple[Oid, Segment]]:
+    """This segment and all before it, newest first."""
+    while last:
+        oid = Oid(last)
+        segment = decode(Segment, objects.get(oid))
+        yield oid, segment
+        last = segment.before
+
+
+def first_seq(segment: Segment) -> int:
+    return decode(Header, segment.heads[0]).seq

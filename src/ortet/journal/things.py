@@ -1,0 +1,106 @@
+"""What a mind holds, each made by an event and named by its number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True):
+    """`content` is what was said: a str, or the list of parts a model API takes."""
+
+    seq: int
+    role: str
+    content: Any
+    time: int = 0
+    extra: dict[str, Any] = {}
+
+
+class Thing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of what maps keep: as maps on disk, so that later releases may add keys."""
+
+
+class Note(Thing, frozen=True):
+    """Scratch. `expires` is in ns since 1970, 0 for never."""
+
+    key: str
+    value: Any
+    expires: int = 0
+    seq: int = 0
+
+
+class Fact(Thing, frozen=True):
+    """What is known. A lesson is one that a failure taught."""
+
+    id: str
+    text: str
+    about: str = ""
+    lesson: bool = False
+    seq: int = 0
+    time: int = 0
+
+
+class Decision(Thing, frozen=True):
+    id: str
+    text: str
+    why: str = ""
+    instead_of: list[str] = []
+    seq: int = 0
+    time: int = 0
+
+
+class Question(Thing, frozen=True):
+    id: str
+    text: str
+    answer: Any = None
+    answered: bool = False
+    seq: int = 0
+
+
+class Artifact(Thing, frozen=True):
+    """One version of a named thing that was made. `oid` is its content, in hex."""
+
+    name: str
+    version: int
+    oid: str
+    size: int
+    kind: str = ""
+    media: str = ""
+    link: str = ""
+    action: str = ""  # id of the action that made it
+    why: str = ""
+    seq: int = 0
+    time: int = 0
+
+
+class Effect(Thing, frozen=True):
+    """An action and its external deed. `state`: begun, done, failed, unsettled."""
+
+    id: str
+    name: str
+    replay: str
+    state: str
+    key: str = ""
+    scope: str = ""
+    why: str = ""
+    digest: str = ""
+    begun: int = 0  # seq
+    ended: int = 0
+    time: int = 0
+    actor: str = ""
+
+
+class Core(Thing, frozen=True):
+    """The small part of a mind, stored whole at each commit."""
+
+    goal: str = ""
+    status: str = "open"
+    plan: list[str] = []
+    step: int = 0
+    limits: dict[str, float] = {}
+    soft: dict[str, float] = {}
+    spent: dict[str, float] = {}
+    since: int = 0  # messages behind this event are in context
+    summary: int = 0  # the compaction that stands for those before
+    events: int = 0

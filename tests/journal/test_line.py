@@ -1,0 +1,119 @@
+"""A line of events: the same whether they lie in rows, in segments, or in both; across forks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ortet.backend.abc import Timeline
+from ortet.errors import Corrupt
+from ortet.graph.records import Journal
+from ortet.journal.events import Draft, Tip
+
+if TYPE_CHECKING:
+    from tests.journal.conftest import Bench
+
+FIRST, SECOND = "0" * 31 + "1", "0" * 31 + "2"
+Say = Callable[[str], Draft]
+
+
+def texts(bench: Bench, timeline: str = FIRST, base: Journal | None = None) -> list[str]:
+    line = bench.line(timeline) if base is None else bench.line(timeline, base)
+    return [event.data["content"] for event in line.events()]
+
+
+def test_a_new_line_is_empty(bench: Bench) -> None:
+    line = bench.line()
+    assert list(line.events()) == []
+    assert line.newest(3) == []
+    assert line.tip() == Tip()
+
+
+def test_events_are_read_in_order(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    made = bench.append(line, *[say(f"m{number}") for number in range(10)])
+    assert [event.hash for event in line.events()] == [event.hash for event in made]
+    assert [event.seq for event in line.events(after=3, upto=6)] == [4, 5, 6]
+    assert [event.seq for event in line.newest(3)] == [8, 9, 10]
+    assert [event.seq for event in line.newest(99)] == list(range(1, 11))
+    bench.chain.check(Tip(), line.rows())
+
+
+def test_a_fork_shares_what_was_before(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, *[say(f"m{number}") for number in range(5)])
+    bench.start(SECOND, FIRST, 3)
+    fork = bench.line(SECOND)
+    assert fork.tip().seq == 3
+    bench.append(fork, say("other"))
+    assert texts(bench, SECOND) == ["m0", "m1", "m2", "other"]
+    assert texts(bench) == ["m0", "m1", "m2", "m3", "m4"]
+    assert [event.seq for event in fork.newest(2)] == [3, 4]
+    assert [event.timeline for event in fork.newest(2)] == [FIRST, SECOND]
+    bench.chain.check(Tip(), fork.rows())
+
+
+@pytest.mark.parametrize("trim", [0, 2, 3, 4, 99])
+def test_trimmed_events_come_from_segments(bench: Bench, say: Say, trim: int) -> None:
+    line = bench.line()
+    for number in range(6):
+        bench.append(line, say(f"m{number}"))
+        if number % 2:
+            bench.commit(line)
+    base = line.base
+    bench.append(line, say("new"))
+    bench.catalog.trim_events(FIRST, min(trim, base.seq))
+    assert texts(bench, base=base) == ["m0", "m1", "m2", "m3", "m4", "m5", "new"]
+    again = bench.line(base=base)
+    assert [event.seq for event in again.events(after=1, upto=4)] == [2, 3, 4]
+    assert [event.seq for event in again.newest(5)] == [3, 4, 5, 6, 7]
+    bench.chain.check(Tip(), again.rows())
+
+
+def test_a_fork_of_trimmed_events(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, *[say(f"m{number}") for number in range(6)])
+    base = bench.commit(line)
+    bench.start(SECOND, FIRST, 6)
+    fork = bench.line(SECOND, base)
+    assert fork.tip() == line.tip()
+    bench.append(fork, say("other"))
+    bench.catalog.trim_events(FIRST, 99)
+    assert texts(bench, SECOND, base)[-3:] == ["m4", "m5", "other"]
+    after = bench.commit(fork)
+    assert (after.seq, after.hash) == (7, fork.tip().hash)
+    bench.catalog.trim_events(SECOND, 99)
+    assert texts(bench, SECOND, after) == ["m0", "m1", "m2", "m3", "m4", "m5", "other"]
+
+
+def test_another_hosts_line_goes_on_from_its_commit(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, *[say(f"m{number}") for number in range(4)])
+    base = bench.commit(line)
+    other = "f" * 32
+    bench.catalog.move([], verb="import", timelines=[Timeline(other, "", base.seq)])
+    bench.catalog.drop_timeline(FIRST)
+    there = bench.line(other, base)
+    assert (there.tip().seq, there.tip().hash) == (base.seq, base.hash)
+    bench.append(there, say("here"))
+    assert texts(bench, other, base) == ["m0", "m1", "m2", "m3", "here"]
+    assert [event.seq for event in there.newest(2)] == [4, 5]
+    bench.chain.check(Tip(), there.rows())
+
+
+def test_sealing_nothing_new_gives_the_same_segment(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, say("a"))
+    first = bench.commit(line)
+    assert bench.commit(line) == first
+
+
+def test_events_that_are_nowhere_are_corrupt(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, *[say(f"m{number}") for number in range(4)])
+    bench.catalog.trim_events(FIRST, 2)
+    with pytest.raises(Corrupt) as caught:
+        list(bench.line().events())
+    assert caught.value.kind == "no_events"
