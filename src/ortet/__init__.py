@@ -19,7 +19,9 @@ from ortet.errors import (
 )
 
 if TYPE_CHECKING:
+    from ortet.session.actions import action
     from ortet.session.hub import Hub
+    from ortet.session.session import Session
     from ortet.session.workspace import Workspace
 
 __version__ = "0.1.0"
@@ -33,11 +35,13 @@ __all__ = [
     "NotFound",
     "OrtetError",
     "Refused",
+    "Session",
     "Unavailable",
     "Unsettled",
     "Unsupported",
     "Workspace",
     "__version__",
+    "action",
     "open",
 ]
 
@@ -49,13 +53,17 @@ def open(url: str | os.PathLike[str] | None = None) -> Hub:
     return open_hub(url)
 
 
+_LAZY = {
+    "Hub": "ortet.session.hub",
+    "Session": "ortet.session.session",
+    "Workspace": "ortet.session.workspace",
+    "action": "ortet.session.actions",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Hub":
-        from ortet.session.hub import Hub
+    if name in _LAZY:
+        from importlib import import_module
 
-        return Hub
-    if name == "Workspace":
-        from ortet.session.workspace import Workspace
-
-        return Workspace
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'ortet' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,11 @@ from ortet.store.faults import reach
 if TYPE_CHECKING:
     from ortet.graph.bundle import BundleReport
     from ortet.machine.leftovers import Leftover
+    from ortet.session.ledger import Durability
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.session import Session
+    from ortet.session.sessions import Sessions
+    from ortet.session.view import View
     from ortet.store.sweep import SweepReport
     from ortet.store.verify import VerifyReport
 
@@ -51,6 +56,7 @@ class Hub:
         self.trees = parts.trees
         self.clock = parts.clock
         self.author = parts.author
+        self.random = parts.random
         self.history = History(parts.objects)
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
         self.registry = Registry(parts.catalog, parts.host)
@@ -58,6 +64,7 @@ class Hub:
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
+        self._sessions: Sessions | None = None
 
     def __enter__(self) -> Hub:
         return self
@@ -74,6 +81,8 @@ class Hub:
             last.callback(self._close_objects)
             for workspace in self._open:
                 last.callback(workspace.close)
+            if self._sessions is not None:
+                last.callback(self._sessions.close)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -195,6 +204,42 @@ class Hub:
         """A workspace says that it was closed."""
         if workspace in self._open:
             self._open.remove(workspace)
+
+    # sessions
+
+    def session(
+        self,
+        name: str,
+        *,
+        agent: str = "default",
+        goal: str = "",
+        budget: Mapping[str, float] | None = None,
+        durability: Durability = "event",
+    ) -> Session:
+        """Go on with a session at its head, or begin one of this name; nothing re-executes."""
+        return self._minds().open(
+            name, agent=agent, goal=goal, budget=budget, durability=durability
+        )
+
+    def sessions(self) -> list[SessionRow]:
+        """All of them, oldest first."""
+        return self._minds().all()
+
+    def get(self, id_: str) -> View:
+        """A session to read, without a lease."""
+        return self._minds().get(id_)
+
+    def _minds(self) -> Sessions:
+        if self._sessions is None:
+            from ortet.session.sessions import Sessions
+
+            self._sessions = Sessions(self, self._parts.host)
+        return self._sessions
+
+    def tell(self, topic: str) -> None:
+        """Wake whoever waits for news of this."""
+        with suppress(OSError):  # a hint, and the deed is done
+            self.signal.notify(topic)
 
     # history
 

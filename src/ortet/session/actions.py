@@ -1,0 +1,139 @@
+"""Actions: the intent is durable before the deed, the outcome after it, no deed is done twice."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import msgspec
+
+from ortet.codec import encode
+from ortet.errors import Conflict, Invalid, NotFound, Unsettled
+from ortet.journal.events import check_plain
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Replay = Literal["pure", "recorded", "idempotent", "once"]
+Scope = Literal["family", "timeline"]
+REPLAYS = ("pure", "recorded", "idempotent", "once")
+_MARK = "__ortet_action__"
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What its author says of a function that agents call.
+
+    `pure`: run it again freely. `recorded`: give back what was recorded. `idempotent`: run it again
+    with the same key. `once`: never again, whatever happened.
+    """
+
+    name: str
+    replay: Replay = "recorded"
+    key: str = ""
+    scope: Scope = "family"
+
+
+def action(
+    name: str = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark a function: `@ortet.action(replay="once")`. Calling it stays as it was."""
+    _check(replay, scope)
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        setattr(function, _MARK, Action(name or _name_of(function), replay, key, scope))
+        return function
+
+    return mark
+
+
+def describe(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    replay: Replay | None = None,
+    key: str | None = None,
+    scope: Scope | None = None,
+) -> Action:
+    """What is known of a function, with what this call says about it."""
+    if not callable(function):
+        raise Invalid(
+            "bad_action", f"{function!r} cannot be called: give a function, then its args"
+        )
+    said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
+    chosen = Action(name or said.name, replay or said.replay, key or said.key, scope or said.scope)
+    _check(chosen.replay, chosen.scope)
+    if chosen.replay == "idempotent" and not chosen.key:
+        raise Invalid(
+            "no_key", f"action {chosen.name!r} is idempotent by its key: give key='…', one per deed"
+        )
+    return chosen
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """As plain data; what is none is shown as text, and marked."""
+    return {
+        "args": [plain(arg) for arg in args],
+        "kwargs": {k: plain(v) for k, v in kwargs.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Plain data as it is, records and the like as such, anything else as what it prints."""
+    try:
+        built = msgspec.to_builtins(value, str_keys=True)
+        check_plain(built)
+        return built
+    except (TypeError, ValueError, Invalid, RecursionError):
+        return {"opaque": repr(value)[:2000]}
+
+
+def is_opaque(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"opaque"}
+
+
+def digest(hasher: Callable[[bytes], bytes], name: str, said: dict[str, Any]) -> str:
+    """Tells calls apart: the same name and arguments always have the same."""
+    return hasher(encode([name, said])).hex()[:32]
+
+
+def unsettled(effect: dict[str, Any]) -> Unsettled:
+    return Unsettled(
+        "unsettled",
+        f"action {effect['name']!r} ({effect['id']}) was begun and its outcome is not known: find "
+        f"out whether it was done, then s.settle({effect['id']!r}, outcome)",
+        **effect,
+    )
+
+
+def in_flight(key: str, session: str) -> Conflict:
+    return Conflict(
+        "in_flight",
+        f"the deed {key!r} is being done by session {session}: wait for it, then repeat the call",
+        key=key,
+        session=session,
+    )
+
+
+def no_effect(id_: str) -> NotFound:
+    return NotFound("no_effect", f"no action {id_!r} was begun here: s.effects() lists them")
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)
+
+
+def _check(replay: str, scope: str) -> None:
+    if replay not in REPLAYS:
+        raise Invalid("bad_action", f"replay={replay!r}: give one of {', '.join(REPLAYS)}")
+    if scope not in ("family", "timeline"):
+        raise Invalid("bad_action", f"scope={scope!r}: give 'family' or 'timeline'")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__).rpartition(".<locals>.")[
+        2
+    ]

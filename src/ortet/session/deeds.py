@@ -1,0 +1,212 @@
+"""What a session does to the world: begun and ended in its journal, known to all its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.backend.abc import Catalog, RowChange
+from ortet.codec import decode, encode
+from ortet.errors import Conflict, Unsupported
+from ortet.ids import uuid7
+from ortet.journal.events import Draft, Event
+from ortet.journal.things import Effect
+from ortet.session.actions import (
+    Action,
+    arguments,
+    describe,
+    digest,
+    in_flight,
+    is_opaque,
+    no_effect,
+    plain,
+    unsettled,
+)
+from ortet.session.ledger import Ledger
+from ortet.session.lifecycle import SessionRow
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
+_RERUN = ("pure", "idempotent")
+_DONE, _FAILED, _BEGUN, _UNSETTLED = "done", "failed", "begun", "unsettled"
+
+
+class Deed(msgspec.Struct, frozen=True):
+    """A row of the family's ledger: it outlives every restore."""
+
+    effect: Effect
+    session: str
+    outcome: Any = None
+    error: str = ""
+
+
+def deeds_of(catalog: Catalog, family: str) -> list[Deed]:
+    """Every deed of a family, in the order they began."""
+    found: list[Deed] = []
+    after = ""
+    while page := catalog.rows(f"deed/{family}", after):
+        found += [decode(Deed, row.value) for row in page]
+        after = page[-1].key
+    return found
+
+
+class Deeds:
+    """The actions of one session."""
+
+    def __init__(self, hub: Hub, row: SessionRow, ledger: Ledger) -> None:
+        self._hub = hub
+        self._row = row
+        self._ledger = ledger
+
+    def act(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        why: str,
+        replay: Any,
+        key: str | None,
+        scope: Any,
+        name: str | None,
+    ) -> Any:
+        action = describe(function, name=name, replay=replay, key=key, scope=scope)
+        said = arguments(args, kwargs)
+        before = self._before(action)
+        if before is not None and before.effect.state == _DONE:
+            return _outcome(before)
+        deed = self._begin(action, said, why, before)
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            self._end(deed, _FAILED, error=f"{type(error).__name__}: {error}"[:2000])
+            raise
+        reach("action.done")
+        self._end(deed, _DONE, outcome=plain(value))
+        return value
+
+    def settle(self, effect: str, outcome: Any, *, failed: bool) -> Event:
+        row = self._hub.catalog.row(self._kind, effect)
+        if row is None:
+            raise no_effect(effect)
+        deed = decode(Deed, row.value)
+        if deed.effect.state not in (_BEGUN, _UNSETTLED):
+            raise Conflict(
+                "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
+            )
+        return self._end(deed, _FAILED if failed else _DONE, outcome=outcome, settled=True)
+
+    def close_dangling(self) -> None:
+        """What a killed process had begun: mark it, so that every begin has an end."""
+        for effect in self._ledger.mind.effects:
+            if effect.state == _BEGUN:
+                row = self._hub.catalog.row(self._kind, effect.id)
+                if row is not None:
+                    self._end(decode(Deed, row.value), _UNSETTLED, synthetic=True)
+
+    def _before(self, action: Action) -> Deed | None:
+        """The deed that was done, or begun, under the same key."""
+        if not action.key:
+            return None
+        row = self._hub.catalog.row("deed-key", self._key(action))
+        if row is None:
+            return None
+        found = self._hub.catalog.row(self._kind, row.value.decode())
+        if found is None:
+            return None
+        deed = decode(Deed, found.value)
+        if deed.effect.state == _FAILED:
+            return deed
+        if deed.effect.state in (_BEGUN, _UNSETTLED):
+            if deed.session != self._row.id:
+                raise in_flight(action.key, deed.session)
+            if deed.effect.replay not in _RERUN:
+                raise unsettled(msgspec.to_builtins(deed.effect))
+        return deed
+
+    def _begin(self, action: Action, said: dict[str, Any], why: str, before: Deed | None) -> Deed:
+        hub = self._hub
+        id_ = before.effect.id if before else uuid7(hub.clock)
+        mark = digest(hub.objects.hasher.oid, action.name, said)
+        effect = Effect(
+            id=id_,
+            name=action.name,
+            replay=action.replay,
+            state=_BEGUN,
+            key=action.key,
+            scope=action.scope,
+            why=why,
+            digest=mark,
+            begun=self._ledger.tip.seq + 1,
+            time=hub.clock.now_ns(),
+            actor=hub.author,
+        )
+        data = {
+            "id": id_,
+            "name": action.name,
+            "replay": action.replay,
+            "key": action.key,
+            "scope": action.scope,
+            "why": why,
+            "digest": mark,
+            **said,
+        }
+        deed = Deed(effect, self._row.id)
+        rows = [RowChange(self._kind, id_, encode(deed))]
+        if action.key and before is None:
+            rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
+        try:
+            self._ledger.add(Draft("begun", data, hub.author), rows=rows)
+        except Conflict as error:
+            if error.kind == "row_moved":  # a sibling was faster
+                raise in_flight(action.key, "another") from error
+            raise
+        reach("action.begun")
+        return deed
+
+    def _end(
+        self,
+        deed: Deed,
+        state: str,
+        *,
+        outcome: Any = None,
+        error: str = "",
+        settled: bool = False,
+        synthetic: bool = False,
+    ) -> Event:
+        data: dict[str, Any] = {"id": deed.effect.id, "state": state}
+        if outcome is not None:
+            data["outcome"] = outcome
+        if error:
+            data["error"] = error
+        if settled:
+            data["settled"] = True
+        if synthetic:
+            data["synthetic"] = True
+        effect = msgspec.structs.replace(deed.effect, state=state, ended=self._ledger.tip.seq + 1)
+        ended = msgspec.structs.replace(deed, effect=effect, outcome=outcome, error=error)
+        change = RowChange(self._kind, effect.id, encode(ended))
+        return self._ledger.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+
+    @property
+    def _kind(self) -> str:
+        return f"deed/{self._row.family}"
+
+    def _key(self, action: Action) -> str:
+        home = self._row.family if action.scope == "family" else self._row.timeline
+        return f"{home}/{action.key}"
+
+
+def _outcome(deed: Deed) -> Any:
+    if is_opaque(deed.outcome):
+        raise Unsupported(
+            "opaque_outcome",
+            f"action {deed.effect.name!r} was done, but its result is no plain data and was "
+            "recorded as text only: return JSON from actions with a key",
+            shown=deed.outcome["opaque"],
+        )
+    return deed.outcome

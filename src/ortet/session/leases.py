@@ -1,0 +1,124 @@
+"""Who may write to a session: one process at a time, and the next at once when that one is dead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event as Flag
+from threading import Lock, Thread
+
+from ortet.backend.abc import Catalog, Lease
+from ortet.errors import OrtetError, Refused
+from ortet.ids import Clock
+
+TTL_NS = 30 * 10**9
+_BEATS = 3
+"""How often a lease is renewed in its time."""
+
+
+def owner_here(host: str, nonce: str) -> str:
+    """Names this process so that another on the same host can tell whether it still lives."""
+    return f"{host}:{os.getpid()}:{_started(os.getpid())}:{nonce}"
+
+
+def is_dead(owner: str, host: str) -> bool:
+    """True only when it was a process of this host and is no more."""
+    parts = owner.split(":")
+    if len(parts) != 4 or parts[0] != host or not parts[1].isdigit():
+        return False
+    return _started(int(parts[1])) != parts[2]
+
+
+def _started(pid: int) -> str:
+    """When a process began, in ticks since boot: with it a number is not taken for another's."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        pass
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, 0)
+        return "alive"
+    return ""
+
+
+def take(catalog: Catalog, name: str, owner: str, host: str, ttl_ns: int = TTL_NS) -> Lease:
+    """The lease on `name`; Refused("lease_held") while another process writes."""
+    try:
+        return catalog.acquire(name, owner, ttl_ns)
+    except Refused as error:
+        held = catalog.lease(name)
+        if error.kind != "lease_held" or held is None or not is_dead(held.owner, host):
+            raise
+        catalog.seize(held)
+        return catalog.acquire(name, owner, ttl_ns)
+
+
+class Holding:
+    """A lease while it is held. `lease` is what a write shows; it is renewed as time goes by."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, lease: Lease, ttl_ns: int = TTL_NS) -> None:
+        self.lease = lease
+        self._catalog = catalog
+        self._clock = clock
+        self._ttl_ns = ttl_ns
+        self._lock = Lock()
+        self.ended = False
+
+    def beat(self) -> None:
+        """Renew it when a part of its time is over; Refused("lease_lost") when another took it."""
+        with self._lock:
+            left = self.lease.expires - self._clock.now_ns()
+            if not self.ended and left < self._ttl_ns - self._ttl_ns // _BEATS:
+                self.lease = self._catalog.extend(self.lease, self._ttl_ns)
+
+    def renew(self) -> None:
+        """After a write was refused: go on if nobody else came meanwhile, else Refused."""
+        with self._lock:
+            if self.ended:
+                raise Refused("closed", "the session was closed: open it again with the hub")
+            self.lease = self._catalog.extend(self.lease, self._ttl_ns)
+
+    def end(self) -> None:
+        with self._lock:
+            if not self.ended:
+                self.ended = True
+                self._catalog.release(self.lease)
+
+
+class Heart:
+    """Renews what is held while its owner is busy elsewhere, in a command that takes an hour."""
+
+    def __init__(self, seconds: float = TTL_NS / 1e9 / _BEATS) -> None:
+        self._seconds = seconds
+        self._holdings: list[Holding] = []
+        self._lock = Lock()
+        self._stop: Flag | None = None
+
+    def add(self, holding: Holding) -> None:
+        with self._lock:
+            self._holdings.append(holding)
+            if self._stop is None:
+                self._stop = Flag()
+                run: Callable[[Flag], None] = self._run
+                Thread(target=run, args=(self._stop,), name="ortet-heart", daemon=True).start()
+
+    def remove(self, holding: Holding) -> None:
+        with self._lock:
+            if holding in self._holdings:
+                self._holdings.remove(holding)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._stop is not None:
+                self._stop.set()
+                self._stop = None
+
+    def _run(self, stop: Flag) -> None:
+        while not stop.wait(self._seconds):
+            with self._lock:
+                holdings = list(self._holdings)
+            for holding in holdings:
+                with suppress(OrtetError):  # its next write is told
+                    holding.beat()

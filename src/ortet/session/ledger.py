@@ -1,0 +1,161 @@
+"""Writes one session's events: fenced by its lease, durable by its policy, folded at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition, RLock, Thread
+from typing import Literal
+
+from ortet.backend.abc import Catalog, EventRow, RowChange
+from ortet.errors import Conflict, Invalid, OrtetError, Refused
+from ortet.ids import Clock
+from ortet.journal.events import Chain, Draft, Event, Tip
+from ortet.journal.folding import fold
+from ortet.journal.line import Line
+from ortet.journal.mind import Mind
+from ortet.session.leases import Holding
+from ortet.store.faults import reach
+
+Durability = Literal["event", "group", "commit"]
+"""When an event is on the disk: before its verb returns; within some ms; with the next commit."""
+
+_MANY = 2000
+"""Events that are written at once in any case."""
+
+
+class Ledger:
+    """Safe to use from several threads. `told` is called after events became durable."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        line: Line,
+        chain: Chain,
+        *,
+        clock: Clock,
+        mind: Mind,
+        tip: Tip,
+        holding: Holding,
+        durability: Durability = "event",
+        group_ms: float = 5.0,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        if durability not in ("event", "group", "commit"):
+            raise Invalid(
+                "bad_policy", f"durability {durability!r}: give 'event', 'group' or 'commit'"
+            )
+        self.line = line
+        self.mind = mind
+        self.tip = tip
+        self._catalog = catalog
+        self._chain = chain
+        self._clock = clock
+        self._holding = holding
+        self._durability = durability
+        self._group_s = group_ms / 1000
+        self._told = told
+        self._lock = RLock()
+        self._some = Condition(self._lock)
+        self._waiting: list[EventRow] = []
+        self._thread: Thread | None = None
+        self._failure: OrtetError | None = None
+        self._closed = False
+
+    def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
+        """Append; durable on return if the policy, or `now`, says so, and always with `rows`.
+
+        When it fails nothing was appended, and the session can go on if the error lets it.
+        """
+        with self._lock:
+            if self._closed:
+                raise Invalid("closed", "the session was closed: open it again with the hub")
+            self._raise()
+            tip, made, events = self.tip, [], []
+            for draft in drafts:
+                row, event = self._chain.make(tip, draft, self._clock.now_ns())
+                tip = Tip(event.seq, event.hash, event.time)
+                made.append(row)
+                events.append(event)
+            at_once = now or bool(rows) or self._durability == "event"
+            if at_once or len(self._waiting) + len(made) >= _MANY:
+                self._write([*self._waiting, *made], rows)
+                self._waiting = []
+            else:
+                self._start()
+                self._waiting += made
+            self.tip = tip
+            fold(self.mind, events)
+        return events
+
+    def flush(self) -> None:
+        """Make durable what waits."""
+        with self._lock:
+            self._raise()
+            if self._waiting:
+                waiting, self._waiting = self._waiting, []
+                try:
+                    self._write(waiting, ())
+                except BaseException:
+                    self._waiting = waiting
+                    raise
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                try:
+                    self.flush()
+                finally:
+                    self._closed = True
+                    self._some.notify_all()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self, events: Sequence[EventRow], rows: Sequence[RowChange]) -> None:
+        reach("journal.before-append")
+        try:
+            self._append(events, rows)
+        except Refused as error:
+            if error.kind != "lease_lost":
+                raise
+            self._holding.renew()  # which raises when another process has taken over
+            self._append(events, rows)
+        reach("journal.after-append")
+        self._told()
+
+    def _append(self, events: Sequence[EventRow], rows: Sequence[RowChange]) -> None:
+        lease = self._holding.lease
+        try:
+            self._catalog.append(self.line.timeline, events, lease=lease, rows=rows)
+        except Conflict as error:
+            if error.kind == "seq_taken":
+                raise Refused(
+                    "lease_lost",
+                    "another process has written to this session: nothing was written; open it "
+                    "again to go on from there",
+                ) from error
+            raise
+
+    # group commit
+
+    def _start(self) -> None:
+        """The first that waits wakes the thread; it then sleeps until the group is full."""
+        if self._durability == "group" and not self._waiting:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="ortet-journal", daemon=True)
+                self._thread.start()
+            self._some.notify_all()
+
+    def _run(self) -> None:
+        with self._lock:
+            while not self._closed:
+                if not self._waiting:
+                    self._some.wait()
+                    continue
+                self._some.wait(self._group_s)
+                try:
+                    self.flush()
+                except OrtetError as error:
+                    self._failure = error  # the next verb raises it: nothing may follow a hole
+                    return

@@ -1,0 +1,153 @@
+"""The life of a session: which moves are legal, and the row that says where it stands."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ortet.backend.abc import Catalog, RowChange
+from ortet.codec import decode, encode
+from ortet.errors import Conflict, Invalid, NotFound
+
+OPEN, ACTIVE, PAUSED, CLOSED, ARCHIVED = "open", "active", "paused", "closed", "archived"
+LEGAL: dict[str, tuple[str, ...]] = {
+    OPEN: (ACTIVE, PAUSED, CLOSED),
+    ACTIVE: (ACTIVE, PAUSED, CLOSED),
+    PAUSED: (ACTIVE, CLOSED, ARCHIVED),
+    CLOSED: (ARCHIVED,),
+    ARCHIVED: (PAUSED,),
+}
+"""From each state to which. Active to active: the one who held it died, and another goes on."""
+
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session. A map, so that later releases may add keys."""
+
+    id: str
+    name: str
+    agent: str
+    timeline: str
+    branch: str
+    status: str
+    created: int
+    family: str  # id of the first session of all its forks
+    parent: str = ""  # id of the session it was forked from, or works for
+    sealed: bytes = b""  # the Journal its timeline began with: of the commit it was forked at
+    path: str = ""  # its workspace
+    engine: str = "auto"
+    files: str = ""
+    version: int = 0  # of the row; not stored
+
+
+class Roll:
+    """The rows of all sessions."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def get(self, id_: str) -> SessionRow:
+        row = self._catalog.row("session", id_) if id_ else None
+        if row is None:
+            raise NotFound(
+                "no_session", f"there is no session {id_!r}: `ortet session ls` lists them"
+            )
+        return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
+
+    def find(self, agent: str, name: str) -> SessionRow | None:
+        row = self._catalog.row("session-name", _key(check_agent(agent), check_session(name)))
+        return self.get(row.value.decode()) if row else None
+
+    def all(self) -> list[SessionRow]:
+        """Oldest first: ids are time-ordered."""
+        found: list[SessionRow] = []
+        after = ""
+        while page := self._catalog.rows("session", after):
+            for row in page:
+                value = decode(SessionRow, row.value)
+                found.append(msgspec.structs.replace(value, version=row.version))
+            after = page[-1].key
+        return found
+
+    @staticmethod
+    def added(row: SessionRow) -> list[RowChange]:
+        """The changes that make a session; Conflict("row_moved") when name or branch is taken."""
+        id_ = row.id.encode()
+        return [
+            RowChange("session-name", _key(row.agent, row.name), id_, expect=0),
+            RowChange("session-branch", row.branch, id_, expect=0),
+            RowChange("session", row.id, _stored(row), expect=0),
+        ]
+
+    def of_branch(self, branch: str) -> SessionRow | None:
+        """The session that commits to a branch."""
+        row = self._catalog.row("session-branch", branch)
+        return self.get(row.value.decode()) if row else None
+
+    @staticmethod
+    def changed(row: SessionRow) -> RowChange:
+        return RowChange("session", row.id, _stored(row))
+
+    @staticmethod
+    def removed(row: SessionRow) -> list[RowChange]:
+        return [
+            RowChange("session-name", _key(row.agent, row.name), None),
+            RowChange("session-branch", row.branch, None),
+            RowChange("session", row.id, None),
+        ]
+
+    def free_forks(self, row: SessionRow, n: int) -> list[str]:
+        """Names for forks: NAME/1, NAME/2, ... behind the greatest there is."""
+        prefix = _key(row.agent, row.name) + "/"
+        last, after = 0, prefix
+        while page := self._catalog.rows("session-name", after):
+            for found in page:
+                rest = found.key.removeprefix(prefix)
+                if not found.key.startswith(prefix):
+                    break
+                if rest.isdigit():
+                    last = max(last, int(rest))
+            if not page[-1].key.startswith(prefix):
+                break
+            after = page[-1].key
+        return [f"{row.name}/{number}" for number in range(last + 1, last + 1 + n)]
+
+
+def check_move(name: str, old: str, new: str) -> None:
+    """Conflict unless a session may go from one state to the other."""
+    if new not in LEGAL[old]:
+        ways = " or ".join(LEGAL[old])
+        raise Conflict(
+            "illegal_move",
+            f"session {name!r} is {old} and cannot become {new}: from here it can be {ways}",
+            status=old,
+        )
+
+
+def check_session(name: str) -> str:
+    if len(name) <= 200 and _NAME.match(name):
+        return name
+    raise Invalid(
+        "bad_name",
+        f"{name[:100]!r} cannot name a session: use letters, digits and . _ @ + - in parts joined "
+        "by slashes",
+    )
+
+
+def check_agent(agent: str) -> str:
+    if _AGENT.match(agent):
+        return agent
+    raise Invalid(
+        "bad_name", f"{agent[:100]!r} cannot name an agent: use letters, digits and . _ @ + -"
+    )
+
+
+def _key(agent: str, name: str) -> str:
+    return f"{agent}/{name}"
+
+
+def _stored(row: SessionRow) -> bytes:
+    return encode(msgspec.structs.replace(row, version=0))

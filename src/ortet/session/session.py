@@ -1,0 +1,252 @@
+"""A session: an agent's mind, open for writing. Each verb is one event, durable by its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.codec import encode
+from ortet.errors import Invalid, Refused
+from ortet.graph.commits import CommitInfo
+from ortet.graph.records import Journal, State
+from ortet.ids import from_hex
+from ortet.journal.events import Draft, Event
+from ortet.session.branch import Branch
+from ortet.session.deeds import Deeds
+from ortet.session.leases import Holding
+from ortet.session.ledger import Ledger
+from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
+from ortet.session.view import View
+from ortet.store.abc import Kind
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.actions import Replay, Scope
+    from ortet.session.sessions import Sessions
+
+_QUIET = "lifecycle"
+"""Events of this kind alone are no reason for a commit."""
+
+
+class Session(View):
+    """Opened and leased. Leaving the `with` block pauses it."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        row: SessionRow,
+        *,
+        ledger: Ledger,
+        branch: Branch,
+        holding: Holding,
+        machine: bytes,
+    ) -> None:
+        super().__init__(sessions.hub, row, ledger.line, ledger.mind)
+        self._sessions = sessions
+        self._ledger = ledger
+        self._branch = branch
+        self._holding = holding
+        self._image = machine  # of the head: the files of a session that has none open
+        self._deeds = Deeds(sessions.hub, row, ledger)
+        self._dirty = any(event.kind != _QUIET for event in self.line.events(self.line.base.seq))
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session {self.name!r} of {self.agent}, {self.status}, {self._ledger.tip.seq} events>"
+        )
+
+    # what happens
+
+    def say(self, role: str, content: Any, **extra: Any) -> Event:
+        """A message; `content` is text, or the parts a model API takes."""
+        if not role or not isinstance(role, str):
+            raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
+        data = {"role": role, "content": content}
+        return self._add("message", {**data, "extra": extra} if extra else data)
+
+    def think(self, text: str) -> Event:
+        return self._add("thought", {"text": text})
+
+    def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
+        """Scratch under a key, for `ttl` seconds; None takes it away."""
+        data = {"key": key, "value": value}
+        if ttl is not None:
+            data["expires"] = self._now() + int(ttl * 1e9)
+        return self._add("note", data)
+
+    def ask(self, text: str) -> str:
+        """A question that stays open until it is answered; returns its id."""
+        id_ = self._new_id()
+        self._add("question", {"id": id_, "text": text})
+        return id_
+
+    def answer(self, question: str, answer: Any) -> Event:
+        return self._add("answer", {"id": question, "answer": answer})
+
+    def plan(self, steps: Sequence[str]) -> Event:
+        """What is to be done, in order; the first step is the current one."""
+        return self._add("plan", {"steps": list(steps)})
+
+    def advance(self, to: int | None = None) -> Event:
+        """On to the next step, or to one by its number from 0."""
+        step = self._mind.core.step + 1 if to is None else to
+        if not 0 <= step <= len(self._mind.core.plan):
+            raise Invalid("bad_step", f"the plan has {len(self._mind.core.plan)} steps, not {step}")
+        return self._add("step", {"step": step})
+
+    def learn(self, text: str, *, about: str = "") -> str:
+        """A fact; returns its id."""
+        return self._fact("fact", text, about)
+
+    def lesson(self, text: str, *, about: str = "") -> str:
+        """What a failure taught; returns its id."""
+        return self._fact("lesson", text, about)
+
+    def forget(self, fact: str) -> Event:
+        """Believe a fact no longer; that it was believed stays recorded."""
+        return self._add("fact", {"id": fact, "gone": True})
+
+    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
+        """A decision with the roads not taken; returns its id."""
+        id_ = self._new_id()
+        data = {"id": id_, "text": text, "why": why, "instead_of": list(instead_of)}
+        self._add("decision", data)
+        return id_
+
+    def spend(self, **amounts: float) -> Event:
+        """Use up some of the budget: tokens, usd, or any counter."""
+        for name, amount in amounts.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
+                raise Invalid("bad_amount", f"{name}={amount!r}: give a number from 0")
+        return self._add("spend", {"amounts": amounts})
+
+    def act(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        why: str = "",
+        replay: Replay | None = None,
+        key: str | None = None,
+        scope: Scope | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function: the intent is durable before, the outcome after, and with a key the deed
+        is done once in all forks."""
+        self._live()
+        self._dirty = True
+        return self._deeds.act(
+            function, args, kwargs, why=why, replay=replay, key=key, scope=scope, name=name
+        )
+
+    def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
+        """Say what became of an action whose outcome is not known."""
+        self._live()
+        self._dirty = True
+        return self._deeds.settle(effect, outcome, failed=failed)
+
+    # what it did
+
+    def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        self._ledger.flush()
+        return super().events(after, upto)
+
+    # commit and fork
+
+    def commit(self, message: str = "") -> CommitInfo:
+        """Record the present mind; with nothing new, the head is returned."""
+        self._live()
+        self._ledger.flush()
+        hub = self._hub
+        if not self._dirty and self._branch.head is not None:
+            return hub.history.info(self._branch.head)
+        with hub.writing():
+            journal = self._seal()
+            state = State(
+                journal=hub.objects.put(Kind.JOURNAL, encode(journal)),
+                machine=self._image,
+            )
+            info = self._branch.record(state, message, lease=self._holding.lease)
+            self.line.base = journal
+            self._dirty = False
+        return info
+
+    def _seal(self) -> Journal:
+        reach("journal.before-seal")
+        tip = self._ledger.tip
+        fold = self._mind.save(self._hub.objects)
+        return Journal(self.line.seal(tip), tip.seq, tip.hash, fold)
+
+    def fork(self, n: int = 1) -> list[Session]:
+        """n sessions that go on from here, each on a timeline of its own; all or none."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
+        self._live()
+        point = from_hex(self.commit("fork point").oid)
+        return self._sessions.fork(self, point, n)
+
+    # its life
+
+    def pause(self, why: str = "") -> None:
+        """Let go of it: another process, here or elsewhere, may go on."""
+        self._end(PAUSED, why)
+
+    def close(self, why: str = "") -> None:
+        """It is done: its name stays taken, and it can be read and archived."""
+        self._end(CLOSED, why)
+
+    def _end(self, status: str, why: str) -> None:
+        if self._holding.ended:
+            return
+        try:
+            self._turn(status, why)
+            self._ledger.close()
+        except Refused:
+            pass  # another process has taken over: it is no longer ours to pause
+        finally:
+            self._sessions.forget(self)
+            self._holding.end()
+
+    def _turn(self, status: str, why: str) -> None:
+        check_move(self.name, self.status, status)
+        row = msgspec.structs.replace(self._row, status=status)
+        data = {"from": self.status, "to": status, "why": why}
+        self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row)])
+        self._row = row
+
+    def begin(self) -> None:
+        """It is being worked on, by this process."""
+        self._turn(ACTIVE, "")
+        self._deeds.close_dangling()
+
+    # inside
+
+    def _fact(self, kind: str, text: str, about: str) -> str:
+        id_ = self._new_id()
+        self._add(kind, {"id": id_, "text": text, "about": about})
+        return id_
+
+    def _add(self, kind: str, data: Mapping[str, Any]) -> Event:
+        self._live()
+        self._dirty = True
+        return self._ledger.add(self._draft(kind, data))[0]
+
+    def _draft(self, kind: str, data: Mapping[str, Any]) -> Draft:
+        return Draft(kind, dict(data), self._hub.author)
+
+    def _live(self) -> None:
+        if self._holding.ended:
+            raise Invalid(
+                "closed", f"session {self.name!r} is not open any more: open it with the hub"
+            )
+
+    def _new_id(self) -> str:
+        return self._sessions.new_id()

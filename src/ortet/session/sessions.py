@@ -1,0 +1,281 @@
+"""How a hub opens, lists and forks sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
+from ortet.codec import decode
+from ortet.errors import Conflict, Invalid
+from ortet.graph.maps import Maps
+from ortet.graph.records import Journal, State
+from ortet.ids import Oid, uuid7
+from ortet.journal.events import Chain, Draft, Tip
+from ortet.journal.folding import fold
+from ortet.journal.line import NOTHING, Line
+from ortet.journal.mind import Mind
+from ortet.session.branch import Branch
+from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
+from ortet.session.ledger import Durability, Ledger
+from ortet.session.lifecycle import (
+    ACTIVE,
+    ARCHIVED,
+    CLOSED,
+    OPEN,
+    Roll,
+    SessionRow,
+    check_agent,
+    check_session,
+)
+from ortet.session.session import Session
+from ortet.session.view import View
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
+_TRIES = 100
+
+
+class Sessions:
+    """The sessions of one hub."""
+
+    def __init__(self, hub: Hub, host: str) -> None:
+        self.hub = hub
+        self.roll = Roll(hub.catalog)
+        self._host = host
+        self._maps = Maps(hub.objects)
+        self._chain = Chain(hub.objects.hasher, hub.random)
+        self._heart = Heart()
+        self._open: list[Session] = []
+        self._epoch = hub.objects.epoch
+
+    def new_id(self) -> str:
+        return uuid7(self.hub.clock, self.hub.random)
+
+    def open(
+        self,
+        name: str,
+        *,
+        agent: str = "default",
+        goal: str = "",
+        budget: Mapping[str, float] | None = None,
+        durability: Durability = "event",
+    ) -> Session:
+        """Go on with a session, or begin one; it is leased to this process."""
+        row = self.roll.find(agent, name)
+        if row is None:
+            try:
+                return self._begin(
+                    check_session(name), check_agent(agent), goal, budget, durability
+                )
+            except Conflict as error:
+                row = self.roll.find(agent, name)
+                if error.kind != "row_moved" or row is None:
+                    raise
+        if row.status in (CLOSED, ARCHIVED):
+            raise Conflict(
+                "session_closed",
+                f"session {name!r} is {row.status}: take another name, or read it with "
+                f"hub.get({row.id!r})",
+                status=row.status,
+            )
+        lease = take(self.hub.catalog, f"session:{row.id}", self._owner(), self._host)
+        # it may have moved on until the lease was ours
+        session = self._resume(self.roll.get(row.id), lease, durability)
+        session.begin()
+        if goal and goal != session.goal:
+            session._add("goal", {"text": goal})
+        return session
+
+    def get(self, id_: str) -> View:
+        """Read a session, whoever writes to it."""
+        row = self.roll.get(id_)
+        _, line, mind, _ = self._load(row)
+        return View(self.hub, row, line, mind)
+
+    def all(self) -> list[SessionRow]:
+        return self.roll.all()
+
+    def close(self) -> None:
+        """Pause every session that is open."""
+        with ExitStack() as last:
+            last.callback(self._heart.close)
+            for session in list(self._open):
+                last.callback(session.pause)
+
+    def forget(self, session: Session) -> None:
+        if session in self._open:
+            self._open.remove(session)
+        self._heart.remove(session._holding)
+
+    # beginning
+
+    def _begin(
+        self,
+        name: str,
+        agent: str,
+        goal: str,
+        budget: Mapping[str, float] | None,
+        durability: Durability,
+    ) -> Session:
+        id_, timeline = self.new_id(), self.new_id()
+        row = SessionRow(
+            id=id_,
+            name=name,
+            agent=agent,
+            timeline=timeline,
+            branch=self._free_branch(name),
+            status=ACTIVE,
+            created=self.hub.clock.now_ns(),
+            family=id_,
+        )
+        drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
+        if goal:
+            drafts.append(Draft("goal", {"text": goal}, self.hub.author))
+        if budget:
+            drafts.append(Draft("budget", {"limits": _limits(budget)}, self.hub.author))
+        tip, rows = Tip(), []
+        for draft in drafts:
+            made, event = self._chain.make(tip, draft, self.hub.clock.now_ns())
+            tip = Tip(event.seq, event.hash, event.time)
+            rows.append(made)
+        (lease,) = self.hub.catalog.move(
+            [],
+            verb="open",
+            actor=self.hub.author,
+            detail=name,
+            timelines=[Timeline(timeline)],
+            appends=[Append(timeline, rows)],
+            rows=Roll.added(row),
+            claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
+        )
+        return self._resume(row, lease, durability)
+
+    def _free_branch(self, name: str) -> str:
+        """A branch of its own: its name, or the next that is free."""
+        for number in range(1, _TRIES):
+            branch = name if number == 1 else f"{name}-{number}"
+            hub = self.hub
+            if not (
+                hub.catalog.head(f"branch:{branch}")
+                or hub.registry.get(branch)
+                or self.roll.of_branch(branch)
+            ):
+                return branch
+        raise Conflict("name_taken", f"too many branches are called {name!r}: take another name")
+
+    def _resume(self, row: SessionRow, lease: Lease, durability: Durability) -> Session:
+        hub = self.hub
+        holding = Holding(hub.catalog, hub.clock, lease)
+        branch = self._branch(row)
+        machine, line, mind, tip = self._load(row)
+        ledger = Ledger(
+            hub.catalog,
+            line,
+            self._chain,
+            clock=hub.clock,
+            mind=mind,
+            tip=tip,
+            holding=holding,
+            durability=durability,
+            told=lambda: hub.tell(f"session:{row.id}"),
+        )
+        session = Session(self, row, ledger=ledger, branch=branch, holding=holding, machine=machine)
+        self._open.append(session)
+        self._heart.add(holding)
+        return session
+
+    def _load(self, row: SessionRow) -> tuple[bytes, Line, Mind, Tip]:
+        """The files of its head, its events, and what they add up to."""
+        hub = self.hub
+        self._after_sweep()
+        found = hub.catalog.head(f"branch:{row.branch}")
+        journal, machine = self._journal(found.oid if found else None)
+        line = Line(hub.catalog, hub.objects, self._chain, timeline=row.timeline, base=journal)
+        mind = Mind.load(self._maps, hub.objects, journal.fold)
+        tip = Tip(journal.seq, journal.hash, 0)
+        for event in line.events(journal.seq):
+            fold(mind, [event])
+            tip = Tip(event.seq, event.hash, event.time)
+        return machine, line, mind, tip
+
+    def _branch(self, row: SessionRow) -> Branch:
+        hub = self.hub
+        return Branch(
+            hub.catalog,
+            hub.objects,
+            hub.history,
+            name=row.branch,
+            clock=hub.clock,
+            author=hub.author,
+            told=hub.tell,
+        )
+
+    def _journal(self, head: Oid | None) -> tuple[Journal, bytes]:
+        """What the branch's head has sealed of this session's line, and its files."""
+        if head is None:
+            return NOTHING, b""
+        state = decode(State, self.hub.objects.get(self.hub.history.read(head).state))
+        if not state.journal:
+            return NOTHING, state.machine
+        return decode(Journal, self.hub.objects.get(Oid(state.journal))), state.machine
+
+    # forking
+
+    def fork(self, parent: Session, point: Oid, n: int) -> list[Session]:
+        """n sessions on timelines of their own that begin at the parent's last event."""
+        at = parent.line.base.seq
+        for _ in range(_TRIES):
+            names = self.roll.free_forks(parent.row, n)
+            rows = [self._child(parent.row, name) for name in names]
+            try:
+                leases = self.hub.catalog.move(
+                    [Move(f"branch:{row.branch}", None, point) for row in rows],
+                    verb="fork",
+                    actor=self.hub.author,
+                    detail=parent.name,
+                    lease=parent._holding.lease,
+                    timelines=[Timeline(row.timeline, parent.row.timeline, at) for row in rows],
+                    rows=[change for row in rows for change in Roll.added(row)],
+                    claims=[Claim(f"session:{row.id}", self._owner(), TTL_NS) for row in rows],
+                )
+                break
+            except Conflict as error:
+                taken = error
+        else:
+            raise taken
+        return [self._resume(row, lease, "event") for row, lease in zip(rows, leases, strict=True)]
+
+    def _child(self, parent: SessionRow, name: str) -> SessionRow:
+        return msgspec.structs.replace(
+            parent,
+            id=self.new_id(),
+            name=name,
+            timeline=self.new_id(),
+            branch=parent.branch + name.removeprefix(parent.name),
+            status=ACTIVE,
+            created=self.hub.clock.now_ns(),
+            parent=parent.id,
+            version=0,
+        )
+
+    # inside
+
+    def _owner(self) -> str:
+        return owner_here(self._host, self.new_id())
+
+    def _after_sweep(self) -> None:
+        if self._epoch != self.hub.objects.epoch:
+            self._epoch = self.hub.objects.epoch
+            self._maps.forget()
+
+
+def _limits(budget: Mapping[str, float]) -> dict[str, Any]:
+    for name, limit in budget.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0:
+            raise Invalid("bad_budget", f"budget {name}={limit!r}: give a number from 0")
+    return {name: float(limit) for name, limit in budget.items()}

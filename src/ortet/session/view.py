@@ -1,0 +1,114 @@
+"""A session as its readers see it: what happened, and what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ortet.graph.commits import CommitInfo
+from ortet.journal.events import Event
+from ortet.journal.folding import message_of
+from ortet.journal.line import Line
+from ortet.journal.mind import Mind
+from ortet.journal.things import Decision, Effect, Fact, Message, Question
+from ortet.session.deeds import deeds_of
+from ortet.session.lifecycle import SessionRow
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
+
+class View:
+    """Reads; takes no lease."""
+
+    def __init__(self, hub: Hub, row: SessionRow, line: Line, mind: Mind) -> None:
+        self._hub = hub
+        self._row = row
+        self._line = line
+        self._mind = mind
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.agent}, {self.status}>"
+
+    # what it is
+
+    @property
+    def id(self) -> str:
+        return self._row.id
+
+    @property
+    def name(self) -> str:
+        return self._row.name
+
+    @property
+    def agent(self) -> str:
+        return self._row.agent
+
+    @property
+    def status(self) -> str:
+        return self._row.status
+
+    @property
+    def head(self) -> CommitInfo | None:
+        found = self._hub.catalog.head(f"branch:{self._row.branch}")
+        return self._hub.history.info(found.oid) if found else None
+
+    @property
+    def goal(self) -> str:
+        return self._mind.core.goal
+
+    @property
+    def row(self) -> SessionRow:
+        return self._row
+
+    @property
+    def line(self) -> Line:
+        return self._line
+
+    # what is known
+
+    def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """In order, from the first of the family on."""
+        return self._line.events(after, upto)
+
+    def messages(self) -> list[Message]:
+        """Those in context, in order."""
+        return [message_of(event) for event in self.events(self._mind.core.since) if _said(event)]
+
+    def facts(self) -> list[Fact]:
+        return list(self._mind.facts)
+
+    def decisions(self) -> list[Decision]:
+        return list(self._mind.decisions)
+
+    def questions(self) -> list[Question]:
+        """Those that are open."""
+        return [question for question in self._mind.questions if not question.answered]
+
+    def notes(self) -> dict[str, Any]:
+        """Those whose time has not run out."""
+        now = self._now()
+        live = (note for note in self._mind.notes if not note.expires or note.expires > now)
+        return {note.key: note.value for note in live}
+
+    def effects(self) -> list[Effect]:
+        """Every deed of this session and of those it shares a family with, restored away or not."""
+        return [deed.effect for deed in deeds_of(self._hub.catalog, self._row.family)]
+
+    def spent(self) -> dict[str, float]:
+        return dict(self._mind.core.spent)
+
+    @property
+    def steps(self) -> list[str]:
+        return list(self._mind.core.plan)
+
+    @property
+    def step(self) -> int:
+        return self._mind.core.step
+
+    def _now(self) -> int:
+        return self._hub.clock.now_ns()
+
+
+def _said(event: Event) -> bool:
+    return event.kind == "message" and not event.erased
