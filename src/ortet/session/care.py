@@ -23,7 +23,8 @@ from ortet.store.sweep import MIN_GARBAGE, SweepReport, sweep
 from ortet.store.verify import Problem, VerifyReport, verify
 
 if TYPE_CHECKING:
-    from ortet.session.hub import Hub, Progress
+    from ortet.session.hub import Hub
+    from ortet.session.keeping import Progress
 
 _EXPIRED = ("care", "expired")
 _TRIES = 100

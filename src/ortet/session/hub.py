@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
+from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
@@ -28,23 +29,17 @@ from ortet.store.faults import reach
 
 # What a commit does not need is imported where it is used: a command is a new process each time.
 if TYPE_CHECKING:
-    from ortet.graph.bundle import BundleReport
-    from ortet.machine.leftovers import Leftover
     from ortet.session.ledger import Durability
     from ortet.session.lifecycle import SessionRow
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.view import View
-    from ortet.store.sweep import SweepReport
-    from ortet.store.verify import VerifyReport
-
-Progress = Callable[[int, int], None]
 
 _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub:
+class Hub(Keeping):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
@@ -273,70 +268,6 @@ class Hub:
 
     def read_image(self, oid: Oid) -> records.Image:
         return decode(records.Image, self.objects.get(oid))
-
-    # the store
-
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Recompute every hash, follow every reference; Corrupt carries the report in details."""
-        from ortet.session.care import verify_store
-
-        return verify_store(self, progress)
-
-    def sweep(
-        self,
-        *,
-        dry_run: bool = False,
-        expire_ns: int | None = None,
-        min_garbage: float | None = None,
-        progress: Progress | None = None,
-    ) -> SweepReport:
-        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first.
-
-        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage.
-        """
-        from ortet.session.care import sweep_store
-
-        return sweep_store(
-            self, dry_run=dry_run, expire_ns=expire_ns, min_garbage=min_garbage, progress=progress
-        )
-
-    def leftovers(self) -> list[Leftover]:
-        """What crashes left in the store's local part and nobody uses."""
-        from ortet.machine.leftovers import find_leftovers
-
-        found = find_leftovers(self.root, {row.machine for row in self.registry.all()})
-        # read again: what was being made while we looked has its row now
-        known = {row.machine for row in self.registry.all()}
-        return [one for one in found if one.what != "home" or Path(one.path).name not in known]
-
-    def tidy(self) -> tuple[list[Leftover], int]:
-        """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
-        from ortet.machine.leftovers import clean
-
-        found = self.leftovers()
-        clean(found)
-        return found, self._machines.prune()
-
-    def export(
-        self,
-        refs: str | Sequence[str],
-        path: str | os.PathLike[str],
-        *,
-        progress: Progress | None = None,
-    ) -> BundleReport:
-        """Write commits with all they need into one file."""
-        from ortet.session.care import export_refs
-
-        names = [refs] if isinstance(refs, str) else list(refs)
-        return export_refs(self, names, Path(path), progress=progress)
-
-    def import_(
-        self, path: str | os.PathLike[str], *, progress: Progress | None = None
-    ) -> dict[str, str]:
-        """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
-        from ortet.session.care import import_bundle
-
-        return import_bundle(self, Path(path), progress)
 
     # inside
 

@@ -1,0 +1,96 @@
+"""What a hub does for its store: verify, sweep, tidy, and carry commits out and in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from ortet.graph.bundle import BundleReport
+    from ortet.machine.leftovers import Leftover
+    from ortet.session.machines import Machines
+    from ortet.session.registry import Registry
+    from ortet.store.sweep import SweepReport
+    from ortet.store.verify import VerifyReport
+
+Progress = Callable[[int, int], None]
+
+
+class Keeping:
+    """The half of Hub that looks after the store. What it needs is imported where it is used."""
+
+    root: Path
+    registry: Registry
+    _machines: Machines
+
+    @property
+    def _whole(self) -> Hub:
+        return cast("Hub", self)
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Recompute every hash, follow every reference; Corrupt carries the report in details."""
+        from ortet.session.care import verify_store
+
+        return verify_store(self._whole, progress)
+
+    def sweep(
+        self,
+        *,
+        dry_run: bool = False,
+        expire_ns: int | None = None,
+        min_garbage: float | None = None,
+        progress: Progress | None = None,
+    ) -> SweepReport:
+        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first.
+
+        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage.
+        """
+        from ortet.session.care import sweep_store
+
+        return sweep_store(
+            self._whole,
+            dry_run=dry_run,
+            expire_ns=expire_ns,
+            min_garbage=min_garbage,
+            progress=progress,
+        )
+
+    def leftovers(self) -> list[Leftover]:
+        """What crashes left in the store's local part and nobody uses."""
+        from ortet.machine.leftovers import find_leftovers
+
+        found = find_leftovers(self.root, {row.machine for row in self.registry.all()})
+        # read again: what was being made while we looked has its row now
+        known = {row.machine for row in self.registry.all()}
+        return [one for one in found if one.what != "home" or Path(one.path).name not in known]
+
+    def tidy(self) -> tuple[list[Leftover], int]:
+        """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
+        from ortet.machine.leftovers import clean
+
+        found = self.leftovers()
+        clean(found)
+        return found, self._machines.prune()
+
+    def export(
+        self,
+        refs: str | Sequence[str],
+        path: str | os.PathLike[str],
+        *,
+        progress: Progress | None = None,
+    ) -> BundleReport:
+        """Write commits with all they need into one file."""
+        from ortet.session.care import export_refs
+
+        names = [refs] if isinstance(refs, str) else list(refs)
+        return export_refs(self._whole, names, Path(path), progress=progress)
+
+    def import_(
+        self, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> dict[str, str]:
+        """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
+        from ortet.session.care import import_bundle
+
+        return import_bundle(self._whole, Path(path), progress)
