@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from ortet.graph.bundle import BundleReport
     from ortet.machine.leftovers import Leftover
+    from ortet.session.hub import Hub
     from ortet.session.machines import Machines
     from ortet.session.registry import Registry
     from ortet.store.sweep import SweepReport
