@@ -67,9 +67,13 @@ class History:
             author=commit.author,
         )
 
+    def state(self, oid: Oid) -> State:
+        """What a commit holds."""
+        return decode(State, self._objects.get(self.read(oid).state))
+
     def image(self, oid: Oid) -> Image:
         """The machine image of a commit; NotFound("no_files") when it holds a mind only."""
-        state = decode(State, self._objects.get(self.read(oid).state))
+        state = self.state(oid)
         if not state.machine:
             raise NotFound(
                 "no_files", f"commit {to_hex(oid)[:12]} holds no files: choose another commit"

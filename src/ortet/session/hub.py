@@ -19,6 +19,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
+from ortet.session.company import Company, Nobody
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
 from ortet.session.parts import Parts
@@ -230,6 +231,12 @@ class Hub(Keeping):
 
             self._sessions = Sessions(self, self._parts.host)
         return self._sessions
+
+    def company(self, branch: str) -> Company:
+        """The mind that goes with the files of a branch."""
+        if self.catalog.row("session-branch", branch) is None:
+            return Nobody()
+        return self._minds().guest(branch)
 
     def tell(self, topic: str) -> None:
         """Wake whoever waits for news of this."""

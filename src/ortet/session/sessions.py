@@ -12,13 +12,15 @@ from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
 from ortet.codec import decode
 from ortet.errors import Conflict, Invalid
 from ortet.graph.maps import Maps
-from ortet.graph.records import Journal, State
+from ortet.graph.records import State
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
 from ortet.journal.folding import fold
-from ortet.journal.line import NOTHING, Line
+from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
+from ortet.session.company import Company, Nobody
+from ortet.session.guest import Guest, Standing, sealed
 from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
 from ortet.session.ledger import Durability, Ledger
 from ortet.session.lifecycle import (
@@ -83,7 +85,7 @@ class Sessions:
                 f"hub.get({row.id!r})",
                 status=row.status,
             )
-        lease = take(self.hub.catalog, f"session:{row.id}", self._owner(), self._host)
+        lease = self.lease(row)
         # it may have moved on until the lease was ours
         session = self._resume(self.roll.get(row.id), lease, durability)
         session.begin()
@@ -94,8 +96,8 @@ class Sessions:
     def get(self, id_: str) -> View:
         """Read a session, whoever writes to it."""
         row = self.roll.get(id_)
-        _, line, mind, _ = self._load(row)
-        return View(self.hub, row, line, mind)
+        where = self.standing(row)
+        return View(self.hub, row, where.line, where.mind)
 
     def all(self) -> list[SessionRow]:
         return self.roll.all()
@@ -172,36 +174,47 @@ class Sessions:
         hub = self.hub
         holding = Holding(hub.catalog, hub.clock, lease)
         branch = self._branch(row)
-        machine, line, mind, tip = self._load(row)
+        where = self.standing(row)
         ledger = Ledger(
             hub.catalog,
-            line,
+            where.line,
             self._chain,
             clock=hub.clock,
-            mind=mind,
-            tip=tip,
+            mind=where.mind,
+            tip=where.tip,
             holding=holding,
             durability=durability,
             told=lambda: hub.tell(f"session:{row.id}"),
         )
-        session = Session(self, row, ledger=ledger, branch=branch, holding=holding, machine=machine)
+        session = Session(
+            self, row, ledger=ledger, branch=branch, holding=holding, machine=where.machine
+        )
         self._open.append(session)
         self._heart.add(holding)
         return session
 
-    def _load(self, row: SessionRow) -> tuple[bytes, Line, Mind, Tip]:
-        """The files of its head, its events, and what they add up to."""
+    def standing(self, row: SessionRow) -> Standing:
+        """Where a session is now."""
         hub = self.hub
         self._after_sweep()
         found = hub.catalog.head(f"branch:{row.branch}")
-        journal, machine = self._journal(found.oid if found else None)
+        journal, machine = sealed(self, row, found.oid if found else None)
         line = Line(hub.catalog, hub.objects, self._chain, timeline=row.timeline, base=journal)
         mind = Mind.load(self._maps, hub.objects, journal.fold)
         tip = Tip(journal.seq, journal.hash, 0)
         for event in line.events(journal.seq):
             fold(mind, [event])
             tip = Tip(event.seq, event.hash, event.time)
-        return machine, line, mind, tip
+        return Standing(line, mind, tip, machine)
+
+    def lease(self, row: SessionRow) -> Lease:
+        """The right to write to it; Refused while another process has it."""
+        return take(self.hub.catalog, f"session:{row.id}", self._owner(), self._host)
+
+    def guest(self, branch: str) -> Company:
+        """Who goes with the files of a branch that is opened without its session."""
+        row = self.roll.of_branch(branch)
+        return Nobody() if row is None else Guest(self, row)
 
     def _branch(self, row: SessionRow) -> Branch:
         hub = self.hub
@@ -215,15 +228,6 @@ class Sessions:
             told=hub.tell,
         )
 
-    def _journal(self, head: Oid | None) -> tuple[Journal, bytes]:
-        """What the branch's head has sealed of this session's line, and its files."""
-        if head is None:
-            return NOTHING, b""
-        state = decode(State, self.hub.objects.get(self.hub.history.read(head).state))
-        if not state.journal:
-            return NOTHING, state.machine
-        return decode(Journal, self.hub.objects.get(Oid(state.journal))), state.machine
-
     # forking
 
     def fork(self, parent: Session, point: Oid, n: int) -> list[Session]:
@@ -231,7 +235,7 @@ class Sessions:
         at = parent.line.base.seq
         for _ in range(_TRIES):
             names = self.roll.free_forks(parent.row, n)
-            rows = [self._child(parent.row, name) for name in names]
+            rows = [self._child(parent.row, name, point) for name in names]
             try:
                 leases = self.hub.catalog.move(
                     [Move(f"branch:{row.branch}", None, point) for row in rows],
@@ -250,9 +254,11 @@ class Sessions:
             raise taken
         return [self._resume(row, lease, "event") for row, lease in zip(rows, leases, strict=True)]
 
-    def _child(self, parent: SessionRow, name: str) -> SessionRow:
+    def _child(self, parent: SessionRow, name: str, point: Oid) -> SessionRow:
+        state = decode(State, self.hub.objects.get(self.hub.history.read(point).state))
         return msgspec.structs.replace(
             parent,
+            sealed=state.journal,
             id=self.new_id(),
             name=name,
             timeline=self.new_id(),

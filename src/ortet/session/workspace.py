@@ -18,6 +18,7 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
+from ortet.session.company import ALONE, Company, Together
 from ortet.session.machines import Live
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
@@ -52,7 +53,9 @@ class Workspace:
         self._machine, self._turn = live
         self._head: Head | None = None
         self._state: bytes = b""
+        self._journal: bytes = b""  # of the head: the mind that goes with these files
         self._moves = 0
+        self.company: Company = hub.company(row.name)
         self._closed = False
         self.look()
 
@@ -218,7 +221,12 @@ class Workspace:
     def look(self) -> None:
         """See where the branch is now, whoever moved it."""
         self._head = self.hub.catalog.head(f"branch:{self.name}")
-        self._state = self.hub.history.read(self._head.oid).state if self._head else b""
+        self._at(self._head.oid if self._head else None)
+
+    def _at(self, commit: Oid | None) -> None:
+        """Remember what the head holds."""
+        self._state = self.hub.history.read(commit).state if commit else b""
+        self._journal = self.hub.history.state(commit).journal if commit else b""
 
     def image(self) -> records.Image:
         """The present files, not committed."""
@@ -248,8 +256,10 @@ class Workspace:
         with self._undone_to(safety):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
-            self._move(safety, target, verb, to_hex(target))
-        self._state = self.hub.history.read(target).state
+            together = self.company.leaving(target)
+            self._move(safety, target, verb, to_hex(target), together)
+        self._at(target)
+        self.company.arrived()
         self._machine.settle(image)
         return report
 
@@ -291,7 +301,8 @@ class Workspace:
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
         hub = self.hub
-        state = hub.objects.put(Kind.STATE, encode(records.State(machine=image)))
+        journal = self.company.journal(self._journal)
+        state = hub.objects.put(Kind.STATE, encode(records.State(journal, b"", image)))
         if not parents and self._head and self._stands(state):
             self._machine.settle(image)
             return hub.history.info(self._head.oid)
@@ -309,7 +320,8 @@ class Workspace:
         reach("commit.after-flush")
         self._move(before, oid, verb, commit.message)
         reach("commit.after-move")
-        self._state = state
+        self._state, self._journal = state, journal
+        self.company.recorded()
         self._machine.settle(image)
         return hub.history.info(oid)
 
@@ -324,11 +336,24 @@ class Workspace:
                 raise moved
         return True
 
-    def _move(self, before: Oid | None, after: Oid, verb: str, detail: str) -> None:
+    def _move(
+        self,
+        before: Oid | None,
+        after: Oid,
+        verb: str,
+        detail: str,
+        together: Together = ALONE,
+    ) -> None:
         hub, name = self.hub, f"branch:{self.name}"
         try:
             hub.catalog.move(
-                [Move(name, before, after)], verb=verb, actor=hub.author, detail=detail
+                [Move(name, before, after)],
+                verb=verb,
+                actor=hub.author,
+                detail=detail,
+                lease=together.lease,
+                rows=together.rows,
+                timelines=together.timelines,
             )
         except Conflict as error:
             raise self._moved() from error

@@ -1,0 +1,56 @@
+"""Who goes with a workspace's files when they are committed or restored: a mind, or nobody."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from ortet.backend.abc import Lease, RowChange, Timeline
+from ortet.ids import Oid
+
+
+class Together(msgspec.Struct, frozen=True):
+    """What has to be written in the transaction that moves a branch."""
+
+    lease: Lease | None = None
+    rows: list[RowChange] = []
+    timelines: list[Timeline] = []
+
+
+ALONE = Together()
+
+
+class Company(Protocol):
+    """Who goes with a workspace's files."""
+
+    def journal(self, head: bytes) -> bytes:
+        """The Journal for a commit that is about to be made; `head` is that of the head."""
+        ...
+
+    def recorded(self) -> None:
+        """That commit is the head now."""
+        ...
+
+    def leaving(self, target: Oid) -> Together:
+        """The branch is about to go to another commit."""
+        ...
+
+    def arrived(self) -> None:
+        """It has gone there."""
+        ...
+
+
+class Nobody:
+    """A workspace without a session: a mind that a commit holds is carried along."""
+
+    def journal(self, head: bytes) -> bytes:
+        return head
+
+    def recorded(self) -> None: ...
+
+    def leaving(self, target: Oid) -> Together:
+        del target
+        return Together()
+
+    def arrived(self) -> None: ...

@@ -1,0 +1,118 @@
+"""The mind that goes with a branch: what it adds to a commit, how it goes where the files go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.backend.abc import Lease, Timeline
+from ortet.codec import decode, encode
+from ortet.graph.records import Journal, Segment, State
+from ortet.ids import Oid
+from ortet.journal.events import Tip
+from ortet.journal.line import NOTHING, Line
+from ortet.journal.mind import Mind
+from ortet.session.company import Together
+from ortet.session.lifecycle import Roll, SessionRow
+from ortet.store.abc import Kind
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+
+QUIET = "lifecycle"
+"""Events of this kind alone are no reason for a commit."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a session is: its events so far, what they add up to, and the files of its head."""
+
+    line: Line
+    mind: Mind
+    tip: Tip
+    machine: bytes
+
+
+def sealed(sessions: Sessions, row: SessionRow, head: Oid | None) -> tuple[Journal, bytes]:
+    """What commits hold of a session's line, and the files of its head.
+
+    The head's journal, if that was made on this timeline; else the one the timeline began with.
+    """
+    objects = sessions.hub.objects
+    journal, machine = NOTHING, b""
+    if head is not None:
+        state = decode(State, objects.get(sessions.hub.history.read(head).state))
+        machine = state.machine
+        if state.journal:
+            journal = decode(Journal, objects.get(Oid(state.journal)))
+    if journal.segment and _timeline(sessions, journal) == row.timeline:
+        return journal, machine
+    began = decode(Journal, objects.get(Oid(row.sealed))) if row.sealed else NOTHING
+    return began, machine
+
+
+def seal(sessions: Sessions, line: Line, mind: Mind, tip: Tip) -> Journal:
+    """Put what is not sealed yet into the store."""
+    reach("journal.before-seal")
+    fold = mind.save(sessions.hub.objects)
+    return Journal(line.seal(tip), tip.seq, tip.hash, fold)
+
+
+def put(sessions: Sessions, journal: Journal) -> Oid:
+    return sessions.hub.objects.put(Kind.JOURNAL, encode(journal))
+
+
+def elsewhere(sessions: Sessions, row: SessionRow, target: Oid) -> SessionRow:
+    """The same session on a new timeline, which begins where `target` was committed."""
+    objects = sessions.hub.objects
+    state = decode(State, objects.get(sessions.hub.history.read(target).state))
+    return msgspec.structs.replace(row, timeline=sessions.new_id(), sealed=state.journal)
+
+
+def start_of(sessions: Sessions, row: SessionRow) -> Timeline:
+    """The timeline of a row that is new: behind what its `sealed` holds."""
+    if not row.sealed:
+        return Timeline(row.timeline)
+    journal = decode(Journal, sessions.hub.objects.get(Oid(row.sealed)))
+    parent = _timeline(sessions, journal) if journal.segment else ""
+    if parent and sessions.hub.catalog.timeline(parent) is None:
+        parent = ""  # another host's: its events are in the commit
+    return Timeline(row.timeline, parent, journal.seq)
+
+
+def _timeline(sessions: Sessions, journal: Journal) -> str:
+    return decode(Segment, sessions.hub.objects.get(Oid(journal.segment))).timeline.hex()
+
+
+class Guest:
+    """The session of a directory that this process has not opened: its mind is committed with the
+    files, and goes with them when nobody else is at work."""
+
+    def __init__(self, sessions: Sessions, row: SessionRow) -> None:
+        self._sessions = sessions
+        self._row = row
+        self._lease: Lease | None = None
+        self._next: SessionRow | None = None
+
+    def journal(self, head: bytes) -> bytes:
+        where = self._sessions.standing(self._row)
+        new = where.line.events(where.line.base.seq)
+        if all(event.kind == QUIET for event in new):
+            return head
+        return put(self._sessions, seal(self._sessions, where.line, where.mind, where.tip))
+
+    def recorded(self) -> None: ...
+
+    def leaving(self, target: Oid) -> Together:
+        self._lease = self._sessions.lease(self._row)
+        self._row = self._sessions.roll.get(self._row.id)
+        self._next = elsewhere(self._sessions, self._row, target)
+        return Together(
+            self._lease, [Roll.changed(self._next)], [start_of(self._sessions, self._next)]
+        )
+
+    def arrived(self) -> None:
+        if self._lease is not None and self._next is not None:
+            self._row, self._next = self._next, None
+            self._sessions.hub.catalog.release(self._lease)
