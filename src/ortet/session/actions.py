@@ -20,6 +20,7 @@ Replay = Literal["pure", "recorded", "idempotent", "once"]
 Scope = Literal["family", "timeline"]
 REPLAYS = ("pure", "recorded", "idempotent", "once")
 _MARK = "__ortet_action__"
+_LARGEST = 256 * 1024
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -84,9 +85,11 @@ def plain(value: Any) -> Any:
     try:
         built = msgspec.to_builtins(value, str_keys=True)
         check_plain(built)
-        return built
+        if len(encode(built)) <= _LARGEST:
+            return built
     except (TypeError, ValueError, Invalid, RecursionError):
-        return {"opaque": repr(value)[:2000]}
+        pass
+    return {"opaque": repr(value)[:2000]}
 
 
 def is_opaque(value: Any) -> bool:

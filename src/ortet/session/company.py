@@ -40,6 +40,10 @@ class Company(Protocol):
         """It has gone there."""
         ...
 
+    def lease(self) -> Lease | None:
+        """What a move of the branch has to show."""
+        ...
+
 
 class Nobody:
     """A workspace without a session: a mind that a commit holds is carried along."""
@@ -54,3 +58,6 @@ class Nobody:
         return Together()
 
     def arrived(self) -> None: ...
+
+    def lease(self) -> Lease | None:
+        return None

@@ -15,6 +15,8 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.things import Effect
 from ortet.session.actions import (
     Action,
+    Replay,
+    Scope,
     arguments,
     describe,
     digest,
@@ -68,11 +70,12 @@ class Deeds:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        why: str,
-        replay: Any,
-        key: str | None,
-        scope: Any,
-        name: str | None,
+        why: str = "",
+        replay: Replay | None = None,
+        key: str | None = None,
+        scope: Scope | None = None,
+        name: str | None = None,
+        record: Callable[[Any], Any] = plain,
     ) -> Any:
         action = describe(function, name=name, replay=replay, key=key, scope=scope)
         said = arguments(args, kwargs)
@@ -86,7 +89,7 @@ class Deeds:
             self._end(deed, _FAILED, error=f"{type(error).__name__}: {error}"[:2000])
             raise
         reach("action.done")
-        self._end(deed, _DONE, outcome=plain(value))
+        self._end(deed, _DONE, outcome=record(value))
         return value
 
     def settle(self, effect: str, outcome: Any, *, failed: bool) -> Event:
@@ -99,6 +102,14 @@ class Deeds:
                 "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
             )
         return self._end(deed, _FAILED if failed else _DONE, outcome=outcome, settled=True)
+
+    def since(self, seq: int) -> list[Effect]:
+        """What this session did behind an event, on whatever timeline it was then."""
+        mine = (d for d in deeds_of(self._hub.catalog, self._row.family) if self._is_mine(d))
+        return [deed.effect for deed in mine if deed.effect.begun > seq]
+
+    def _is_mine(self, deed: Deed) -> bool:
+        return deed.session == self._row.id and deed.effect.state != _FAILED
 
     def close_dangling(self) -> None:
         """What a killed process had begun: mark it, so that every begin has an end."""

@@ -209,13 +209,30 @@ class Hub(Keeping):
         *,
         agent: str = "default",
         goal: str = "",
+        workspace: str | os.PathLike[str] | None = None,
+        files: Files | None = None,
+        engine: str = "auto",
         budget: Mapping[str, float] | None = None,
         durability: Durability = "event",
     ) -> Session:
-        """Go on with a session at its head, or begin one of this name; nothing re-executes."""
+        """Go on with a session at its head, or begin one of this name; nothing re-executes.
+
+        With `workspace`, its commits hold that directory's files too; see `workspace()`.
+        """
+        from ortet.session.sessions import Place
+
+        place = Place()
+        if workspace is not None:
+            directory = keep_apart(self.root, existing(workspace))
+            self._how(engine, files)  # which refuses what cannot be
+            place = Place(os.fspath(directory), engine, files)
         return self._minds().open(
-            name, agent=agent, goal=goal, budget=budget, durability=durability
+            name, agent=agent, goal=goal, budget=budget, durability=durability, place=place
         )
+
+    def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
+        """The workspace of a directory, if it is one already."""
+        return self.registry.at(Path(path), *self._how(engine, files))
 
     def sessions(self) -> list[SessionRow]:
         """All of them, oldest first."""

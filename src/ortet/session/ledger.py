@@ -99,6 +99,11 @@ class Ledger:
                     self._waiting = waiting
                     raise
 
+    def go(self, line: Line, mind: Mind, tip: Tip) -> None:
+        """On from here with another line; nothing may wait."""
+        with self._lock:
+            self.line, self.mind, self.tip = line, mind, tip
+
     def close(self) -> None:
         with self._lock:
             if not self._closed:

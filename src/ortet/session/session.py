@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.codec import encode
-from ortet.errors import Invalid, Refused
+from ortet.errors import Invalid, NotFound, Refused
 from ortet.graph.commits import CommitInfo
-from ortet.graph.records import Journal, State
-from ortet.ids import from_hex
+from ortet.graph.records import State
+from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.events import Draft, Event
+from ortet.machine.abc import Command, Report, Result
 from ortet.session.branch import Branch
 from ortet.session.deeds import Deeds
+from ortet.session.guest import QUIET
+from ortet.session.host import Host
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
+from ortet.session.outcome import PARTS, Restored, check_parts, recorded
 from ortet.session.view import View
-from ortet.store.abc import Kind
-from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.actions import Replay, Scope
     from ortet.session.sessions import Sessions
-
-_QUIET = "lifecycle"
-"""Events of this kind alone are no reason for a commit."""
+    from ortet.session.workspace import Workspace
 
 
 class Session(View):
@@ -49,8 +48,17 @@ class Session(View):
         self._branch = branch
         self._holding = holding
         self._image = machine  # of the head: the files of a session that has none open
+        self._files: Workspace | None = None
         self._deeds = Deeds(sessions.hub, row, ledger)
-        self._dirty = any(event.kind != _QUIET for event in self.line.events(self.line.base.seq))
+        news = ledger.line.events(ledger.line.base.seq)
+        self._host = Host(
+            sessions,
+            row,
+            ledger,
+            lease=lambda: holding.lease,
+            moved=self._moved,
+            dirty=any(event.kind != QUIET for event in news),
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -142,7 +150,7 @@ class Session(View):
         """Call a function: the intent is durable before, the outcome after, and with a key the deed
         is done once in all forks."""
         self._live()
-        self._dirty = True
+        self._host.dirty = True
         return self._deeds.act(
             function, args, kwargs, why=why, replay=replay, key=key, scope=scope, name=name
         )
@@ -150,7 +158,7 @@ class Session(View):
     def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
         """Say what became of an action whose outcome is not known."""
         self._live()
-        self._dirty = True
+        self._host.dirty = True
         return self._deeds.settle(effect, outcome, failed=failed)
 
     # what it did
@@ -159,31 +167,110 @@ class Session(View):
         self._ledger.flush()
         return super().events(after, upto)
 
+    # in its machine
+
+    @property
+    def machine(self) -> Workspace:
+        """The files and processes of this session; started at first use."""
+        self._live()
+        files = self._workspace()
+        if files is None:
+            raise Invalid(
+                "no_workspace",
+                f"session {self.name!r} has no files: open it with workspace='DIR'",
+            )
+        return files
+
+    def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
+        """Run a command in the machine; its output and exit code are the action's outcome."""
+        self._host.dirty = True
+        said = command if isinstance(command, str) else list(command)
+        result: Result = self._deeds.act(
+            self.machine.run, (said,), options, why=why, name="run", record=recorded
+        )
+        return result
+
+    def _workspace(self) -> Workspace | None:
+        if self._files is None and self._row.path:
+            self._files = self._sessions.files_of(self._row)
+            self._files.company = self._host
+        return self._files
+
     # commit and fork
 
     def commit(self, message: str = "") -> CommitInfo:
-        """Record the present mind; with nothing new, the head is returned."""
+        """Record mind and files together; with nothing new, the head is returned."""
         self._live()
-        self._ledger.flush()
-        hub = self._hub
-        if not self._dirty and self._branch.head is not None:
-            return hub.history.info(self._branch.head)
-        with hub.writing():
-            journal = self._seal()
-            state = State(
-                journal=hub.objects.put(Kind.JOURNAL, encode(journal)),
-                machine=self._image,
-            )
+        files = self._workspace()
+        if files is not None:
+            return files.commit(message)
+        with self._hub.writing():
+            head = self._hub.history.state(self._branch.head) if self._branch.head else State()
+            state = State(journal=self._host.journal(head.journal), machine=self._image)
             info = self._branch.record(state, message, lease=self._holding.lease)
-            self.line.base = journal
-            self._dirty = False
+            self._host.recorded()
         return info
 
-    def _seal(self) -> Journal:
-        reach("journal.before-seal")
-        tip = self._ledger.tip
-        fold = self._mind.save(self._hub.objects)
-        return Journal(self.line.seal(tip), tip.seq, tip.hash, fold)
+    def restore(self, ref: str, *, only: Collection[str] | None = None) -> Restored:
+        """Go to a commit: mind and files, or `only` one of them; what is uncommitted is kept first.
+
+        Deeds stay done and money stays spent: the report says which deeds.
+        """
+        self._live()
+        parts = check_parts(only)
+        target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+        return self._go(target, "restore", parts)
+
+    def rewind(self, n: int = 1) -> Restored:
+        """Restore the n-th commit back on this branch, mind and files together."""
+        self._live()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
+        head = self.head
+        if head is None:
+            raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
+        target = self._hub.history.nth_parent(from_hex(head.oid), n)
+        return self._go(target, "rewind", PARTS)
+
+    def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+        safety = from_hex(self.commit(f"before {verb}").oid)
+        files, report = self._workspace(), Report()
+        if target != safety and files is not None and "files" in parts:
+            if parts == PARTS:
+                with files.moving():
+                    report = files.go(target, verb)
+            else:
+                report = files.bring(target)
+        elif target != safety and "mind" in parts:
+            self._go_mind(target, verb, whole=parts == PARTS)
+        return Restored(
+            to=to_hex(target), files=report, deeds=self._deeds.since(self.line.base.seq)
+        )
+
+    def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
+        with self._hub.writing():
+            together = self._host.leaving(target)
+            if whole:
+                self._branch.move(
+                    target,
+                    verb,
+                    to_hex(target),
+                    lease=together.lease,
+                    rows=together.rows,
+                    timelines=together.timelines,
+                )
+                self._branch.look()
+                self._image = self._hub.history.state(target).machine
+            else:
+                self._hub.catalog.move(
+                    [],
+                    verb=verb,
+                    lease=together.lease,
+                    rows=together.rows,
+                    timelines=together.timelines,
+                )
+            self._host.arrived()
+            self._host.dirty = not whole
 
     def fork(self, n: int = 1) -> list[Session]:
         """n sessions that go on from here, each on a timeline of its own; all or none."""
@@ -214,13 +301,15 @@ class Session(View):
         finally:
             self._sessions.forget(self)
             self._holding.end()
+            if self._files is not None:
+                self._files.close()
 
     def _turn(self, status: str, why: str) -> None:
         check_move(self.name, self.status, status)
         row = msgspec.structs.replace(self._row, status=status)
         data = {"from": self.status, "to": status, "why": why}
         self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row)])
-        self._row = row
+        self._row = self._host.row = row
 
     def begin(self) -> None:
         """It is being worked on, by this process."""
@@ -229,6 +318,12 @@ class Session(View):
 
     # inside
 
+    def _moved(self, row: SessionRow) -> None:
+        """It went elsewhere: another timeline, another mind."""
+        self._row = row
+        self._line, self._mind = self._ledger.line, self._ledger.mind
+        self._deeds = Deeds(self._hub, row, self._ledger)
+
     def _fact(self, kind: str, text: str, about: str) -> str:
         id_ = self._new_id()
         self._add(kind, {"id": id_, "text": text, "about": about})
@@ -236,7 +331,7 @@ class Session(View):
 
     def _add(self, kind: str, data: Mapping[str, Any]) -> Event:
         self._live()
-        self._dirty = True
+        self._host.dirty = True
         return self._ledger.add(self._draft(kind, data))[0]
 
     def _draft(self, kind: str, data: Mapping[str, Any]) -> Draft:

@@ -33,13 +33,26 @@ from ortet.session.lifecycle import (
     check_agent,
     check_session,
 )
+from ortet.session.registry import Files
 from ortet.session.session import Session
 from ortet.session.view import View
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
+    from ortet.session.workspace import Workspace
 
 _TRIES = 100
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a session has its files: nowhere, or in a directory."""
+
+    path: str = ""
+    engine: str = "auto"
+    files: Files | None = None
+
+
+NOWHERE = Place()
 
 
 class Sessions:
@@ -66,13 +79,19 @@ class Sessions:
         goal: str = "",
         budget: Mapping[str, float] | None = None,
         durability: Durability = "event",
+        place: Place = NOWHERE,
     ) -> Session:
         """Go on with a session, or begin one; it is leased to this process."""
         row = self.roll.find(agent, name)
         if row is None:
             try:
                 return self._begin(
-                    check_session(name), check_agent(agent), goal, budget, durability
+                    check_session(name),
+                    check_agent(agent),
+                    goal=goal,
+                    budget=budget,
+                    durability=durability,
+                    place=place,
                 )
             except Conflict as error:
                 row = self.roll.find(agent, name)
@@ -84,6 +103,12 @@ class Sessions:
                 f"session {name!r} is {row.status}: take another name, or read it with "
                 f"hub.get({row.id!r})",
                 status=row.status,
+            )
+        if place.path and place.path != row.path:
+            raise Conflict(
+                "workspace_differs",
+                f"session {name!r} works in {row.path or 'no directory'}: open it without "
+                f"workspace=, or begin another for {place.path}",
             )
         lease = self.lease(row)
         # it may have moved on until the lease was ours
@@ -120,9 +145,11 @@ class Sessions:
         self,
         name: str,
         agent: str,
+        *,
         goal: str,
         budget: Mapping[str, float] | None,
         durability: Durability,
+        place: Place,
     ) -> Session:
         id_, timeline = self.new_id(), self.new_id()
         row = SessionRow(
@@ -130,7 +157,10 @@ class Sessions:
             name=name,
             agent=agent,
             timeline=timeline,
-            branch=self._free_branch(name),
+            branch=self._branch_at(place) or self._free_branch(name),
+            path=place.path,
+            engine=place.engine,
+            files=place.files or "",
             status=ACTIVE,
             created=self.hub.clock.now_ns(),
             family=id_,
@@ -156,6 +186,28 @@ class Sessions:
             claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
         )
         return self._resume(row, lease, durability)
+
+    def _branch_at(self, place: Place) -> str:
+        """The branch of a directory that is a workspace already."""
+        if not place.path:
+            return ""
+        row = self.hub.row_at(place.path, place.engine, place.files)
+        if row is not None and (other := self.roll.of_branch(row.name)):
+            raise Conflict(
+                "workspace_taken",
+                f"{place.path} belongs to session {other.name!r}: go on with that one, or give "
+                "another directory",
+                session=other.id,
+            )
+        return row.name if row else ""
+
+    def files_of(self, row: SessionRow) -> Workspace:
+        """The workspace of a session, opened."""
+        known = self.hub.registry.get(row.branch)
+        if known is not None:
+            return self.hub.workspace(name=row.branch)
+        files: Files | None = "private" if row.files == "private" else None
+        return self.hub.workspace(row.path, name=row.branch, engine=row.engine, files=files)
 
     def _free_branch(self, name: str) -> str:
         """A branch of its own: its name, or the next that is free."""

@@ -263,6 +263,11 @@ class Workspace:
         self._machine.settle(image)
         return report
 
+    def bring(self, target: Oid) -> Report:
+        """The files of a commit, to be committed or not: the branch stays where it is."""
+        with self.moving():
+            return self._machine.thaw(self.hub.image_oid(target))
+
     def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
         """Within `moving`: make the files those of an image and commit them with these parents."""
         with self._undone_to(parents[0]):
@@ -351,7 +356,7 @@ class Workspace:
                 verb=verb,
                 actor=hub.author,
                 detail=detail,
-                lease=together.lease,
+                lease=together.lease or self.company.lease(),
                 rows=together.rows,
                 timelines=together.timelines,
             )

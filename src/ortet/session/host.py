@@ -1,0 +1,72 @@
+"""An opened session as the company of its files: sealed with their commit, restored with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ortet.backend.abc import Lease
+from ortet.graph.records import Journal
+from ortet.ids import Oid
+from ortet.session.company import Together
+from ortet.session.guest import elsewhere, put, seal, start_of
+from ortet.session.ledger import Ledger
+from ortet.session.lifecycle import Roll, SessionRow
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+
+
+class Host:
+    """`row` is the session's; `moved` is called with the new one when it went elsewhere.
+
+    `dirty`: something happened since the last commit that is worth one.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        row: SessionRow,
+        ledger: Ledger,
+        *,
+        lease: Callable[[], Lease],
+        moved: Callable[[SessionRow], None],
+        dirty: bool,
+    ) -> None:
+        self.row = row
+        self.dirty = dirty
+        self._sessions = sessions
+        self._ledger = ledger
+        self.lease = lease
+        self._moved = moved
+        self._sealed: Journal | None = None
+        self._next: SessionRow | None = None
+
+    def journal(self, head: bytes) -> bytes:
+        self._ledger.flush()
+        self._sealed = None
+        if not self.dirty and head:
+            return head
+        ledger = self._ledger
+        self._sealed = seal(self._sessions, ledger.line, ledger.mind, ledger.tip)
+        return put(self._sessions, self._sealed)
+
+    def recorded(self) -> None:
+        if self._sealed is not None:
+            self._ledger.line.base, self._sealed = self._sealed, None
+            self.dirty = False
+
+    def leaving(self, target: Oid) -> Together:
+        self._ledger.flush()
+        self._next = elsewhere(self._sessions, self.row, target)
+        return Together(
+            self.lease(), [Roll.changed(self._next)], [start_of(self._sessions, self._next)]
+        )
+
+    def arrived(self) -> None:
+        if self._next is not None:
+            self.row, self._next = self._next, None
+            where = self._sessions.standing(self.row)
+            self._ledger.go(where.line, where.mind, where.tip)
+            self.dirty = False
+            self._moved(self.row)

@@ -1,0 +1,53 @@
+"""What verbs of a session give back, and what of it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.journal.things import Effect
+from ortet.machine.abc import Report, Result
+
+_KEPT = 32 * 1024
+"""Characters of an output that are recorded from each of its ends."""
+
+PARTS = frozenset({"files", "mind"})
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """Where a session went. `deeds` happened after that point and stay done."""
+
+    to: str
+    files: Report
+    deeds: list[Effect]
+
+    def __str__(self) -> str:
+        if not self.deeds:
+            return f"at {self.to[:12]}"
+        names = ", ".join(sorted({deed.name for deed in self.deeds}))
+        return f"at {self.to[:12]}; {len(self.deeds)} deeds happened later and stay done: {names}"
+
+
+def check_parts(only: Collection[str] | None) -> frozenset[str]:
+    chosen = PARTS if only is None else frozenset([only] if isinstance(only, str) else only)
+    if not chosen or not chosen <= PARTS:
+        raise Invalid("bad_parts", f"only={only!r}: give 'files', 'mind' or both")
+    return chosen
+
+
+def recorded(result: Result) -> dict[str, Any]:
+    """What is recorded of a command: the ends of a long output."""
+    return {
+        "exit_code": result.exit_code,
+        "stdout": _ends(result.stdout),
+        "stderr": _ends(result.stderr),
+    }
+
+
+def _ends(text: str) -> str:
+    if len(text) <= 2 * _KEPT:
+        return text
+    return f"{text[:_KEPT]}\n[{len(text) - 2 * _KEPT} characters are not recorded]\n{text[-_KEPT:]}"

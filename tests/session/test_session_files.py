@@ -1,0 +1,194 @@
+"""A session with files: one hash holds both, and both go back together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Conflict, Invalid
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def hub(store: Path) -> Iterator[Hub]:
+    with open_hub(store) as hub:
+        yield hub
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    work = tmp_path / "proj"
+    work.mkdir()
+    (work / "a").write_text("one")
+    return work
+
+
+def said(session: Session) -> list[str]:
+    return [message.content for message in session.messages()]
+
+
+class TestMindOnly:
+    def test_restore_goes_back_and_nothing_is_lost(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.say("user", "one")
+            first = s.commit()
+            s.say("user", "two")
+            second = s.commit()
+            s.say("user", "not committed")
+            report = s.restore(first.oid)
+            assert (report.to, report.deeds) == (first.oid, [])
+            assert said(s) == ["one"]
+            assert s.commit() == first
+            s.say("user", "another two")
+            assert said(s) == ["one", "another two"]
+            third = s.commit()
+            assert third.parents == [first.oid]
+            s.restore(second.oid)
+            assert said(s) == ["one", "two"]
+            s.restore(f"{s.row.branch}@{{3}}")
+            assert said(s) == ["one", "two", "not committed"]
+
+    def test_a_restored_session_goes_on_at_the_next_open(self, store: Path) -> None:
+        with open_hub(store) as hub, hub.session("s") as s:
+            s.say("user", "one")
+            first = s.commit()
+            s.say("user", "two")
+            s.commit()
+            s.restore(first.oid)
+        with open_hub(store) as hub, hub.session("s") as s:
+            assert said(s) == ["one"]
+            s.say("user", "three")
+        with open_hub(store) as hub, hub.session("s") as s:
+            assert said(s) == ["one", "three"]
+            s.commit()
+            s.rewind()
+            assert said(s) == ["one"]
+            hub.verify()
+
+    def test_deeds_stay_done_and_are_named(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.say("user", "one")
+            first = s.commit()
+            s.act(lambda: "sent", name="send_mail", key="mail-1", replay="once")
+            report = s.restore(first.oid)
+            assert [deed.name for deed in report.deeds] == ["send_mail"]
+            assert "1 deeds happened later and stay done: send_mail" in str(report)
+            assert s.act(lambda: "twice", name="send_mail", key="mail-1", replay="once") == "sent"
+
+    def test_files_are_asked_for_in_vain(self, hub: Hub) -> None:
+        with hub.session("s") as s, pytest.raises(Invalid) as caught:
+            s.run("true")
+        assert caught.value.kind == "no_workspace"
+
+
+class TestBoth:
+    def test_one_commit_holds_mind_and_files(self, store: Path, work: Path) -> None:
+        with open_hub(store) as hub, hub.session("fix", workspace=work) as s:
+            s.say("user", "make it two")
+            first = s.commit("before")
+            result = s.run("echo two > a; echo done", why="as asked")
+            assert (result.exit_code, result.stdout) == (0, "done\n")
+            s.say("assistant", "it is two")
+            second = s.commit("after")
+            assert s.commit("again") == second
+            assert first.state != second.state
+            hub.verify()
+        with open_hub(store) as hub, hub.session("fix") as s:
+            assert said(s) == ["make it two", "it is two"]
+            s.rewind()
+            assert said(s) == ["make it two"]
+            assert (work / "a").read_text() == "one"
+            s.restore(second.oid)
+            assert said(s) == ["make it two", "it is two"]
+            assert (work / "a").read_text() == "two\n"
+            assert s.commit() == second
+
+    def test_a_part_comes_back_alone(self, hub: Hub, work: Path) -> None:
+        with hub.session("fix", workspace=work) as s:
+            s.say("user", "one")
+            first = s.commit()
+            (work / "a").write_text("two")
+            s.say("user", "two")
+            s.commit()
+            s.restore(first.oid, only={"files"})
+            assert (work / "a").read_text() == "one"
+            assert said(s) == ["one", "two"]
+            s.commit("files of one, mind of two")
+            (work / "a").write_text("three")
+            s.restore(first.oid, only="mind")
+            assert (work / "a").read_text() == "three"
+            assert said(s) == ["one"]
+            mixed = s.commit("mind of one")
+        with pytest.raises(Invalid):
+            hub.session("fix").restore(mixed.oid, only={"soul"})
+
+    def test_the_mind_alone_is_there_at_the_next_open(self, store: Path, work: Path) -> None:
+        with open_hub(store) as hub, hub.session("fix", workspace=work) as s:
+            s.say("user", "one")
+            first = s.commit()
+            s.say("user", "two")
+            s.commit()
+            s.restore(first.oid, only="mind")
+        with open_hub(store) as hub, hub.session("fix") as s:
+            assert said(s) == ["one"]
+
+    def test_the_command_line_commits_both(self, store: Path, work: Path) -> None:
+        with open_hub(store) as hub, hub.session("fix", workspace=work) as s:
+            s.say("user", "one")
+            s.commit()
+            s.say("user", "two")
+        (work / "a").write_text("by an editor")
+        with open_hub(store) as hub, hub.workspace(work) as ws:
+            made = ws.commit("both")
+        with open_hub(store) as hub, hub.session("fix") as s:
+            assert said(s) == ["one", "two"]
+            assert s.head is not None
+            assert s.head.oid == made.oid
+            assert s.commit() == made
+            s.say("user", "three")
+        with open_hub(store) as hub, hub.workspace(work) as ws:
+            ws.rewind()
+        with open_hub(store) as hub, hub.session("fix") as s:
+            assert said(s) == ["one"]
+            hub.verify()
+
+    def test_a_directory_has_one_session(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+        with hub.session("fix", workspace=work) as s:
+            s.commit()
+        with pytest.raises(Conflict) as caught:
+            hub.session("other", workspace=work)
+        assert caught.value.kind == "workspace_taken"
+        (tmp_path / "else").mkdir()
+        with pytest.raises(Conflict) as caught:
+            hub.session("fix", workspace=tmp_path / "else")
+        assert caught.value.kind == "workspace_differs"
+
+    def test_killed_while_it_works_it_goes_on(self, store: Path, work: Path) -> None:
+        code = f"""
+import ortet, os, signal
+s = ortet.open({str(store)!r}).session("fix", workspace={str(work)!r}, goal="survive")
+s.say("user", "one"); s.commit()
+s.run("echo half > a", why="begin"); s.say("assistant", "half way")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        with open_hub(store) as hub, hub.session("fix") as s:
+            assert s.goal == "survive"
+            assert said(s) == ["one", "half way"]
+            assert (work / "a").read_text() == "half\n"
+            assert [(e.name, e.state, e.why) for e in s.effects()] == [("run", "done", "begin")]
+            s.commit()
+            s.rewind()
+            assert (work / "a").read_text() == "one"
+            hub.verify()
