@@ -192,3 +192,26 @@ os.kill(os.getpid(), signal.SIGKILL)
             s.rewind()
             assert (work / "a").read_text() == "one"
             hub.verify()
+
+    def test_forks_have_files_and_minds_of_their_own(self, store: Path, work: Path) -> None:
+        with open_hub(store) as hub:
+            s = hub.session("fix", workspace=work, engine="folder")
+            s.say("user", "try three ways")
+            kids = s.fork(3)
+            assert [kid.name for kid in kids] == ["fix/1", "fix/2", "fix/3"]
+            for number, kid in enumerate(kids):
+                kid.say("assistant", f"way {number}")
+                kid.run(f"echo {number} > a")
+                kid.commit()
+            assert (work / "a").read_text() == "one"
+            assert [(kid.machine.path / "a").read_text() for kid in kids] == ["0\n", "1\n", "2\n"]
+            (mind,) = s.fork(1, machine=False)
+            assert said(mind) == ["try three ways"]
+            mind.say("user", "no files needed")
+            mind.commit()
+            hub.verify()
+        with open_hub(store) as hub, hub.session("fix/2") as kid:
+            assert said(kid) == ["try three ways", "way 1"]
+            assert (kid.machine.path / "a").read_text() == "1\n"
+            kid.land()
+            assert (work / "a").read_text() == "1\n"

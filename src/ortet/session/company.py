@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from ortet.backend.abc import Lease, RowChange, Timeline
+from ortet.backend.abc import Claim, Lease, RowChange, Timeline
 from ortet.ids import Oid
 
 
@@ -16,6 +16,7 @@ class Together(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     rows: list[RowChange] = []
     timelines: list[Timeline] = []
+    claims: list[Claim] = []
 
 
 ALONE = Together()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ortet.backend.abc import Move
+from ortet.backend.abc import Lease, Move
 from ortet.codec import decode
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
@@ -19,7 +19,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
-from ortet.session.company import Company, Nobody
+from ortet.session.company import ALONE, Company, Nobody, Together
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
 from ortet.session.parts import Parts
@@ -167,6 +167,19 @@ class Hub(Keeping):
         self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
     ) -> list[Workspace]:
         """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
+        return self.fork_with(row, machine, point, n)[0]
+
+    def fork_with(
+        self,
+        row: WorkspaceRow,
+        machine: Machine | None,
+        point: Oid,
+        n: int,
+        *,
+        minds: Callable[[Sequence[str]], Together] = lambda _: ALONE,
+    ) -> tuple[list[Workspace], list[Lease]]:
+        """The same; what `minds` says for these branches is written with them, and what it claims
+        is given back."""
         with self.writing():  # the commit may be one that only its id leads to
             image = self.image_oid(point)
             private = row.files == "private"
@@ -182,10 +195,10 @@ class Hub(Keeping):
             rows = [replace(child, machine=self._new_id()) for _ in range(n)]
             with self._machines.copies(rows, image, machine) as lives:
                 reach("fork.after-machines")
-                rows = self._name_forks(rows, point)
+                rows, leases = self._name_forks(rows, point, minds)
         reach("fork.after-move")
         pairs = zip(rows, lives, strict=True)
-        return [self._remember(Workspace(self, child, live)) for child, live in pairs]
+        return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
 
     def drop(self, name: str) -> None:
         """Forget a workspace and its machine's files; its branch and commits stay."""
@@ -330,21 +343,33 @@ class Hub(Keeping):
                     taken = error
             raise taken
 
-    def _name_forks(self, rows: Sequence[WorkspaceRow], point: Oid) -> list[WorkspaceRow]:
+    def _name_forks(
+        self,
+        rows: Sequence[WorkspaceRow],
+        point: Oid,
+        minds: Callable[[Sequence[str]], Together],
+    ) -> tuple[list[WorkspaceRow], list[Lease]]:
         """Give forks their names and heads in one step, with the next names when these are gone."""
         parent = rows[0].parent
         for _ in range(_TRIES):
             names = self.registry.free_forks(parent, len(rows))
             named = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
+            together = minds(names)
             try:
-                self.catalog.move(
+                leases = self.catalog.move(
                     [Move(f"branch:{name}", None, point) for name in names],
                     verb="fork",
                     actor=self.author,
                     detail=parent,
-                    rows=[change for row in named for change in self.registry.rows_of(row)],
+                    lease=together.lease,
+                    rows=[
+                        *(change for row in named for change in self.registry.rows_of(row)),
+                        *together.rows,
+                    ],
+                    timelines=together.timelines,
+                    claims=together.claims,
                 )
-                return named
+                return named, leases
             except Conflict as error:
                 taken = error
         raise taken

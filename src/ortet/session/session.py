@@ -24,6 +24,8 @@ from ortet.session.outcome import PARTS, Restored, check_parts, recorded
 from ortet.session.view import View
 
 if TYPE_CHECKING:
+    from ortet.graph.diff import Change
+    from ortet.graph.textmerge import Favor
     from ortet.session.actions import Replay, Scope
     from ortet.session.sessions import Sessions
     from ortet.session.workspace import Workspace
@@ -46,7 +48,7 @@ class Session(View):
         self._sessions = sessions
         self._ledger = ledger
         self._branch = branch
-        self._holding = holding
+        self.holding = holding
         self._image = machine  # of the head: the files of a session that has none open
         self._files: Workspace | None = None
         self._deeds = Deeds(sessions.hub, row, ledger)
@@ -192,9 +194,13 @@ class Session(View):
 
     def _workspace(self) -> Workspace | None:
         if self._files is None and self._row.path:
-            self._files = self._sessions.files_of(self._row)
-            self._files.company = self._host
+            self.use(self._sessions.files_of(self._row))
         return self._files
+
+    def use(self, files: Workspace) -> None:
+        """These are its files: they are committed and restored with its mind."""
+        self._files = files
+        files.company = self._host
 
     # commit and fork
 
@@ -207,7 +213,7 @@ class Session(View):
         with self._hub.writing():
             head = self._hub.history.state(self._branch.head) if self._branch.head else State()
             state = State(journal=self._host.journal(head.journal), machine=self._image)
-            info = self._branch.record(state, message, lease=self._holding.lease)
+            info = self._branch.record(state, message, lease=self.holding.lease)
             self._host.recorded()
         return info
 
@@ -272,13 +278,24 @@ class Session(View):
             self._host.arrived()
             self._host.dirty = not whole
 
-    def fork(self, n: int = 1) -> list[Session]:
-        """n sessions that go on from here, each on a timeline of its own; all or none."""
+    def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
+        """n sessions that go on from here, with minds of their own, and files unless `machine` is
+        False; all or none."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         self._live()
         point = from_hex(self.commit("fork point").oid)
+        if machine and self._workspace() is not None:
+            return self._sessions.fork_files(self, point, n)
         return self._sessions.fork(self, point, n)
+
+    def land(self, *, favor: Favor | None = None) -> Report:
+        """Apply what this session changed to the original directory, all or nothing."""
+        return self.machine.land(favor=favor)
+
+    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[Change]:
+        """Files, from `ref` to `other`, or to the present ones when `other` is not given."""
+        return self.machine.diff(ref, other)
 
     # its life
 
@@ -291,7 +308,7 @@ class Session(View):
         self._end(CLOSED, why)
 
     def _end(self, status: str, why: str) -> None:
-        if self._holding.ended:
+        if self.holding.ended:
             return
         try:
             self._turn(status, why)
@@ -300,7 +317,7 @@ class Session(View):
             pass  # another process has taken over: it is no longer ours to pause
         finally:
             self._sessions.forget(self)
-            self._holding.end()
+            self.holding.end()
             if self._files is not None:
                 self._files.close()
 
@@ -338,7 +355,7 @@ class Session(View):
         return Draft(kind, dict(data), self._hub.author)
 
     def _live(self) -> None:
-        if self._holding.ended:
+        if self.holding.ended:
             raise Invalid(
                 "closed", f"session {self.name!r} is not open any more: open it with the hub"
             )

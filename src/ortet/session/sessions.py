@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
-from ortet.codec import decode
 from ortet.errors import Conflict, Invalid
 from ortet.graph.maps import Maps
-from ortet.graph.records import State
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
-from ortet.session.company import Company, Nobody
-from ortet.session.guest import Guest, Standing, sealed
+from ortet.session.company import Company, Nobody, Together
+from ortet.session.guest import Guest, Standing, sealed, start_of
 from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
 from ortet.session.ledger import Durability, Ledger
 from ortet.session.lifecycle import (
@@ -137,7 +135,7 @@ class Sessions:
     def forget(self, session: Session) -> None:
         if session in self._open:
             self._open.remove(session)
-        self._heart.remove(session._holding)
+        self._heart.remove(session.holding)
 
     # beginning
 
@@ -283,21 +281,23 @@ class Sessions:
     # forking
 
     def fork(self, parent: Session, point: Oid, n: int) -> list[Session]:
-        """n sessions on timelines of their own that begin at the parent's last event."""
-        at = parent.line.base.seq
+        """n sessions, minds only, on timelines of their own that begin at a commit."""
         for _ in range(_TRIES):
-            names = self.roll.free_forks(parent.row, n)
-            rows = [self._child(parent.row, name, point) for name in names]
+            rows = [
+                msgspec.structs.replace(self._child(parent.row, name, point), path="")
+                for name in self.roll.free_forks(parent.row, n)
+            ]
+            together = self._together(parent, rows)
             try:
                 leases = self.hub.catalog.move(
                     [Move(f"branch:{row.branch}", None, point) for row in rows],
                     verb="fork",
                     actor=self.hub.author,
                     detail=parent.name,
-                    lease=parent._holding.lease,
-                    timelines=[Timeline(row.timeline, parent.row.timeline, at) for row in rows],
-                    rows=[change for row in rows for change in Roll.added(row)],
-                    claims=[Claim(f"session:{row.id}", self._owner(), TTL_NS) for row in rows],
+                    lease=together.lease,
+                    timelines=together.timelines,
+                    rows=together.rows,
+                    claims=together.claims,
                 )
                 break
             except Conflict as error:
@@ -306,11 +306,39 @@ class Sessions:
             raise taken
         return [self._resume(row, lease, "event") for row, lease in zip(rows, leases, strict=True)]
 
+    def fork_files(self, parent: Session, point: Oid, n: int) -> list[Session]:
+        """The same with files and processes of their own."""
+        rows: list[SessionRow] = []
+
+        def minds(branches: Sequence[str]) -> Together:
+            names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
+            rows[:] = [
+                msgspec.structs.replace(self._child(parent.row, name, point), files="private")
+                for name in names
+            ]
+            return self._together(parent, rows)
+
+        made, leases = parent.machine.fork_at(point, n, minds=minds)
+        sessions = []
+        for row, lease, files in zip(rows, leases, made, strict=True):
+            session = self._resume(row, lease, "event")
+            session.use(files)
+            sessions.append(session)
+        return sessions
+
+    def _together(self, parent: Session, rows: Sequence[SessionRow]) -> Together:
+        """What makes these forks, to be written in one transaction."""
+        start = start_of(self, rows[0])
+        return Together(
+            lease=parent.holding.lease,
+            rows=[change for row in rows for change in Roll.added(row)],
+            timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
+            claims=[Claim(f"session:{row.id}", self._owner(), TTL_NS) for row in rows],
+        )
+
     def _child(self, parent: SessionRow, name: str, point: Oid) -> SessionRow:
-        state = decode(State, self.hub.objects.get(self.hub.history.read(point).state))
         return msgspec.structs.replace(
             parent,
-            sealed=state.journal,
             id=self.new_id(),
             name=name,
             timeline=self.new_id(),
@@ -318,6 +346,7 @@ class Sessions:
             status=ACTIVE,
             created=self.hub.clock.now_ns(),
             parent=parent.id,
+            sealed=self.hub.history.state(point).journal,
             version=0,
         )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Head, Move
+from ortet.backend.abc import Head, Lease, Move
 from ortet.codec import encode
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.graph import records
@@ -172,6 +172,13 @@ class Workspace:
         with self._looking() as machine:
             point = self._record(machine.freeze(), "fork point")
             return self.hub.fork(self.row, machine, from_hex(point.oid), n)
+
+    def fork_at(
+        self, point: Oid, n: int, *, minds: Callable[[Sequence[str]], Together]
+    ) -> tuple[list[Workspace], list[Lease]]:
+        """n private copies as of the commit just made, and what `minds` adds to them."""
+        with self._looking() as machine:
+            return self.hub.fork_with(self.row, machine, point, n, minds=minds)
 
     # together again
 
