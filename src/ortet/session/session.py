@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +21,7 @@ from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
 from ortet.session.outcome import PARTS, Restored, check_parts, recorded
-from ortet.session.view import View
+from ortet.session.saying import Saying
 
 if TYPE_CHECKING:
     from ortet.graph.diff import Change
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 
-class Session(View):
+class Session(Saying):
     """Opened and leased. Leaving the `with` block pauses it."""
 
     def __init__(
@@ -73,63 +73,7 @@ class Session(View):
             f"<Session {self.name!r} of {self.agent}, {self.status}, {self._ledger.tip.seq} events>"
         )
 
-    # what happens
-
-    def say(self, role: str, content: Any, **extra: Any) -> Event:
-        """A message; `content` is text, or the parts a model API takes."""
-        if not role or not isinstance(role, str):
-            raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
-        data = {"role": role, "content": content}
-        return self._add("message", {**data, "extra": extra} if extra else data)
-
-    def think(self, text: str) -> Event:
-        return self._add("thought", {"text": text})
-
-    def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
-        """Scratch under a key, for `ttl` seconds; None takes it away."""
-        data = {"key": key, "value": value}
-        if ttl is not None:
-            data["expires"] = self._now() + int(ttl * 1e9)
-        return self._add("note", data)
-
-    def ask(self, text: str) -> str:
-        """A question that stays open until it is answered; returns its id."""
-        id_ = self._new_id()
-        self._add("question", {"id": id_, "text": text})
-        return id_
-
-    def answer(self, question: str, answer: Any) -> Event:
-        return self._add("answer", {"id": question, "answer": answer})
-
-    def plan(self, steps: Sequence[str]) -> Event:
-        """What is to be done, in order; the first step is the current one."""
-        return self._add("plan", {"steps": list(steps)})
-
-    def advance(self, to: int | None = None) -> Event:
-        """On to the next step, or to one by its number from 0."""
-        step = self._mind.core.step + 1 if to is None else to
-        if not 0 <= step <= len(self._mind.core.plan):
-            raise Invalid("bad_step", f"the plan has {len(self._mind.core.plan)} steps, not {step}")
-        return self._add("step", {"step": step})
-
-    def learn(self, text: str, *, about: str = "") -> str:
-        """A fact; returns its id."""
-        return self._fact("fact", text, about)
-
-    def lesson(self, text: str, *, about: str = "") -> str:
-        """What a failure taught; returns its id."""
-        return self._fact("lesson", text, about)
-
-    def forget(self, fact: str) -> Event:
-        """Believe a fact no longer; that it was believed stays recorded."""
-        return self._add("fact", {"id": fact, "gone": True})
-
-    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
-        """A decision with the roads not taken; returns its id."""
-        id_ = self._new_id()
-        data = {"id": id_, "text": text, "why": why, "instead_of": list(instead_of)}
-        self._add("decision", data)
-        return id_
+    # what it does
 
     def spend(self, **amounts: float) -> Event:
         """Use up some of the budget: tokens, usd, or any counter."""
@@ -340,11 +284,6 @@ class Session(View):
         self._row = row
         self._line, self._mind = self._ledger.line, self._ledger.mind
         self._deeds = Deeds(self._hub, row, self._ledger)
-
-    def _fact(self, kind: str, text: str, about: str) -> str:
-        id_ = self._new_id()
-        self._add(kind, {"id": id_, "text": text, "about": about})
-        return id_
 
     def _add(self, kind: str, data: Mapping[str, Any]) -> Event:
         self._live()

@@ -1,0 +1,82 @@
+"""The verbs of a session that record what its agent says, knows and decides: one event each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ortet.errors import Invalid
+from ortet.journal.events import Event
+from ortet.session.view import View
+
+
+class Saying(View):
+    """The half of Session that only appends."""
+
+    @abstractmethod
+    def _add(self, kind: str, data: Mapping[str, Any]) -> Event: ...
+
+    @abstractmethod
+    def _new_id(self) -> str: ...
+
+    def say(self, role: str, content: Any, **extra: Any) -> Event:
+        """A message; `content` is text, or the parts a model API takes."""
+        if not role or not isinstance(role, str):
+            raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
+        data = {"role": role, "content": content}
+        return self._add("message", {**data, "extra": extra} if extra else data)
+
+    def think(self, text: str) -> Event:
+        return self._add("thought", {"text": text})
+
+    def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
+        """Scratch under a key, for `ttl` seconds; None takes it away."""
+        data = {"key": key, "value": value}
+        if ttl is not None:
+            data["expires"] = self._now() + int(ttl * 1e9)
+        return self._add("note", data)
+
+    def ask(self, text: str) -> str:
+        """A question that stays open until it is answered; returns its id."""
+        id_ = self._new_id()
+        self._add("question", {"id": id_, "text": text})
+        return id_
+
+    def answer(self, question: str, answer: Any) -> Event:
+        return self._add("answer", {"id": question, "answer": answer})
+
+    def plan(self, steps: Sequence[str]) -> Event:
+        """What is to be done, in order; the first step is the current one."""
+        return self._add("plan", {"steps": list(steps)})
+
+    def advance(self, to: int | None = None) -> Event:
+        """On to the next step, or to one by its number from 0."""
+        step = self._mind.core.step + 1 if to is None else to
+        if not 0 <= step <= len(self._mind.core.plan):
+            raise Invalid("bad_step", f"the plan has {len(self._mind.core.plan)} steps, not {step}")
+        return self._add("step", {"step": step})
+
+    def learn(self, text: str, *, about: str = "") -> str:
+        """A fact; returns its id."""
+        return self._fact("fact", text, about)
+
+    def lesson(self, text: str, *, about: str = "") -> str:
+        """What a failure taught; returns its id."""
+        return self._fact("lesson", text, about)
+
+    def forget(self, fact: str) -> Event:
+        """Believe a fact no longer; that it was believed stays recorded."""
+        return self._add("fact", {"id": fact, "gone": True})
+
+    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
+        """A decision with the roads not taken; returns its id."""
+        id_ = self._new_id()
+        data = {"id": id_, "text": text, "why": why, "instead_of": list(instead_of)}
+        self._add("decision", data)
+        return id_
+
+    def _fact(self, kind: str, text: str, about: str) -> str:
+        id_ = self._new_id()
+        self._add(kind, {"id": id_, "text": text, "about": about})
+        return id_
