@@ -312,8 +312,13 @@ class TestRestore:
         assert (work / "src/main.py").read_text() == "print('hi')\n"
         assert not (work / "src/new").exists()
         assert (work / "a.txt").read_text() == "changed"
-        assert ws.head is not None
-        assert (ws.head.message, ws.head.parents) == ("before restore", [second.oid])
+        assert ws.head == second
+        safety = hub.history.info(ws.resolve("HEAD@{1}"))
+        assert (safety.message, safety.parents) == ("before restore", [second.oid])
+        moves = len(hub.refs.reflog(ws.name))
+        assert ws.restore(first.oid, paths=["src"]).written == 0
+        assert (ws.head, len(hub.refs.reflog(ws.name))) == (second, moves)
+        assert {change.path for change in ws.status().changes} == {"b", "src/main.py", "src/new"}
         assert {change.path for change in ws.diff("HEAD")} >= {"src/main.py", "src/new"}
         hub.verify()
 
@@ -656,3 +661,50 @@ class TestSwept:
         (work / "b").write_text("again")
         ws.commit("third")
         hub.verify()
+
+
+class TestIgnoredByTheTarget:
+    """What the target's own `.ortetignore` leaves out stays on disk when we go there."""
+
+    @pytest.fixture(params=["folder", "overlay"])
+    def there(self, request: pytest.FixtureRequest, hub: Hub, work: Path) -> Workspace:
+        return hub.workspace(work, engine=request.param)
+
+    def test_undoing_a_rewind(self, there: Workspace) -> None:
+        there.commit("plain")
+        build = there.path / "build"
+        build.mkdir()
+        (build / "o").write_text("built")
+        (there.path / "src/x.o").write_text("built")
+        (there.path / "src/old").mkdir()
+        (there.path / "src/old/y.o").write_text("built")
+        (there.path / ".ortetignore").write_text("build/\n*.o\n")
+        ignoring = there.commit("ignore")
+        there.rewind()
+        there.restore("HEAD@{1}")
+        assert (there.path / "build/o").read_text() == "built"
+        assert (there.path / "src/x.o").read_text() == "built"
+        assert (there.path / "src/old/y.o").read_text() == "built"
+        assert there.commit("again").oid == ignoring.oid
+
+    def test_in_a_copy_far_away(self, there: Workspace) -> None:
+        (there.path / ".ortetignore").write_text("build/\n")
+        ignoring = there.commit("ignore")
+        (there.path / ".ortetignore").unlink()
+        (there.path / "build").mkdir()
+        for number in range(300):
+            (there.path / f"build/{number}").write_text(str(number))
+        (copy,) = there.fork()
+        copy.restore(ignoring)
+        assert len(list((copy.path / "build").iterdir())) == 300
+        assert copy.status().clean
+
+    def test_too_large_for_the_target(self, there: Workspace) -> None:
+        (there.path / ".ortetignore").write_text("size > 1KB *.bin\n")
+        small = there.commit("small files only")
+        (there.path / ".ortetignore").unlink()
+        (there.path / "big.bin").write_bytes(bytes(5000))
+        (there.path / "little.bin").write_bytes(bytes(50))
+        there.restore(small)
+        assert (there.path / "big.bin").exists()
+        assert not (there.path / "little.bin").exists()

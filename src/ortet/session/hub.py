@@ -16,7 +16,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.refs import Refs
+from ortet.graph.refs import Ref, Refs, text_of
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.machines import Machines
@@ -58,6 +58,9 @@ class Hub:
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
+
+    def __repr__(self) -> str:
+        return f"<Hub {self.root}>"
 
     def __enter__(self) -> Hub:
         return self
@@ -198,19 +201,19 @@ class Hub:
 
     # history
 
-    def log(self, ref: str = "", *, limit: int | None = None) -> list[CommitInfo]:
-        """Commits reachable from `ref`, newest first."""
+    def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, newest first; HEAD is the only branch, if there is one."""
         return list(self.history.log(self.refs.resolve(ref), limit=limit))
 
-    def show(self, ref: str) -> CommitInfo:
+    def show(self, ref: Ref) -> CommitInfo:
         return self.history.info(self.refs.resolve(ref))
 
-    def diff(self, old: str, new: str) -> list[Change]:
+    def diff(self, old: Ref, new: Ref) -> list[Change]:
         before, after = (self.history.image(self.refs.resolve(ref)) for ref in (old, new))
         return diff_images(self.trees, before, after)
 
     def restore(
-        self, ref: str, to: str | os.PathLike[str], *, progress: Progress | None = None
+        self, ref: Ref, to: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Report:
         """Write the workspace files of a commit into a new directory."""
         from ortet.machine.materialise import materialise
@@ -274,7 +277,7 @@ class Hub:
 
     def export(
         self,
-        refs: str | Sequence[str],
+        refs: Ref | Sequence[Ref],
         path: str | os.PathLike[str],
         *,
         progress: Progress | None = None,
@@ -282,7 +285,8 @@ class Hub:
         """Write commits with all they need into one file."""
         from ortet.session.care import export_refs
 
-        names = [refs] if isinstance(refs, str) else list(refs)
+        chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
+        names = [text_of(ref) for ref in chosen]
         return export_refs(self, names, Path(path), progress=progress)
 
     def import_(
