@@ -133,7 +133,11 @@ class Hub:
         A moved directory keeps its history; a copied one (the first still stands) gets its own.
         """
         row = self.locate(name, directory)
-        return self._start(row) if row else self.workspace(directory)
+        if row is not None:
+            return self._start(row)
+        # dropped, it goes on with the branch that was left
+        left = self.refs.get(name) and self.registry.get(name) is None
+        return self.workspace(directory, name=name if left else None)
 
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
         """The row `reopen` opens; None when the directory has no history in this store yet."""
@@ -155,6 +159,36 @@ class Hub:
             yield found[0]
             return
         with self.workspace(directory) as workspace:
+            yield workspace
+
+    @contextmanager
+    def private(self, name: str) -> Iterator[Workspace | None]:
+        """The private workspace of this name: as it is open in this hub, or for the block.
+
+        None when no private workspace of this host has the name, as for a branch, tag or commit.
+        """
+        row = self.registry.get(name)
+        if row is None or row.files != "private" or row.host != self._parts.host:
+            yield None
+        elif found := self.opened(name):
+            yield found[0]
+        else:
+            with self._alone_in(row) as workspace:
+                yield workspace
+
+    @contextmanager
+    def _alone_in(self, row: WorkspaceRow) -> Iterator[Workspace]:
+        try:
+            workspace = self._start(row)
+        except Conflict as error:
+            if error.kind != "machine_open":
+                raise
+            raise Conflict(
+                error.kind,
+                f"{row.name!r} is open in another process, so its uncommitted work cannot be "
+                "recorded: close it there first, or give the id of its last commit",
+            ) from error
+        with workspace:
             yield workspace
 
     def opened(self, name: str) -> list[Workspace]:
@@ -185,9 +219,14 @@ class Hub:
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs]
 
-    def drop(self, name: str) -> None:
-        """Forget a workspace and its machine's files; its branch and commits stay."""
+    def drop(self, name: str, *, discard: bool = False) -> None:
+        """Forget a workspace and its machine's files; its branch and commits stay.
+
+        What private files hold and no commit does is committed first, unless you `discard` it.
+        """
         row = self.registry.need(name)
+        if not discard:
+            self._record_last(row)
         for workspace in self.opened(name):
             workspace.close()
         with self._machines.nobody_in(row):
@@ -298,6 +337,15 @@ class Hub:
         return import_bundle(self, Path(path), progress)
 
     # inside
+
+    def _record_last(self, row: WorkspaceRow) -> None:
+        if not self.opened(row.name):
+            with self._machines.nobody_in(row):
+                pass  # else nothing is to happen, also no commit
+        if self._machines.exists(row):
+            with self.private(row.name) as private:
+                if private is not None:
+                    private.commit("before drop")
 
     def _how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""

@@ -93,7 +93,7 @@ def end(hub: Hub, row: WorkspaceRow) -> None:
 def forget(hub: Hub, copy: str) -> None:
     """Remove a private copy and its branch; the user may have dropped it already."""
     if copy and hub.registry.get(copy):
-        hub.drop(copy)
+        hub.drop(copy, discard=True)
     if copy and hub.refs.get(copy):
         hub.refs.delete(copy, actor=hub.author, detail="bisect")
 
