@@ -16,7 +16,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.refs import Refs
+from ortet.graph.refs import Ref, Refs, text_of
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.machines import Machines
@@ -58,6 +58,9 @@ class Hub:
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
+
+    def __repr__(self) -> str:
+        return f"<Hub {self.root}>"
 
     def __enter__(self) -> Hub:
         return self
@@ -130,7 +133,11 @@ class Hub:
         A moved directory keeps its history; a copied one (the first still stands) gets its own.
         """
         row = self.locate(name, directory)
-        return self._start(row) if row else self.workspace(directory)
+        if row is not None:
+            return self._start(row)
+        # dropped, it goes on with the branch that was left
+        left = self.refs.get(name) and self.registry.get(name) is None
+        return self.workspace(directory, name=name if left else None)
 
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
         """The row `reopen` opens; None when the directory has no history in this store yet."""
@@ -152,6 +159,36 @@ class Hub:
             yield found[0]
             return
         with self.workspace(directory) as workspace:
+            yield workspace
+
+    @contextmanager
+    def private(self, name: str) -> Iterator[Workspace | None]:
+        """The private workspace of this name: as it is open in this hub, or for the block.
+
+        None when no private workspace of this host has the name, as for a branch, tag or commit.
+        """
+        row = self.registry.get(name)
+        if row is None or row.files != "private" or row.host != self._parts.host:
+            yield None
+        elif found := self.opened(name):
+            yield found[0]
+        else:
+            with self._alone_in(row) as workspace:
+                yield workspace
+
+    @contextmanager
+    def _alone_in(self, row: WorkspaceRow) -> Iterator[Workspace]:
+        try:
+            workspace = self._start(row)
+        except Conflict as error:
+            if error.kind != "machine_open":
+                raise
+            raise Conflict(
+                error.kind,
+                f"{row.name!r} is open in another process, so its uncommitted work cannot be "
+                "recorded: close it there first, or give the id of its last commit",
+            ) from error
+        with workspace:
             yield workspace
 
     def opened(self, name: str) -> list[Workspace]:
@@ -182,9 +219,14 @@ class Hub:
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs]
 
-    def drop(self, name: str) -> None:
-        """Forget a workspace and its machine's files; its branch and commits stay."""
+    def drop(self, name: str, *, discard: bool = False) -> None:
+        """Forget a workspace and its machine's files; its branch and commits stay.
+
+        What private files hold and no commit does is committed first, unless you `discard` it.
+        """
         row = self.registry.need(name)
+        if not discard:
+            self._record_last(row)
         for workspace in self.opened(name):
             workspace.close()
         with self._machines.nobody_in(row):
@@ -198,19 +240,19 @@ class Hub:
 
     # history
 
-    def log(self, ref: str = "", *, limit: int | None = None) -> list[CommitInfo]:
-        """Commits reachable from `ref`, newest first."""
+    def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, newest first; HEAD is the only branch, if there is one."""
         return list(self.history.log(self.refs.resolve(ref), limit=limit))
 
-    def show(self, ref: str) -> CommitInfo:
+    def show(self, ref: Ref) -> CommitInfo:
         return self.history.info(self.refs.resolve(ref))
 
-    def diff(self, old: str, new: str) -> list[Change]:
+    def diff(self, old: Ref, new: Ref) -> list[Change]:
         before, after = (self.history.image(self.refs.resolve(ref)) for ref in (old, new))
         return diff_images(self.trees, before, after)
 
     def restore(
-        self, ref: str, to: str | os.PathLike[str], *, progress: Progress | None = None
+        self, ref: Ref, to: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Report:
         """Write the workspace files of a commit into a new directory."""
         from ortet.machine.materialise import materialise
@@ -274,7 +316,7 @@ class Hub:
 
     def export(
         self,
-        refs: str | Sequence[str],
+        refs: Ref | Sequence[Ref],
         path: str | os.PathLike[str],
         *,
         progress: Progress | None = None,
@@ -282,7 +324,8 @@ class Hub:
         """Write commits with all they need into one file."""
         from ortet.session.care import export_refs
 
-        names = [refs] if isinstance(refs, str) else list(refs)
+        chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
+        names = [text_of(ref) for ref in chosen]
         return export_refs(self, names, Path(path), progress=progress)
 
     def import_(
@@ -294,6 +337,15 @@ class Hub:
         return import_bundle(self, Path(path), progress)
 
     # inside
+
+    def _record_last(self, row: WorkspaceRow) -> None:
+        if not self.opened(row.name):
+            with self._machines.nobody_in(row):
+                pass  # else nothing is to happen, also no commit
+        if self._machines.exists(row):
+            with self.private(row.name) as private:
+                if private is not None:
+                    private.commit("before drop")
 
     def _how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""

@@ -16,6 +16,7 @@ from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
+from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
 from ortet.session.machines import Live
@@ -55,6 +56,10 @@ class Workspace:
         self._moves = 0
         self._closed = False
         self.look()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.engine
+        return f"<Workspace {self.name} ({state}) {self.row.directory}>"
 
     def __enter__(self) -> Workspace:
         return self
@@ -107,8 +112,14 @@ class Workspace:
 
     def commit(self, message: str = "") -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned."""
+        if not isinstance(message, str):
+            raise Invalid("bad_message", f"{message!r} is no message: give a string")
         with self._looking() as machine:
             return self._record(machine.freeze(), message)
+
+    def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, by default from this branch, newest first."""
+        return list(self.hub.history.log(self.resolve(ref), limit=limit))
 
     def status(self) -> Status:
         with self._looking() as machine:
@@ -123,7 +134,7 @@ class Workspace:
                 losses=self.losses,
             )
 
-    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[Change]:
+    def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[Change]:
         """From `ref` to `other`, or to the present files when `other` is not given."""
         before = self.hub.history.image(self.resolve(ref))
         if other is not None:
@@ -136,16 +147,17 @@ class Workspace:
 
     def restore(
         self,
-        ref: str,
+        ref: Ref,
         *,
         only: Collection[str] | None = None,
         paths: Sequence[str | bytes] | str | bytes | None = None,
     ) -> Report:
         """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
 
-        With `paths`, only these come back and the branch stays where it is.
+        With `paths`, only these come back and the branch stays where it is; what they replace,
+        when it was not committed, is one step back in the reflog.
         """
-        if only is not None and "files" not in ({only} if isinstance(only, str) else set(only)):
+        if only is not None and ({only} if isinstance(only, str) else set(only)) != {"files"}:
             raise Invalid("nothing_to_restore", "a workspace holds files only: use only={'files'}")
         chosen = [paths] if isinstance(paths, str | bytes) else paths
         with self.moving():
@@ -153,8 +165,8 @@ class Workspace:
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
-        if n < 1:
-            raise Invalid("bad_count", f"cannot rewind {n} commits: give a number from 1")
+        if not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
         with self.moving():
             head = self.head
             if head is None:
@@ -164,8 +176,8 @@ class Workspace:
 
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
-        if n < 1:
-            raise Invalid("bad_count", f"cannot fork {n} times: give a number from 1")
+        if not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         with self._looking() as machine:
             point = self._record(machine.freeze(), "fork point")
             return self.hub.fork(self.row, machine, from_hex(point.oid), n)
@@ -174,7 +186,7 @@ class Workspace:
 
     def merge(
         self,
-        other: Workspace | str,
+        other: Workspace | Ref,
         *,
         message: str | None = None,
         favor: Favor | None = None,
@@ -182,6 +194,7 @@ class Workspace:
     ) -> MergeResult:
         """Bring in what `other` changed since the common ancestor.
 
+        What a private workspace, given itself or by name, has not committed is committed first.
         Conflicts are data: Conflict("merge_conflict") lists them and nothing is touched. `favor`
         ("ours" or "theirs") settles them; `dry_run` only returns what would happen.
         """
@@ -206,7 +219,7 @@ class Workspace:
 
     # what merging is made of
 
-    def resolve(self, ref: str) -> Oid:
+    def resolve(self, ref: Ref) -> Oid:
         """The commit that `ref` means here, where HEAD is this branch."""
         return self.hub.refs.resolve(ref, default_branch=self.name)
 
@@ -238,17 +251,17 @@ class Workspace:
 
     def go(self, target: Oid, verb: str, paths: Sequence[str | bytes] | None = None) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
+        if paths is not None:
+            return self._go_some(target, verb, [os.fsencode(path) for path in paths])
         safety = self.keep(f"before {verb}")
-        if target == safety and paths is None:
+        if target == safety:
             return Report()
         reach("restore.before-thaw")
         image = self.hub.image_oid(target)
-        if paths is not None:
-            return self._machine.thaw(image, [os.fsencode(path) for path in paths])
         with self._undone_to(safety):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
-            self._move(safety, target, verb, to_hex(target))
+            self._move([(safety, target)], verb, to_hex(target))
         self._state = self.hub.history.read(target).state
         self._machine.settle(image)
         return report
@@ -260,6 +273,30 @@ class Workspace:
             return self._record(self._machine.freeze(), message, parents, "merge")
 
     # inside
+
+    def _go_some(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
+        """Bring some paths to a commit; done twice, the second time changes nothing at all."""
+        from ortet.machine.thaw import is_at  # here: a commit does without it
+
+        hub, image = self.hub, self.hub.image_oid(target)
+        current = self._machine.freeze()
+        before, after = hub.read_image(current), hub.read_image(image)
+        if is_at(hub.objects, hub.trees, before, after, paths):
+            return Report()
+        self._keep_aside(current, f"before {verb}")
+        reach("restore.before-thaw")
+        return self._machine.thaw(image, paths)
+
+    def _keep_aside(self, image: Oid, message: str) -> None:
+        """Commit what is not committed to the reflog only: the branch stays where it is."""
+        state = self._put_state(image)
+        if self._head is None:  # then there is no place to come back to
+            self._record(image, message)
+        elif not self._stands(state):
+            before = self._head.oid
+            safety = self._put_commit(state, message, [before])
+            self._move([(before, safety), (safety, before)], "restore", message)
+            self._machine.settle(image)
 
     @contextmanager
     def _looking(self) -> Iterator[Machine]:
@@ -290,15 +327,27 @@ class Workspace:
     def _record(
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
-        hub = self.hub
-        state = hub.objects.put(Kind.STATE, encode(records.State(machine=image)))
+        hub, state = self.hub, self._put_state(image)
         if not parents and self._head and self._stands(state):
             self._machine.settle(image)
             return hub.history.info(self._head.oid)
         before = self._head.oid if self._head else None
+        oid = self._put_commit(state, message, list(parents) or ([before] if before else []))
+        self._move([(before, oid)], verb, hub.history.read(oid).message)
+        reach("commit.after-move")
+        self._state = state
+        self._machine.settle(image)
+        return hub.history.info(oid)
+
+    def _put_state(self, image: Oid) -> Oid:
+        return self.hub.objects.put(Kind.STATE, encode(records.State(machine=image)))
+
+    def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
+        """A commit on disk, that no branch has yet."""
+        hub = self.hub
         commit = records.Commit(
             state=state,
-            parents=list(parents) or ([before] if before else []),
+            parents=parents,
             message=message if message.isascii() else _storable(message),
             time=hub.clock.now_ns(),
             author=hub.author,
@@ -307,11 +356,7 @@ class Workspace:
         reach("commit.before-flush")
         hub.objects.flush()
         reach("commit.after-flush")
-        self._move(before, oid, verb, commit.message)
-        reach("commit.after-move")
-        self._state = state
-        self._machine.settle(image)
-        return hub.history.info(oid)
+        return oid
 
     def _stands(self, state: Oid) -> bool:
         """Whether the head has this state already: the head as it is, not as it was last seen."""
@@ -324,15 +369,15 @@ class Workspace:
                 raise moved
         return True
 
-    def _move(self, before: Oid | None, after: Oid, verb: str, detail: str) -> None:
+    def _move(self, steps: Sequence[tuple[Oid | None, Oid]], verb: str, detail: str) -> None:
+        """Move the branch, step by step in the reflog and at once for everybody else."""
         hub, name = self.hub, f"branch:{self.name}"
+        moves = [Move(name, before, after) for before, after in steps]
         try:
-            hub.catalog.move(
-                [Move(name, before, after)], verb=verb, actor=hub.author, detail=detail
-            )
+            hub.catalog.move(moves, verb=verb, actor=hub.author, detail=detail)
         except Conflict as error:
             raise self._moved() from error
-        self._head = Head(name=name, oid=after, version=0, time=0)
+        self._head = Head(name=name, oid=steps[-1][1], version=0, time=0)
         self._moves += 1
         with suppress(OSError):  # a hint, and the deed is done
             hub.signal.notify(name)
