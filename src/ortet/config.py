@@ -18,7 +18,7 @@ import msgspec
 
 from ortet.errors import Invalid, NotFound, Unsupported
 from ortet.ids import Clock, Random, SystemClock
-from ortet.pointer import find_pointer
+from ortet.pointer import Pointer, find_pointer
 
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Catalog
@@ -108,12 +108,34 @@ def _home(environ: Mapping[str, str]) -> Path:
         ) from None
 
 
+def names_store(pointer: Pointer, root: Path) -> bool:
+    """Whether a pointer leads to the store at `root`."""
+    place = store_path(_seen_from(pointer.directory, pointer.url))
+    return os.path.realpath(place) == os.path.realpath(root)
+
+
 def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
     """The store `ortet init` uses: a broken pointer, which it replaces, does not stop it."""
+    if store is None and not environ.get("ORTET_URL") and usable_pointer(directory) is None:
+        above = directory.parent
+        while above != above.parent and usable_pointer(above) is None:
+            above = above.parent
+        return store_url(None, cwd=above, environ=environ)
+    return store_url(store, cwd=directory, environ=environ)
+
+
+def usable_pointer(directory: Path) -> Pointer | None:
+    """The nearest pointer, unless it is garbage; a store inside the directory is that too."""
+    from ortet.session.places import keep_apart
+
     try:
-        return store_url(store, cwd=directory, environ=environ)
-    except Invalid:
-        return store_url(None, cwd=directory.parent, environ=environ)
+        pointer = find_pointer(directory)
+        if pointer is not None:
+            place = store_path(_seen_from(pointer.directory, pointer.url))
+            keep_apart(place, pointer.directory.resolve())
+    except (Invalid, Unsupported):
+        return None
+    return pointer
 
 
 def debugging(environ: Mapping[str, str] = os.environ) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ortet.backend.sqlite import SqliteCatalog
 from ortet.codec import encode
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+from ortet.graph.commits import History
 from ortet.graph.records import Commit, State
 from ortet.graph.refs import Refs, check_name
 from ortet.ids import Oid
@@ -188,7 +190,7 @@ def test_resolve_names(refs: Refs, line: list[Oid], merge: Oid) -> None:
     assert refs.resolve("v1") == line[5]
     assert refs.resolve("both") == refs.resolve("branch:both") == line[1]
     assert refs.resolve("tag:both") == line[2]
-    assert refs.resolve("HEAD", "main") == refs.resolve("", "main") == merge
+    assert refs.resolve("HEAD", "main") == refs.resolve("@", "main") == merge
     assert refs.resolve("HEAD~1", "main") == refs.resolve("HEAD~", "main") == line[9]
     assert refs.resolve("main^") == line[9]
     assert refs.resolve("main^2") == line[3]
@@ -242,7 +244,7 @@ def test_long_reflog(refs: Refs, line: list[Oid]) -> None:
 def test_head_without_a_branch(refs: Refs, line: list[Oid]) -> None:
     assert kind_of(lambda: refs.resolve("HEAD")) == "no_commit"
     refs.create("only", line[1])
-    assert refs.resolve("") == line[1]
+    assert refs.resolve("HEAD") == line[1]
     refs.create("second", line[2])
     with pytest.raises(Invalid) as caught:
         refs.resolve("HEAD")
@@ -262,3 +264,36 @@ def test_nonsense_is_not_found(refs: Refs, line: list[Oid], text: str) -> None:
     refs.create("other", line[0])
     with pytest.raises((NotFound, Invalid)):
         refs.resolve(text)
+
+
+def test_a_commit_as_it_was_returned(refs: Refs, objects: Objects, line: list[Oid]) -> None:
+    assert refs.resolve(History(objects).info(line[3])) == line[3]
+
+
+@pytest.mark.parametrize("wrong", ["", None, 5, b"main", ["main"]])
+def test_what_names_no_commit(refs: Refs, line: list[Oid], wrong: Any) -> None:
+    refs.create("main", line[1])
+    assert kind_of(lambda: refs.resolve(wrong, "main")) == "bad_ref"
+
+
+def test_messages_have_no_internal_names(refs: Refs, line: list[Oid]) -> None:
+    def said(act: Callable[[], object]) -> str:
+        with pytest.raises(OrtetError) as caught:
+            act()
+        assert "branch:" not in caught.value.message
+        assert "tag:" not in caught.value.message
+        return caught.value.message
+
+    for text in ("HEAD", "HEAD~1", "HEAD@{1}"):
+        assert said(lambda text=text: refs.resolve(text, "main")) == (
+            "no commit yet: run `ortet commit`"
+        )
+    refs.create("feat", line[1])
+    refs.create("v1", line[1], kind="tag")
+    assert "there is a branch 'feat' already" in said(lambda: refs.create("feat", line[2]))
+    assert "tag 'v1' already" in said(lambda: refs.create("v1", line[2], kind="tag"))
+    assert "moved meanwhile" in said(lambda: refs.move("feat", line[3], expect=line[2]))
+    assert "'nope'" in said(lambda: refs.resolve("branch:nope"))
+    assert "`ortet tag`" in said(lambda: refs.delete("zzz", kind="tag"))
+    assert "always means the branch you work on" in said(lambda: refs.create("HEAD", line[1]))
+    assert "fewer than 9 commits come before" in said(lambda: refs.resolve("feat~9"))

@@ -21,7 +21,8 @@ from ortet.machine.abc import Loss
 from ortet.machine.frames import Dirty
 from ortet.machine.rules import Rules
 from ortet.machine.scan import ScanResult, scan
-from ortet.machine.statindex import StatIndex
+from ortet.machine.seen import RACY
+from ortet.machine.statindex import StatIndex, mark_of
 from ortet.machine.walk import Watching
 from ortet.store.abc import Kind
 from ortet.store.blobs import read_file
@@ -514,3 +515,23 @@ def test_times_of_other_millennia(eye: Eye, place: Path) -> None:
         assert eye.read == 0
     finally:
         shutil.rmtree(far)
+
+
+def test_times_of_a_mounted_file_system_are_not_trusted_as_those_of_the_root(
+    tmp_path: Path,
+) -> None:
+    """The root gives each change a time of its own; what is mounted below may count in seconds."""
+    root = tmp_path / "store"
+    objects = Counting(root, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+    index = StatIndex(Trees(objects))
+    file = tmp_path / "file"
+    file.write_text("x")
+    st = file.stat()
+    entry = Entry(b"file", st.st_mode, st.st_mtime_ns, st.st_uid, st.st_gid)
+    index.device, index.abroad = st.st_dev, st.st_ctime_ns
+    assert not mark_of(index.judge(st, entry)) & RACY
+    index.device = st.st_dev + 1
+    assert mark_of(index.judge(st, entry)) & RACY
+    index.abroad = st.st_ctime_ns + 1
+    assert not mark_of(index.judge(st, entry)) & RACY
+    objects.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, OrtetError, Unsupported
@@ -343,3 +344,19 @@ class TestBundles:
         with opened(second) as other:
             assert list(other.import_(tmp_path / "b")) == ["proj"]
             other.verify()
+
+
+def test_damaged_rows_are_a_clear_error(
+    hub: Hub, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ws.commit("first")
+    real = hub.catalog.ops
+    broken = [msgspec.structs.replace(op, time=None) for op in real()]
+    monkeypatch.setattr(hub.catalog, "ops", lambda after=0: [] if after else broken)
+    with pytest.raises(Corrupt) as caught:
+        hub.sweep()
+    assert caught.value.kind == "catalog_damaged"
+    monkeypatch.setattr(hub.catalog, "check", lambda: ["row 1 is missing"])
+    with pytest.raises(Corrupt) as caught:
+        hub.verify()
+    assert caught.value.details["report"]["problems"][0]["where"] == "catalog"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ortet.errors import Conflict, Invalid, NotFound
@@ -42,16 +43,45 @@ class TestMerge:
         assert theirs.message == "before being merged"
         assert ws.status().clean
 
-    def test_by_name_takes_what_is_committed(self, ws: Workspace, work: Path) -> None:
+    @pytest.mark.parametrize("engine", ["folder", "overlay"])
+    @pytest.mark.parametrize("is_open", [True, False])
+    def test_by_name_records_what_is_not_committed(
+        self, hub: Hub, work: Path, engine: str, is_open: bool
+    ) -> None:
+        ws = hub.workspace(work)
+        ws.row = msgspec.structs.replace(ws.row, forks=engine)
         (child,) = ws.fork()
         (child.path / "committed").touch()
-        child.commit("c")
+        before = child.commit("c")
         (child.path / "not-yet").touch()
+        if not is_open:
+            child.close()
+        tried = ws.merge("proj/1", dry_run=True)
+        assert not tried.up_to_date
+        assert hub.show("proj/1") == before
         ws.merge("proj/1", message="my words")
-        assert (work / "committed").exists()
-        assert not (work / "not-yet").exists()
-        assert ws.head is not None
-        assert ws.head == child.head  # ours had nothing new, so it is the same line
+        assert (work / "committed").exists() and (work / "not-yet").exists()
+        assert hub.show("proj/1").parents == [before.oid]
+        assert ws.head == hub.show("proj/1")  # ours had nothing new, so it is the same line
+        assert ws.merge("proj/1").up_to_date
+        assert ws.merge("proj/1", dry_run=True).up_to_date
+        assert ws.merge(before).up_to_date
+
+    def test_by_name_of_one_that_another_has_open(self, hub: Hub, opened: Open, work: Path) -> None:
+        ws = hub.workspace(work)
+        ws.row = msgspec.structs.replace(ws.row, forks="overlay")
+        (child,) = ws.fork()
+        head = child.commit()
+        other = opened()
+        with pytest.raises(Conflict, match="open in another process"):
+            other.workspace(work).merge("proj/1")
+        assert other.workspace(work).merge(head).up_to_date
+
+    @pytest.mark.parametrize("wrong", [None, 5, ""])
+    def test_with_nothing_that_can_be_merged(self, ws: Workspace, wrong: Any) -> None:
+        ws.commit()
+        with pytest.raises(Invalid):
+            ws.merge(wrong)
 
     def test_a_message_of_ones_own(self, ws: Workspace, work: Path) -> None:
         (child,) = ws.fork()
@@ -110,7 +140,7 @@ class TestMerge:
         tried = ws.merge(child, dry_run=True)
         assert (tried.commit, [c.path for c in tried.conflicts]) == (None, ["a.txt"])
         assert ws.merge(child, dry_run=True, favor="ours").conflicts[0].settled
-        assert ws.merge("proj/1", dry_run=True).conflicts == []  # it has not committed that
+        assert [c.path for c in ws.merge("proj/1", dry_run=True).conflicts] == ["a.txt"]
         assert (read(work), branch_heads(hub), len(hub.catalog.ops())) == before
         assert not ws.status().clean
 
@@ -285,7 +315,7 @@ class TestLandAgain:
         assert {"by-0", "by-1", "by-2"} <= set(os.listdir(work))
 
     def test_in_place_there_is_nothing_to_land(self, ws: Workspace) -> None:
-        with pytest.raises(Invalid, match="in place"):
+        with pytest.raises(Invalid, match="name one of its forks, such as proj/1"):
             ws.land()
 
     def test_without_the_directory(self, ws: Workspace, work: Path) -> None:

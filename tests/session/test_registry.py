@@ -262,6 +262,36 @@ class TestDrop:
         with pytest.raises(NotFound):
             hub.workspace(name="proj/1")
 
+    @pytest.mark.parametrize("engine", ["folder", "overlay"])
+    @pytest.mark.parametrize("is_open", [True, False])
+    def test_what_was_not_committed_is_recorded_first(
+        self, hub: Hub, work: Path, engine: str, is_open: bool
+    ) -> None:
+        ws = hub.workspace(work)
+        ws.row = replace(ws.row, forks=engine)
+        keep, lose, clean = ws.fork(3)
+        head = clean.head
+        for child in (keep, lose):
+            (child.path / "late").write_text("not committed")
+        if not is_open:
+            for child in (keep, lose, clean):
+                child.close()
+        hub.drop(keep.name)
+        hub.drop(lose.name, discard=True)
+        hub.drop(clean.name)
+        assert hub.show(keep.name).message == "before drop"
+        assert "late" in {change.path for change in hub.diff("proj", keep.name)}
+        assert hub.show(lose.name) == hub.show(clean.name) == head
+
+    def test_a_directory_whose_pointer_names_it_goes_on_with_its_branch(
+        self, hub: Hub, work: Path
+    ) -> None:
+        with hub.workspace(work) as ws:
+            head = ws.commit("x")
+        hub.drop("proj")
+        with hub.reopen("proj", work) as again:
+            assert (again.name, again.head) == ("proj", head)
+
     def test_a_workspace_in_place_leaves_only_its_directory(
         self, hub: Hub, work: Path, read: Callable[[Path], dict[str, str]]
     ) -> None:

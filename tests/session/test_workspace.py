@@ -312,8 +312,13 @@ class TestRestore:
         assert (work / "src/main.py").read_text() == "print('hi')\n"
         assert not (work / "src/new").exists()
         assert (work / "a.txt").read_text() == "changed"
-        assert ws.head is not None
-        assert (ws.head.message, ws.head.parents) == ("before restore", [second.oid])
+        assert ws.head == second
+        safety = hub.history.info(ws.resolve("HEAD@{1}"))
+        assert (safety.message, safety.parents) == ("before restore", [second.oid])
+        moves = len(hub.refs.reflog(ws.name))
+        assert ws.restore(first.oid, paths=["src"]).written == 0
+        assert (ws.head, len(hub.refs.reflog(ws.name))) == (second, moves)
+        assert {change.path for change in ws.status().changes} == {"b", "src/main.py", "src/new"}
         assert {change.path for change in ws.diff("HEAD")} >= {"src/main.py", "src/new"}
         hub.verify()
 
@@ -656,3 +661,131 @@ class TestSwept:
         (work / "b").write_text("again")
         ws.commit("third")
         hub.verify()
+
+
+class TestIgnoredByTheTarget:
+    """What the target's own `.ortetignore` leaves out stays on disk when we go there."""
+
+    @pytest.fixture(params=["folder", "overlay"])
+    def there(self, request: pytest.FixtureRequest, hub: Hub, work: Path) -> Workspace:
+        return hub.workspace(work, engine=request.param)
+
+    def test_undoing_a_rewind(self, there: Workspace) -> None:
+        there.commit("plain")
+        build = there.path / "build"
+        build.mkdir()
+        (build / "o").write_text("built")
+        (there.path / "src/x.o").write_text("built")
+        (there.path / "src/old").mkdir()
+        (there.path / "src/old/y.o").write_text("built")
+        (there.path / ".ortetignore").write_text("build/\n*.o\n")
+        ignoring = there.commit("ignore")
+        there.rewind()
+        there.restore("HEAD@{1}")
+        assert (there.path / "build/o").read_text() == "built"
+        assert (there.path / "src/x.o").read_text() == "built"
+        assert (there.path / "src/old/y.o").read_text() == "built"
+        assert there.commit("again").oid == ignoring.oid
+
+    def test_in_a_copy_far_away(self, there: Workspace) -> None:
+        (there.path / ".ortetignore").write_text("build/\n")
+        ignoring = there.commit("ignore")
+        (there.path / ".ortetignore").unlink()
+        (there.path / "build").mkdir()
+        for number in range(300):
+            (there.path / f"build/{number}").write_text(str(number))
+        (copy,) = there.fork()
+        copy.restore(ignoring)
+        assert len(list((copy.path / "build").iterdir())) == 300
+        assert copy.status().clean
+
+    def test_too_large_for_the_target(self, there: Workspace) -> None:
+        (there.path / ".ortetignore").write_text("size > 1KB *.bin\n")
+        small = there.commit("small files only")
+        (there.path / ".ortetignore").unlink()
+        (there.path / "big.bin").write_bytes(bytes(5000))
+        (there.path / "little.bin").write_bytes(bytes(50))
+        there.restore(small)
+        assert (there.path / "big.bin").exists()
+        assert not (there.path / "little.bin").exists()
+
+
+class TestWhatIsAskedFor:
+    """Commits as they were returned are good names; what is no name is said to be none."""
+
+    def test_a_commit_names_itself(self, hub: Hub, ws: Workspace, work: Path) -> None:
+        first = ws.commit("first")
+        (work / "a.txt").write_text("two")
+        second = ws.commit("second")
+        ws.restore(first)
+        assert ws.head == first
+        assert hub.show(second) == second
+        assert hub.log(second, limit=1) == [second]
+        assert [change.path for change in hub.diff(first, second)] == ["a.txt"]
+        assert [change.path for change in ws.diff(second)] == ["a.txt"]
+        hub.restore(first, to=work.parent / "out")
+        hub.export(second, work.parent / "x.bundle")
+
+    def test_log_of_a_workspace(self, hub: Hub, ws: Workspace, work: Path) -> None:
+        first = ws.commit("first")
+        ws.fork()
+        (work / "b").touch()
+        second = ws.commit("second")
+        assert ws.log() == [second, first]
+        assert ws.log(limit=1) == [second]
+        assert ws.log("proj/1") == [first]
+
+    @pytest.mark.parametrize("wrong", [None, 5, 1.5, "", [], b"HEAD"])
+    def test_what_names_no_commit(
+        self, hub: Hub, ws: Workspace, tmp_path: Path, wrong: Any
+    ) -> None:
+        ws.commit("first")
+        for call in (
+            lambda: ws.restore(wrong),
+            lambda: ws.diff(wrong),
+            lambda: ws.log(wrong),
+            lambda: hub.log(wrong),
+            lambda: hub.show(wrong),
+            lambda: hub.diff("HEAD", wrong),
+            lambda: hub.restore(wrong, to=tmp_path / "out"),
+            lambda: hub.export([wrong], tmp_path / "out"),
+        ):
+            with pytest.raises(Invalid) as caught:
+                call()
+            assert caught.value.kind == "bad_ref"
+        assert hub.log() == ws.log()
+
+    @pytest.mark.parametrize("wrong", [None, "x", 1.5, 0, [1]])
+    def test_what_is_no_number(self, ws: Workspace, wrong: Any) -> None:
+        ws.commit("first")
+        for call in (ws.fork, ws.rewind):
+            with pytest.raises(Invalid):
+                call(wrong)
+
+    @pytest.mark.parametrize("wrong", [None, 5, b"true", ["true", 5], []])
+    def test_what_is_no_command(self, ws: Workspace, wrong: Any) -> None:
+        with pytest.raises(Invalid, match="give a string, or a list of strings"):
+            ws.run(wrong)
+
+    def test_what_is_no_message(self, ws: Workspace) -> None:
+        with pytest.raises(Invalid, match="give a string"):
+            ws.commit(None)  # type: ignore[arg-type]
+
+    def test_parts_a_workspace_does_not_have(self, ws: Workspace) -> None:
+        head = ws.commit("first")
+        for only in ("mind", {"files", "mind"}, []):
+            with pytest.raises(Invalid, match="holds files only"):
+                ws.restore(head, only=only)
+
+    def test_before_the_first_commit(self, hub: Hub, ws: Workspace) -> None:
+        for call in (lambda: ws.diff("HEAD"), ws.log, lambda: ws.restore("HEAD~1")):
+            with pytest.raises(NotFound, match="no commit yet: run `ortet commit`"):
+                call()
+        with pytest.raises(NotFound, match="commit"):
+            hub.log()
+
+    def test_how_they_look(self, hub: Hub, ws: Workspace, work: Path) -> None:
+        assert repr(hub) == f"<Hub {hub.root}>"
+        assert repr(ws) == f"<Workspace proj (folder) {work}>"
+        ws.close()
+        assert repr(ws) == f"<Workspace proj (closed) {work}>"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ortet.store import frame
-from ortet.store.abc import Kind
+from ortet.backend import files
+from ortet.errors import Unavailable
+from ortet.ids import Oid
+from ortet.store import frame, sealing
+from ortet.store.abc import Kind, Link, Walk
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import list_packs
+from ortet.store.sweep import Roots, sweep
 
 Open = Callable[..., LocalObjects]
+Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
 PAGE = random.Random(1).randbytes(3000)
 VERSIONS = [PAGE[:at] + b"changed" + PAGE[at:] for at in range(0, 3000, 10)]
 
@@ -23,6 +29,10 @@ def many_commits(store: LocalObjects) -> None:
     for data in VERSIONS:
         store.put(Kind.TREE, data)
         store.flush()
+
+
+def roots(*oids: Oid) -> Roots:
+    return lambda: [Link(oid, Kind.COMMIT) for oid in oids]
 
 
 def check(store: LocalObjects) -> None:
@@ -115,3 +125,112 @@ def test_what_is_asked_for_again_and_again_is_said_to_be_absent(open_store: Open
         store.writer.seal_now()
         assert all(store.has(store.hasher.oid(data)) for data in new)
     check(store)
+
+
+def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
+    open_store: Open, walk: Walk, commit: Commit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = open_store(), open_store()
+    lost = random.Random(3).randbytes(70_000)
+    store.put(Kind.BLOB, lost)
+    store.flush()
+    kept = commit(other, "kept", [b"something else"])
+    real = sealing.reach
+
+    def sweep_now(point: str) -> None:
+        real(point)
+        if point == "seal.after-put":
+            sweep(other, roots(kept), walk, min_garbage=0.0)
+
+    monkeypatch.setattr(sealing, "reach", sweep_now)
+    store.writer.seal_now()
+    monkeypatch.undo()
+    with store.writing():
+        oid = store.put(Kind.BLOB, lost)
+        store.flush()
+    assert open_store().get(oid) == lost
+
+
+def test_a_tail_whose_seal_failed_late_is_not_relied_on_after_a_sweep(
+    open_store: Open, walk: Walk, commit: Commit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = open_store(), open_store()
+    lost = random.Random(3).randbytes(70_000)
+    store.put(Kind.BLOB, lost)
+    store.flush()
+    kept = commit(other, "kept", [b"something else"])
+
+    def fail(point: str) -> None:
+        if point == "seal.after-put":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sealing, "reach", fail)
+    store.writer.seal_now()
+    assert store.shelf.mine
+    monkeypatch.undo()
+    sweep(other, roots(kept), walk, min_garbage=0.0)
+    with store.writing():
+        oid = store.put(Kind.BLOB, lost)
+        store.flush()
+    assert open_store().get(oid) == lost
+
+
+def test_a_published_pack_is_never_written_to(
+    open_store: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    many_commits(store)
+    real, left = files.sync_directory, [1]
+
+    def fail_once(path: Path) -> None:
+        if path.name == "packs" and left:
+            left.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path)
+
+    monkeypatch.setattr(files, "sync_directory", fail_once)
+    with pytest.raises(Unavailable):
+        store.shelf.seal(store.shelf.mine[0])
+    assert list_packs(store.bucket) == {}
+    check(open_store())
+    store.writer.seal_now()
+    assert len(list_packs(store.bucket)) == 1
+    assert not list((root / "local/tails").iterdir())
+    check(open_store())
+
+
+def test_a_failed_seal_leaves_nothing_behind(
+    open_store: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    many_commits(store)
+    real = os.fsync
+
+    def full(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".part") and "index" in os.readlink(
+            f"/proc/self/fd/{fd}"
+        ):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unavailable):
+        store.shelf.seal(store.shelf.mine[0])
+    monkeypatch.undo()
+    assert [path.suffix for path in (root / "local/tails").iterdir()] == [".tail"]
+    assert not list((root / "local/index").iterdir())
+    check(open_store())
+
+
+def test_a_sweep_removes_what_killed_seals_left(
+    open_store: Open, root: Path, walk: Walk, commit: Commit
+) -> None:
+    store = open_store()
+    kept = commit(store, "kept", [b"something"])
+    orphan, old = root / "local/tails/gone.pack.part", root / "local/index/x.idx.1.part"
+    new = root / "local/index/y.idx.2.part"
+    for path in (orphan, old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    sweep(store, roots(kept), walk)
+    assert [path.exists() for path in (orphan, old, new)] == [False, False, True]

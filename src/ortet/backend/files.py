@@ -123,7 +123,13 @@ class FileBucket(Bucket):
         try:
             self._directory(target.parent)
             self._link(path, target)
-            sync_directory(target.parent)
+            try:
+                sync_directory(target.parent)
+            except OSError:
+                with suppress(OSError):  # not there is better than perhaps there
+                    os.rename(target, path)  # which does nothing when both are one file,
+                    target.unlink(missing_ok=True)  # and then this is the name to go
+                raise
         except FileExistsError as error:
             # Its maker may not have come to this yet, and our caller will rely on what is there.
             sync_directory(target.parent)

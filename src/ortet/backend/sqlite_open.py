@@ -66,6 +66,8 @@ class Handle:
         self._lock.release()
         if isinstance(error, apsw.Error):
             raise translated(error, self._path) from error
+        if isinstance(error, UnicodeDecodeError):  # all that was written is text
+            raise damaged(self._path, error) from error
 
     def close(self) -> None:
         with self._lock:
@@ -218,14 +220,18 @@ def translated(error: apsw.Error, path: Path) -> OrtetError:
                 f"{path} cannot be read or written ({error}): free some space, check the disk",
             )
         case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError():
-            return Corrupt(
-                "catalog_damaged",
-                f"{path} is damaged ({error}): keep the file and restore it from a copy; "
-                "the objects are not touched by this",
-            )
+            return damaged(path, error)
         case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return _no_access(path, error)
     return OrtetError("sqlite", f"{path}: {error}: please report this as a bug of Ortet")
+
+
+def damaged(path: Path, error: object) -> Corrupt:
+    return Corrupt(
+        "catalog_damaged",
+        f"{path} is damaged ({error}): keep the file and restore it from a copy; "
+        "the objects are not touched by this",
+    )
 
 
 def _no_access(path: Path, error: Exception) -> Unavailable:

@@ -95,10 +95,8 @@ class History:
         """n commits back along first parents."""
         found = list(islice(self.line(oid), n, n + 1))
         if not found:
-            raise NotFound(
-                "no_parent",
-                f"there are not {n} commits before {to_hex(oid)[:12]}: `ortet log` shows how many",
-            )
+            few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
+            raise NotFound("no_parent", f"{few} before {to_hex(oid)[:12]}: `ortet log` shows them")
         return found[0]
 
     def line(self, oid: Oid) -> Iterator[Oid]:

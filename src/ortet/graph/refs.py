@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
 
 from ortet.backend.abc import Catalog, Head, Lease, Move, Op
-from ortet.errors import Invalid, NotFound
-from ortet.graph.commits import History
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.graph.commits import CommitInfo, History
 from ortet.ids import OID_BYTES, Oid, to_hex
 from ortet.store.abc import Kind, Objects
 
 RefKind = Literal["branch", "tag"]
+Ref = str | CommitInfo
+"""A commit as its user names it: in words, or as a call has returned it."""
+
 Find = Callable[[str], list[tuple[Oid, Kind]]]
 """A prefix in hex -> the objects whose ids start with it."""
 
+_RESERVED = ("HEAD", "@")
 MAX_NAME = 200
 MIN_PREFIX = 4
 
@@ -37,7 +42,7 @@ def is_name(name: str) -> bool:
         return False
     return (
         0 < size <= MAX_NAME
-        and name not in ("HEAD", "@")
+        and name not in _RESERVED
         and not name.startswith("-")
         and not name.endswith(".")
         and _FORBIDDEN.search(name) is None
@@ -48,6 +53,12 @@ def is_name(name: str) -> bool:
 
 def check_name(name: str) -> str:
     """The name, when a branch or tag may have it; else Invalid("bad_name")."""
+    if name in _RESERVED:
+        raise Invalid(
+            "bad_name",
+            f"{name!r} always means the branch you work on: give the new branch or tag another "
+            "name",
+        )
     if not is_name(name):
         raise Invalid(
             "bad_name",
@@ -88,7 +99,8 @@ class Refs:
         """Conflict("head_moved") when the name is taken."""
         self._history.read(oid)
         move = Move(f"{kind}:{check_name(name)}", None, oid)
-        self._catalog.move([move], verb=f"create {kind}", actor=actor, detail=detail)
+        with _in_words(kind, name):
+            self._catalog.move([move], verb=f"create {kind}", actor=actor, detail=detail)
 
     def move(
         self,
@@ -104,7 +116,8 @@ class Refs:
     ) -> None:
         """Compare and set; Conflict("head_moved") when it is not at `expect` (None: not there)."""
         move = Move(f"{kind}:{check_name(name)}", expect, to)
-        self._catalog.move([move], verb=verb, actor=actor, detail=detail, lease=lease)
+        with _in_words(kind, name):
+            self._catalog.move([move], verb=verb, actor=actor, detail=detail, lease=lease)
 
     def delete(
         self,
@@ -118,9 +131,10 @@ class Refs:
         """Returns where it pointed; the reflog still holds it. `expect` makes it compare first."""
         head = self._catalog.head(f"{kind}:{name}")
         if head is None:
-            raise self._unknown(name)
+            raise self._unknown(name, kind)
         move = Move(head.name, head.oid if expect is None else expect, None)
-        self._catalog.move([move], verb=f"delete {kind}", actor=actor, detail=detail)
+        with _in_words(kind, name):
+            self._catalog.move([move], verb=f"delete {kind}", actor=actor, detail=detail)
         return head.oid
 
     def reflog(self, name: str, *, kind: RefKind = "branch") -> list[Op]:
@@ -130,19 +144,23 @@ class Refs:
             found += page
         return found[::-1]
 
-    def resolve(self, text: str, default_branch: str | None = None) -> Oid:
-        """The commit that `text` means.
+    def resolve(self, ref: Ref, default_branch: str | None = None) -> Oid:
+        """The commit that `ref` means.
 
         A full id, a branch, a tag, `branch:NAME`, `tag:NAME`, a unique prefix of an id (4 digits or
-        more), HEAD or "" (the default branch); after it `@{n}` (where it was n moves ago), then any
-        of `~n` (n back along first parents) and `^n` (the n-th parent).
+        more), HEAD (the default branch, which may be left out before what follows); after it
+        `@{n}` (where it was n moves ago), then any of `~n` (n back along first parents) and `^n`
+        (the n-th parent).
         """
+        text = text_of(ref)
         match = _SUFFIXES.fullmatch(text)
         if match is None:
             raise self._unknown(text)
         base, at = match["base"], match["at"]
-        if base in ("", "HEAD", "@"):
+        if base == "" or base in _RESERVED:
             base = f"branch:{default_branch or self._only_branch()}"
+            if self._catalog.head(base) is None and (at is None or not self._catalog.ops(base)):
+                raise NotFound("no_commit", "no commit yet: run `ortet commit`")
         oid = self._base(base) if at is None else self._was(base, int(at))
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)
@@ -208,15 +226,19 @@ class Refs:
             raise NotFound("no_commit", "there is no branch yet: make a first commit")
         raise Invalid("no_default", f"say which branch you mean: {_some(names)}", candidates=names)
 
-    def _unknown(self, text: str) -> NotFound:
+    def _unknown(self, text: str, kind: RefKind | None = None) -> NotFound:
         from difflib import get_close_matches  # noqa: PLC0415 - no need of it when all is well
 
-        names = [head.name for head in (*self.branches(), *self.tags())]
-        near = get_close_matches(text[:MAX_NAME], names, n=3)
-        hint = f"did you mean {_some(near)}?" if near else "`ortet branch` lists what there is"
-        return NotFound(
-            "no_ref", f"no branch, tag or commit is called {text[:100]!r}: {hint}", near=near
-        )
+        if kind is None:
+            heads = [*self.branches(), *self.tags()]
+            text = text.removeprefix("branch:").removeprefix("tag:")
+        else:
+            heads = self._list(kind)
+        near = get_close_matches(text[:MAX_NAME], [head.name for head in heads], n=3)
+        look = f"`ortet {kind or 'branch'}` lists what there is"
+        hint = f"did you mean {_some(near)}?" if near else look
+        what = kind or "branch, tag or commit"
+        return NotFound("no_ref", f"no {what} is called {text[:100]!r}: {hint}", near=near)
 
     def _list(self, kind: RefKind) -> list[Head]:
         prefix = f"{kind}:"
@@ -224,6 +246,32 @@ class Refs:
         while page := self._catalog.heads(prefix, after=found[-1].name if found else ""):
             found += page
         return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in found]
+
+
+def text_of(ref: Ref) -> str:
+    """How a commit is written down; Invalid("bad_ref") for what names none."""
+    text = ref.oid if isinstance(ref, CommitInfo) else ref
+    if not isinstance(text, str):
+        raise Invalid(
+            "bad_ref", f"{ref!r} names no commit: give a branch, a tag, an id, or a commit itself"
+        )
+    if not text:
+        raise Invalid("bad_ref", "an empty name means no commit: give a branch, a tag or an id")
+    return text
+
+
+@contextmanager
+def _in_words(kind: RefKind, name: str) -> Iterator[None]:
+    """The catalog knows heads, its users branches and tags: say it in their words."""
+    try:
+        yield
+    except Conflict as error:
+        if error.kind != "head_moved":
+            raise
+        message = f"{kind} {name!r} was moved meanwhile: look at it again, then repeat"
+        if error.details.get("expect") is None:
+            message = f"there is a {kind} {name!r} already: choose another name, or delete it first"
+        raise Conflict(error.kind, message, **error.details) from error
 
 
 def _some(names: Sequence[str], count: int = 5) -> str:

@@ -244,10 +244,11 @@ class _Kept:
 
 
 def argv_of(command: Command) -> list[str]:
-    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    if not argv or not all(isinstance(part, str) for part in argv):
+    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    is_list = isinstance(argv, Sequence) and not isinstance(argv, bytes)
+    if not is_list or not argv or not all(isinstance(part, str) for part in argv):
         raise Invalid("bad_command", "give a string, or a list of strings with the program first")
-    return argv
+    return list(argv)
 
 
 def check_directory(cwd: str | Path) -> None:

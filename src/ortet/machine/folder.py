@@ -26,7 +26,7 @@ from ortet.machine.abc import (
     Result,
     Spec,
 )
-from ortet.machine.ctimes import granularity
+from ortet.machine.ctimes import COARSE, granularity
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.frames import Dirty
 from ortet.machine.rules import Rules
@@ -321,7 +321,10 @@ class FolderMachine(Machine):
     def _scan(self, index: StatIndex, dirty: Dirty | None) -> ScanResult:
         if self._margin < 0:
             self._margin = granularity(self.path)
-        index.horizon = self._clock.now_ns() - self._margin if self._margin else CALM
+        now = self._clock.now_ns()
+        index.horizon = now - self._margin if self._margin else CALM
+        index.device = os.stat(self.path).st_dev
+        index.abroad = now - COARSE  # nobody tried how fine their times are
         self._losses = []
         try:
             return scan(

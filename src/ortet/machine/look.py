@@ -28,6 +28,7 @@ class Verdict(NamedTuple):
     moves: list[Change]  # what to do; `old` None: nothing is there
     kept: list[bytes]  # directories that have to stay, because they hold what is no state
     blocked: bool  # the new entry can not come, because something that is no state is in its place
+    spared: bool = False  # it is no state any more, and stays
 
 
 class Looker:
@@ -37,7 +38,14 @@ class Looker:
     """
 
     def __init__(
-        self, dirs: Dirs, trees: Trees, *, index: StatIndex, rules: Rules, piecemeal: bool
+        self,
+        dirs: Dirs,
+        trees: Trees,
+        *,
+        index: StatIndex,
+        rules: Rules,
+        coming: Rules,
+        piecemeal: bool,
     ) -> None:
         self.piecemeal = piecemeal
         self.stats: dict[bytes, os.stat_result | None] = {}
@@ -46,6 +54,7 @@ class Looker:
         self._trees = trees
         self._index = index
         self._rules = rules
+        self._coming = coming  # what the ignore files will say afterwards
         self._scratch = Scratch(trees.objects)
 
     def swap(self, change: Change) -> Verdict:
@@ -56,6 +65,8 @@ class Looker:
             if now is not None and not self._left_out(path, now):
                 raise changed(path)
             return Verdict([] if now else [change], [], now is not None)
+        if new is None and self._spared(path, old):
+            return Verdict([], [], False, spared=True)
         if not self.is_there(path):
             return Verdict([Change(path, None, new)] if new else [], [], False)
         if not old.is_dir:
@@ -124,6 +135,9 @@ class Looker:
                     self._stranger(at, top, kept)
             for inner in entries.values():
                 at = join(path, inner.name)
+                if self._spared(at, inner):
+                    _hold(at, top, kept)
+                    continue
                 if inner.is_dir:
                     stack.append((at, inner))
                     self._lstat(at)
@@ -139,17 +153,20 @@ class Looker:
         now = self._lstat(path)
         if now is None or not self._left_out(path, now):
             raise changed(path)
-        while path != top:
-            path = path.rpartition(b"/")[0]
-            kept.add(path)
+        _hold(path, top, kept)
+
+    def _spared(self, path: bytes, entry: Entry) -> bool:
+        """Will the ignore files that come say that it is no state?"""
+        if self._coming.empty:
+            return False
+        if _ignored(self._coming, path, is_dir=entry.is_dir):
+            return True
+        limit = self._coming.limit(path) if entry.is_file else None
+        return limit is not None and entry.size > limit
 
     def _left_out(self, path: bytes, now: os.stat_result) -> bool:
         """Is it no state: ignored, too large, or not readable by us?"""
-        parts = path.split(b"/")
-        for depth in range(1, len(parts)):
-            if self._rules.ignored(b"/".join(parts[:depth]), True):
-                return True
-        if self._rules.ignored(path, stat.S_ISDIR(now.st_mode)):
+        if _ignored(self._rules, path, is_dir=stat.S_ISDIR(now.st_mode)):
             return True
         if not stat.S_ISREG(now.st_mode):
             return False
@@ -211,3 +228,17 @@ class Looker:
             return os.stat(name, dir_fd=at, follow_symlinks=False)
         except FileNotFoundError:
             return None
+
+
+def _ignored(rules: Rules, path: bytes, *, is_dir: bool) -> bool:
+    """By its own name, or by that of a directory above."""
+    parts = path.split(b"/")
+    above = (b"/".join(parts[:depth]) for depth in range(1, len(parts)))
+    return any(rules.ignored(at, True) for at in above) or rules.ignored(path, is_dir)
+
+
+def _hold(path: bytes, top: bytes, kept: set[bytes]) -> None:
+    """What stays keeps the directories above it."""
+    while path != top:
+        path = path.rpartition(b"/")[0]
+        kept.add(path)

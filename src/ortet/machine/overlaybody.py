@@ -19,6 +19,7 @@ from ortet.machine.delta import distance
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing, layer_name
 from ortet.machine.lens import Lens
+from ortet.machine.plan import make_plan
 from ortet.machine.rethaw import rethaw, tally
 from ortet.machine.thaw import recover
 from ortet.machine.upper import Mapped
@@ -252,6 +253,11 @@ class Body(Machine):
     def _far(self, current: Image, target: Image) -> bool:
         apart = distance(self._ground.trees, current.root, target.root, most=_SWITCH)
         return apart > _SWITCH
+
+    def _spares(self, current: Image, target: Image) -> bool:
+        """Whether other ignore files come: files may stay then that the target's layers lack."""
+        bases = self._ground.bases
+        return make_plan(self._ground.trees, bases.side(current), bases.side(target)).new_rules
 
     def _restart(self, new: Standing) -> None:
         """New mounts all over: what lies below a root directory cannot be changed in place."""

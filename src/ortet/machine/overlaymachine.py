@@ -52,7 +52,8 @@ class OverlayMachine(Body):
         if outer and not self._idle():
             raise self._in_use()
         report = None
-        if not self._standing.ignoring and (outer or self._far(current, target)):
+        layers = not self._standing.ignoring and (outer or self._far(current, target))
+        if layers and not self._spares(current, target):
             report = self._switch(current, target, system, outer=outer)
         if report is None:
             report = self._rewrite(current, target, None)

@@ -13,6 +13,7 @@ from ortet.graph.records import Entry
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
 from ortet.machine.dirs import check_name
+from ortet.machine.rules import FILE
 
 Groups = list[list[bytes]]
 """Hardlinks: the paths of one file, for each file with several."""
@@ -40,6 +41,14 @@ class Plan(msgspec.Struct, frozen=True):
     altered: list[Change]  # the same file, no directory, with other metadata
     dirs: list[Change]  # directories before and after that differ in anything, parents first
     touched: set[bytes]  # those of them in which a name comes, goes or is replaced
+
+    @property
+    def new_rules(self) -> bool:
+        """Whether an ignore file comes or changes, so that what was state may be none any more."""
+        return any(
+            change.new is not None and change.path.rpartition(b"/")[2] == FILE
+            for change in self.swaps
+        )
 
 
 def make_plan(trees: Trees, current: Side, target: Side) -> Plan:

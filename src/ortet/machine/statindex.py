@@ -62,6 +62,8 @@ class StatIndex:
         self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name
         self.mapped: set[bytes] = set()  # paths to look at every time
         self.horizon = CALM
+        self.device = 0  # that of the root, which `horizon` is for
+        self.abroad = CALM  # the horizon on file systems mounted below it
         self.image = Oid(b"")
 
     def record(self, path: bytes, st: os.stat_result, entry: Entry) -> None:
@@ -92,7 +94,8 @@ class StatIndex:
     def judge(self, st: os.stat_result, entry: Entry, mark: int = 0) -> Seen:
         """The stat to remember beside an Entry, with its marks."""
         was = seen(st)
-        if st.st_ctime_ns >= self.horizon:
+        at_home = st.st_dev == self.device
+        if st.st_ctime_ns >= (self.horizon if at_home else min(self.horizon, self.abroad)):
             mark |= RACY
         if (entry.mode, entry.uid, entry.gid, entry.mtime) != (was[0], was[4], was[5], was[7]):
             mark |= ODD

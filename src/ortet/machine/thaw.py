@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ortet.codec import checksum
-from ortet.errors import OrtetError
+from ortet.errors import Invalid, OrtetError
 from ortet.graph.records import Entry, Image
 from ortet.graph.tree import Trees
 from ortet.machine.abc import Report
@@ -21,12 +21,13 @@ from ortet.machine.dirs import STAGE, Dirs, directory, failure, remove
 from ortet.machine.journal import Begin, Journal, Log
 from ortet.machine.look import Looker
 from ortet.machine.materialise import links_of
-from ortet.machine.plan import Change, Groups, Plan, Side, make_plan, select
-from ortet.machine.rules import Rules
+from ortet.machine.plan import Change, Groups, Plan, Side, join, make_plan, select
+from ortet.machine.rules import FILE, Rules
 from ortet.machine.stage import is_overlay, mount_of, plain
 from ortet.machine.statindex import StatIndex, seen
 from ortet.machine.steps import Drop, Keep, Place, Step, act, meta_of, target_at
 from ortet.store.abc import Objects
+from ortet.store.blobs import get_bytes
 from ortet.store.faults import reach
 
 
@@ -45,27 +46,65 @@ def thaw(
     """Bring `root`, which the caller has just frozen as `current`, to `target`.
 
     All or nothing: an error puts everything back, and after kill -9 `recover(stage)` does. With
-    `paths` only what is at and below them. What is no state by `rules` is never touched.
+    `paths` only what is at and below them. What is no state by `rules`, or will be none by the
+    ignore files of `target`, is never touched.
     Conflict("changed_meanwhile") when something that would be replaced is not what `current` says.
     `index` knows `root` and learns of every change; `stage` is the machine's own directory for
     the journal.
     """
     recover(stage)
-    before = Side(current.root, links_of(objects, current))
-    after = Side(target.root, links_of(objects, target))
-    if paths is not None:
-        after = select(trees, before, after, paths)
-    plan = make_plan(trees, before, after)
+    plan, after = _compare(objects, trees, current, target, paths)
     if not plan.dirs:
         return Report()
     if root.is_symlink():  # only then: /proc/PID/root, resolved, would lead out of a machine
         root = Path(os.path.realpath(root))
     try:
         with directory(root) as top, Dirs(top) as dirs:
-            work = _Thaw(objects, trees, dirs, root=root, index=index, stage=stage, rules=rules)
+            work = _Thaw(
+                objects,
+                trees,
+                dirs,
+                root=root,
+                index=index,
+                stage=stage,
+                rules=rules or Rules(),
+                coming=_coming(objects, trees, after.root, plan),
+            )
             return work.run(plan, after)
     except OSError as error:
         raise failure(error, f"cannot restore {root}") from error
+
+
+def is_at(
+    objects: Objects, trees: Trees, current: Image, target: Image, paths: Sequence[bytes]
+) -> bool:
+    """Whether a thaw of these paths would change nothing."""
+    return not _compare(objects, trees, current, target, paths)[0].dirs
+
+
+def _coming(objects: Objects, trees: Trees, root: Entry, plan: Plan) -> Rules:
+    """What the ignore files will say where the plan goes, when that is not what they say now."""
+    rules = Rules()
+    for change in plan.dirs if plan.new_rules else ():
+        entry = trees.resolve(root, join(change.path, FILE))
+        if entry is not None and entry.is_file:
+            with contextlib.suppress(Invalid):  # the next commit will say that it is none
+                rules.set(change.path, get_bytes(objects, entry.data, entry.size))
+    return rules
+
+
+def _compare(
+    objects: Objects,
+    trees: Trees,
+    current: Image,
+    target: Image,
+    paths: Sequence[bytes] | None,
+) -> tuple[Plan, Side]:
+    before = Side(current.root, links_of(objects, current))
+    after = Side(target.root, links_of(objects, target))
+    if paths is not None:
+        after = select(trees, before, after, paths)
+    return make_plan(trees, before, after), after
 
 
 def recover(stage: Path) -> bool:
@@ -85,7 +124,8 @@ class _Thaw:
         root: Path,
         index: StatIndex,
         stage: Path,
-        rules: Rules | None,
+        rules: Rules,
+        coming: Rules,
     ) -> None:
         self._objects = objects
         self._trees = trees
@@ -94,10 +134,12 @@ class _Thaw:
         self._journal = Journal(stage)
         self._writer = Writer(objects)
         piecemeal = is_overlay(dirs.fd(b""))
-        self._looker = Looker(dirs, trees, index=index, rules=rules or Rules(), piecemeal=piecemeal)
+        self._looker = Looker(
+            dirs, trees, index=index, rules=rules, coming=coming, piecemeal=piecemeal
+        )
         self._begin = _begin(root, stage)
         self._moves: list[Change] = []
-        self._stayed: list[bytes] = []  # directories that should have gone
+        self._stayed: list[bytes] = []  # what goes from the state and stays on disk
         self._touched: set[bytes] = set()  # directories in which names come or go
         self._unsure: set[bytes] = set()  # directories that will not be as the image says
 
@@ -145,6 +187,9 @@ class _Thaw:
                 self._looker.same(change.path, change.old)
         for change in plan.swaps:
             verdict = self._looker.swap(change)
+            if verdict.spared:
+                self._stayed.append(change.path)
+                continue
             self._moves += verdict.moves
             self._touched.update(verdict.kept)
             if verdict.kept:

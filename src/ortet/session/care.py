@@ -59,6 +59,11 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
     seq = 0
     while ops := hub.catalog.ops(after=seq):
         for op in ops:
+            if not isinstance(op.time, int):
+                raise Corrupt(
+                    "catalog_damaged",
+                    f"line {op.seq} of the operation log is damaged: run `ortet verify`",
+                )
             if not gone.covers(op):
                 yield from (Link(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
         seq = ops[-1].seq
@@ -68,8 +73,15 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
-    report = verify(hub.objects, lambda: roots(hub, expired(hub)), references, progress=progress)
+    # first: from damaged rows no one can tell what else should be there
     rows = [Problem(oid="", where="catalog", what=what) for what in hub.catalog.check()]
+    whole = not rows
+    report = verify(
+        hub.objects,
+        lambda: roots(hub, expired(hub)) if whole else iter(()),
+        references,
+        progress=progress,
+    )
     if problems := [*report.problems, *rows]:
         raise Corrupt(
             "verify_failed",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,31 +15,24 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.refs import Refs
+from ortet.graph.refs import Ref, Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
-from ortet.session.company import ALONE, Company, Nobody, Together
+from ortet.session.company import ALONE, Together
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
+from ortet.session.minding import Minding
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
 
-# What a commit does not need is imported where it is used: a command is a new process each time.
-if TYPE_CHECKING:
-    from ortet.session.ledger import Durability
-    from ortet.session.lifecycle import SessionRow
-    from ortet.session.session import Session
-    from ortet.session.sessions import Sessions
-    from ortet.session.view import View
-
 _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Keeping):
+class Hub(Minding, Keeping):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
@@ -60,7 +52,9 @@ class Hub(Keeping):
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
-        self._sessions: Sessions | None = None
+
+    def __repr__(self) -> str:
+        return f"<Hub {self.root}>"
 
     def __enter__(self) -> Hub:
         return self
@@ -115,7 +109,7 @@ class Hub(Keeping):
                 raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
             return self._start(self.registry.need(name))
         directory = keep_apart(self.root, existing(path))
-        mode, chosen = self._how(engine, files)
+        mode, chosen = self.how(engine, files)
         forks = "" if engine == "auto" else engine
         row = self.registry.at(directory, mode, chosen)
         if row is None:
@@ -135,7 +129,11 @@ class Hub(Keeping):
         A moved directory keeps its history; a copied one (the first still stands) gets its own.
         """
         row = self.locate(name, directory)
-        return self._start(row) if row else self.workspace(directory)
+        if row is not None:
+            return self._start(row)
+        # dropped, it goes on with the branch that was left
+        left = self.refs.get(name) and self.registry.get(name) is None
+        return self.workspace(directory, name=name if left else None)
 
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
         """The row `reopen` opens; None when the directory has no history in this store yet."""
@@ -157,6 +155,36 @@ class Hub(Keeping):
             yield found[0]
             return
         with self.workspace(directory) as workspace:
+            yield workspace
+
+    @contextmanager
+    def private(self, name: str) -> Iterator[Workspace | None]:
+        """The private workspace of this name: as it is open in this hub, or for the block.
+
+        None when no private workspace of this host has the name, as for a branch, tag or commit.
+        """
+        row = self.registry.get(name)
+        if row is None or row.files != "private" or row.host != self._parts.host:
+            yield None
+        elif found := self.opened(name):
+            yield found[0]
+        else:
+            with self._alone_in(row) as workspace:
+                yield workspace
+
+    @contextmanager
+    def _alone_in(self, row: WorkspaceRow) -> Iterator[Workspace]:
+        try:
+            workspace = self._start(row)
+        except Conflict as error:
+            if error.kind != "machine_open":
+                raise
+            raise Conflict(
+                error.kind,
+                f"{row.name!r} is open in another process, so its uncommitted work cannot be "
+                "recorded: close it there first, or give the id of its last commit",
+            ) from error
+        with workspace:
             yield workspace
 
     def opened(self, name: str) -> list[Workspace]:
@@ -200,9 +228,14 @@ class Hub(Keeping):
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
 
-    def drop(self, name: str) -> None:
-        """Forget a workspace and its machine's files; its branch and commits stay."""
+    def drop(self, name: str, *, discard: bool = False) -> None:
+        """Forget a workspace and its machine's files; its branch and commits stay.
+
+        What private files hold and no commit does is committed first, unless you `discard` it.
+        """
         row = self.registry.need(name)
+        if not discard:
+            self._record_last(row)
         for workspace in self.opened(name):
             workspace.close()
         with self._machines.nobody_in(row):
@@ -214,80 +247,21 @@ class Hub(Keeping):
         if workspace in self._open:
             self._open.remove(workspace)
 
-    # sessions
-
-    def session(
-        self,
-        name: str,
-        *,
-        agent: str = "default",
-        goal: str = "",
-        workspace: str | os.PathLike[str] | None = None,
-        files: Files | None = None,
-        engine: str = "auto",
-        budget: Mapping[str, float] | None = None,
-        durability: Durability = "event",
-    ) -> Session:
-        """Go on with a session at its head, or begin one of this name; nothing re-executes.
-
-        With `workspace`, its commits hold that directory's files too; see `workspace()`.
-        """
-        from ortet.session.sessions import Place
-
-        place = Place()
-        if workspace is not None:
-            directory = keep_apart(self.root, existing(workspace))
-            self._how(engine, files)  # which refuses what cannot be
-            place = Place(os.fspath(directory), engine, files)
-        return self._minds().open(
-            name, agent=agent, goal=goal, budget=budget, durability=durability, place=place
-        )
-
-    def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
-        """The workspace of a directory, if it is one already."""
-        return self.registry.at(Path(path), *self._how(engine, files))
-
-    def sessions(self) -> list[SessionRow]:
-        """All of them, oldest first."""
-        return self._minds().all()
-
-    def get(self, id_: str) -> View:
-        """A session to read, without a lease."""
-        return self._minds().get(id_)
-
-    def _minds(self) -> Sessions:
-        if self._sessions is None:
-            from ortet.session.sessions import Sessions
-
-            self._sessions = Sessions(self, self._parts.host)
-        return self._sessions
-
-    def company(self, branch: str) -> Company:
-        """The mind that goes with the files of a branch."""
-        if self.catalog.row("session-branch", branch) is None:
-            return Nobody()
-        return self._minds().guest(branch)
-
-    def tell(self, topic: str) -> None:
-        """Wake whoever waits for news of this."""
-        with suppress(OSError):  # a hint, and the deed is done
-            self.signal.notify(topic)
-
     # history
 
-    def log(self, ref: str = "", *, limit: int | None = None) -> list[CommitInfo]:
-        """Commits reachable from `ref`, newest first."""
+    def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, newest first; HEAD is the only branch, if there is one."""
         return list(self.history.log(self.refs.resolve(ref), limit=limit))
 
-    def show(self, ref: str) -> CommitInfo:
+    def show(self, ref: Ref) -> CommitInfo:
         return self.history.info(self.refs.resolve(ref))
 
-    def diff(self, old: str, new: str) -> list[Change]:
+    def diff(self, old: Ref, new: Ref) -> list[Change]:
         before, after = (self.history.image(self.refs.resolve(ref)) for ref in (old, new))
         return diff_images(self.trees, before, after)
 
     def restore(
-        self, ref: str, to: str | os.PathLike[str], *, progress: Progress | None = None
+        self, ref: Ref, to: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Report:
         """Write the workspace files of a commit into a new directory."""
         from ortet.machine.materialise import materialise
@@ -308,7 +282,16 @@ class Hub(Keeping):
 
     # inside
 
-    def _how(self, engine: str, files: Files | None) -> tuple[Files, str]:
+    def _record_last(self, row: WorkspaceRow) -> None:
+        if not self.opened(row.name):
+            with self._machines.nobody_in(row):
+                pass  # else nothing is to happen, also no commit
+        if self._machines.exists(row):
+            with self.private(row.name) as private:
+                if private is not None:
+                    private.commit("before drop")
+
+    def how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""
         if files not in (None, "inplace", "private"):
             raise Invalid("bad_workspace", f"files={files!r}: give 'inplace' or 'private'")

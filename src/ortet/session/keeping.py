@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ortet.graph.commits import CommitInfo
+from ortet.graph.refs import Ref, text_of
+
 if TYPE_CHECKING:
     from ortet.graph.bundle import BundleReport
     from ortet.machine.leftovers import Leftover
@@ -77,7 +80,7 @@ class Keeping:
 
     def export(
         self,
-        refs: str | Sequence[str],
+        refs: Ref | Sequence[Ref],
         path: str | os.PathLike[str],
         *,
         progress: Progress | None = None,
@@ -85,7 +88,8 @@ class Keeping:
         """Write commits with all they need into one file."""
         from ortet.session.care import export_refs
 
-        names = [refs] if isinstance(refs, str) else list(refs)
+        chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
+        names = [text_of(ref) for ref in chosen]
         return export_refs(self._whole, names, Path(path), progress=progress)
 
     def import_(

@@ -120,6 +120,10 @@ class Machines:
         """Delete a closed machine with its private files."""
         self._engine(row.engine).remove(self._home(row))
 
+    def exists(self, row: WorkspaceRow) -> bool:
+        """Whether its files are on this host; a home is made when it is opened first."""
+        return self._home(row).is_dir()
+
     def nobody_in(self, row: WorkspaceRow) -> AbstractContextManager[None]:
         """For the time of a removal; Conflict when another process has it open."""
         return nobody_in(self._home(row), row.name)

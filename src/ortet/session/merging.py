@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import diff_images
 from ortet.graph.merge import FileConflict, Merged, merge_images
+from ortet.graph.refs import Ref, text_of
 from ortet.graph.textmerge import Favor
 from ortet.ids import Oid, from_hex
 from ortet.machine.abc import Report
@@ -21,12 +23,17 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 
+CHOOSE = "choose favor='ours' or 'theirs'"
+"""What to do about conflicts, in Python's words; the command line has its own."""
+
+
 class MergeResult(msgspec.Struct, frozen=True):
     """`commit` is None after a dry run. `conflicts` are those that `favor` settled, or would stop
-    it."""
+    it. `up_to_date`: all of it was here already."""
 
     commit: CommitInfo | None
     conflicts: list[FileConflict]
+    up_to_date: bool = False
 
 
 class _Sides(NamedTuple):
@@ -39,16 +46,20 @@ class _Sides(NamedTuple):
 
 
 def merge(
-    ours: Workspace, other: Workspace | str, *, message: str | None, favor: Favor | None
+    ours: Workspace, other: Workspace | Ref, *, message: str | None, favor: Favor | None
 ) -> MergeResult:
     """See Workspace.merge."""
     _check_favor(favor)
-    label, theirs = _other(ours, other)
+    with _meant(ours, other) as (label, private):
+        if private is None:
+            theirs = ours.resolve(label)
+        else:
+            theirs = from_hex(private.commit("before being merged").oid)
     hub, history = ours.hub, ours.hub.history
     with ours.moving():
         mine = ours.keep(f"before merging {label}")
         if history.is_ancestor(theirs, mine):
-            return MergeResult(commit=history.info(mine), conflicts=[])
+            return MergeResult(commit=history.info(mine), conflicts=[], up_to_date=True)
         if history.is_ancestor(mine, theirs):
             ours.go(theirs, "merge")
             return MergeResult(commit=history.info(theirs), conflicts=[])
@@ -59,21 +70,23 @@ def merge(
         return MergeResult(commit=info, conflicts=merged.conflicts)
 
 
-def try_merge(ours: Workspace, other: Workspace | str, *, favor: Favor | None) -> MergeResult:
+def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -> MergeResult:
     """What a merge would meet; neither files nor branches are touched."""
     _check_favor(favor)
     hub, head = ours.hub, ours.head
     theirs: CommitInfo | None
-    if isinstance(other, str):
-        theirs = hub.history.info(ours.resolve(other))
-        image = hub.history.image(from_hex(theirs.oid))
-    else:
-        theirs, image = _same_store(ours, other).head, other.image()
+    with _meant(ours, other) as (label, private):
+        if private is None:
+            theirs = hub.history.info(ours.resolve(label))
+            image = hub.history.image(from_hex(theirs.oid))
+        else:
+            theirs, image = private.head, private.image()
     base = _base(hub, from_hex(head.oid), from_hex(theirs.oid)) if head and theirs else None
-    sides = _Sides(base, ours.image(), image)
+    mine = ours.image()
     with hub.writing():
-        merged = sides.merged(hub, favor)
-    return MergeResult(commit=None, conflicts=merged.conflicts)
+        merged = _Sides(base, mine, image).merged(hub, favor)
+    same = merged.image == mine
+    return MergeResult(commit=None, conflicts=merged.conflicts, up_to_date=same)
 
 
 def land(private: Workspace, *, favor: Favor | None) -> Report:
@@ -81,7 +94,11 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
     _check_favor(favor)
     row, hub = private.row, private.hub
     if row.files != "private":
-        raise Invalid("not_private", f"{row.name!r} is in place: its directory has it all already")
+        raise Invalid(
+            "not_private",
+            f"{row.name!r} is the project itself, so there is nothing to land: name one of its "
+            f"forks, such as {row.name}/1 (`ortet branch` lists them)",
+        )
     theirs = from_hex(private.commit("before landing").oid)
     with hub.inplace(row.directory) as origin, origin.moving():
         origin.look()  # it may be open twice, and its other self has moved on
@@ -99,11 +116,18 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
     return Report(written=len(changes) - removed, removed=removed)
 
 
-def _other(ours: Workspace, other: Workspace | str) -> tuple[str, Oid]:
-    if isinstance(other, str):
-        return other, ours.resolve(other)
-    theirs = _same_store(ours, other).commit("before being merged")
-    return other.name, from_hex(theirs.oid)
+@contextmanager
+def _meant(ours: Workspace, other: Workspace | Ref) -> Iterator[tuple[str, Workspace | None]]:
+    """What the other side is called; and for the block its workspace, when files of its own may
+    hold what is not committed."""
+    if isinstance(other, str | CommitInfo):
+        label = text_of(other)
+        with ours.hub.private(label) as private:
+            yield label, private
+    elif hasattr(other, "hub"):
+        yield other.name, _same_store(ours, other)
+    else:
+        raise Invalid("bad_ref", f"cannot merge {other!r}: give a workspace, a branch or a commit")
 
 
 def _same_store(ours: Workspace, other: Workspace) -> Workspace:
@@ -132,6 +156,6 @@ def _refuse(conflicts: Sequence[FileConflict], label: str) -> None:
         raise Conflict(
             "merge_conflict",
             f"{len(open_)} file(s) changed on both sides of {label!r} ({some}); nothing was "
-            "changed: edit one side and merge again, or choose favor='ours' or 'theirs'",
+            f"changed: edit one side and merge again, or {CHOOSE}",
             conflicts=[msgspec.to_builtins(conflict) for conflict in open_],
         )

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Head, Lease, Move
+from ortet.backend.abc import Lease
 from ortet.codec import encode
-from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
+from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
-from ortet.session.company import ALONE, Company, Together
+from ortet.session.company import Together
 from ortet.session.machines import Live
+from ortet.session.onbranch import OnBranch
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -44,20 +46,17 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace:
+class Workspace(OnBranch):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
     def __init__(self, hub: Hub, row: WorkspaceRow, live: Live) -> None:
-        self.hub = hub
-        self.row = row
+        super().__init__(hub, row)
         self._machine, self._turn = live
-        self._head: Head | None = None
-        self._state: bytes = b""
-        self._journal: bytes = b""  # of the head: the mind that goes with these files
-        self._moves = 0
-        self.company: Company = hub.company(row.name)
         self._closed = False
-        self.look()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.engine
+        return f"<Workspace {self.name} ({state}) {self.row.directory}>"
 
     def __enter__(self) -> Workspace:
         return self
@@ -66,10 +65,6 @@ class Workspace:
         self.close()
 
     # what it is
-
-    @property
-    def name(self) -> str:
-        return self.row.name
 
     @property
     def engine(self) -> str:
@@ -110,8 +105,14 @@ class Workspace:
 
     def commit(self, message: str = "") -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned."""
+        if not isinstance(message, str):
+            raise Invalid("bad_message", f"{message!r} is no message: give a string")
         with self._looking() as machine:
             return self._record(machine.freeze(), message)
+
+    def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
+        """Commits reachable from `ref`, by default from this branch, newest first."""
+        return list(self.hub.history.log(self.resolve(ref), limit=limit))
 
     def status(self) -> Status:
         with self._looking() as machine:
@@ -126,7 +127,7 @@ class Workspace:
                 losses=self.losses,
             )
 
-    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[Change]:
+    def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[Change]:
         """From `ref` to `other`, or to the present files when `other` is not given."""
         before = self.hub.history.image(self.resolve(ref))
         if other is not None:
@@ -139,16 +140,17 @@ class Workspace:
 
     def restore(
         self,
-        ref: str,
+        ref: Ref,
         *,
         only: Collection[str] | None = None,
         paths: Sequence[str | bytes] | str | bytes | None = None,
     ) -> Report:
         """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
 
-        With `paths`, only these come back and the branch stays where it is.
+        With `paths`, only these come back and the branch stays where it is; what they replace,
+        when it was not committed, is one step back in the reflog.
         """
-        if only is not None and "files" not in ({only} if isinstance(only, str) else set(only)):
+        if only is not None and ({only} if isinstance(only, str) else set(only)) != {"files"}:
             raise Invalid("nothing_to_restore", "a workspace holds files only: use only={'files'}")
         chosen = [paths] if isinstance(paths, str | bytes) else paths
         with self.moving():
@@ -156,8 +158,8 @@ class Workspace:
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
-        if n < 1:
-            raise Invalid("bad_count", f"cannot rewind {n} commits: give a number from 1")
+        if not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
         with self.moving():
             head = self.head
             if head is None:
@@ -167,8 +169,8 @@ class Workspace:
 
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
-        if n < 1:
-            raise Invalid("bad_count", f"cannot fork {n} times: give a number from 1")
+        if not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         with self._looking() as machine:
             point = self._record(machine.freeze(), "fork point")
             return self.hub.fork(self.row, machine, from_hex(point.oid), n)
@@ -184,7 +186,7 @@ class Workspace:
 
     def merge(
         self,
-        other: Workspace | str,
+        other: Workspace | Ref,
         *,
         message: str | None = None,
         favor: Favor | None = None,
@@ -192,6 +194,7 @@ class Workspace:
     ) -> MergeResult:
         """Bring in what `other` changed since the common ancestor.
 
+        What a private workspace, given itself or by name, has not committed is committed first.
         Conflicts are data: Conflict("merge_conflict") lists them and nothing is touched. `favor`
         ("ours" or "theirs") settles them; `dry_run` only returns what would happen.
         """
@@ -216,25 +219,6 @@ class Workspace:
 
     # what merging is made of
 
-    def resolve(self, ref: str) -> Oid:
-        """The commit that `ref` means here, where HEAD is this branch."""
-        return self.hub.refs.resolve(ref, default_branch=self.name)
-
-    def rename(self, name: str) -> None:
-        """The branch, and this workspace with it, has another name now."""
-        self.row = msgspec.structs.replace(self.row, name=name)
-        self.look()
-
-    def look(self) -> None:
-        """See where the branch is now, whoever moved it."""
-        self._head = self.hub.catalog.head(f"branch:{self.name}")
-        self._at(self._head.oid if self._head else None)
-
-    def _at(self, commit: Oid | None) -> None:
-        """Remember what the head holds."""
-        self._state = self.hub.history.read(commit).state if commit else b""
-        self._journal = self.hub.history.state(commit).journal if commit else b""
-
     def image(self) -> records.Image:
         """The present files, not committed."""
         with self._looking() as machine:
@@ -253,18 +237,18 @@ class Workspace:
 
     def go(self, target: Oid, verb: str, paths: Sequence[str | bytes] | None = None) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
+        if paths is not None:
+            return self._go_some(target, verb, [os.fsencode(path) for path in paths])
         safety = self.keep(f"before {verb}")
-        if target == safety and paths is None:
+        if target == safety:
             return Report()
         reach("restore.before-thaw")
         image = self.hub.image_oid(target)
-        if paths is not None:
-            return self._machine.thaw(image, [os.fsencode(path) for path in paths])
         with self._undone_to(safety):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
             together = self.company.leaving(target)
-            self._move(safety, target, verb, to_hex(target), together)
+            self._move([(safety, target)], verb, to_hex(target), together)
         self._at(target)
         self.company.arrived()
         self._machine.settle(image)
@@ -282,6 +266,30 @@ class Workspace:
             return self._record(self._machine.freeze(), message, parents, "merge")
 
     # inside
+
+    def _go_some(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
+        """Bring some paths to a commit; done twice, the second time changes nothing at all."""
+        from ortet.machine.thaw import is_at  # here: a commit does without it
+
+        hub, image = self.hub, self.hub.image_oid(target)
+        current = self._machine.freeze()
+        before, after = hub.read_image(current), hub.read_image(image)
+        if is_at(hub.objects, hub.trees, before, after, paths):
+            return Report()
+        self._keep_aside(current, f"before {verb}")
+        reach("restore.before-thaw")
+        return self._machine.thaw(image, paths)
+
+    def _keep_aside(self, image: Oid, message: str) -> None:
+        """Commit what is not committed to the reflog only: the branch stays where it is."""
+        state = self._put_state(image)
+        if self._head is None:  # then there is no place to come back to
+            self._record(image, message)
+        elif not self._stands(state):
+            before = self._head.oid
+            safety = self._put_commit(state, message, [before])
+            self._move([(before, safety), (safety, before)], "restore", message)
+            self._machine.settle(image)
 
     @contextmanager
     def _looking(self) -> Iterator[Machine]:
@@ -312,86 +320,15 @@ class Workspace:
     def _record(
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
-        hub = self.hub
-        journal = self.company.journal(self._journal)
-        state = hub.objects.put(Kind.STATE, encode(records.State(journal, b"", image)))
+        hub, state = self.hub, self._put_state(image)
         if not parents and self._head and self._stands(state):
             self._machine.settle(image)
             return hub.history.info(self._head.oid)
         before = self._head.oid if self._head else None
-        commit = records.Commit(
-            state=state,
-            parents=list(parents) or ([before] if before else []),
-            message=message if message.isascii() else _storable(message),
-            time=hub.clock.now_ns(),
-            author=hub.author,
-        )
-        oid = hub.history.put(commit)
-        reach("commit.before-flush")
-        hub.objects.flush()
-        reach("commit.after-flush")
-        self._move(before, oid, verb, commit.message)
+        oid = self._put_commit(state, message, list(parents) or ([before] if before else []))
+        self._move([(before, oid)], verb, hub.history.read(oid).message)
         reach("commit.after-move")
-        self._state, self._journal = state, journal
+        self._state, self._journal = state, self._sealed
         self.company.recorded()
         self._machine.settle(image)
         return hub.history.info(oid)
-
-    def _stands(self, state: Oid) -> bool:
-        """Whether the head has this state already: the head as it is, not as it was last seen."""
-        if self._head is None or state != self._state:
-            return False
-        now = self.hub.catalog.head(self._head.name)
-        if now is None or now.oid != self._head.oid:
-            moved = self._moved()
-            if state != self._state:
-                raise moved
-        return True
-
-    def _move(
-        self,
-        before: Oid | None,
-        after: Oid,
-        verb: str,
-        detail: str,
-        together: Together = ALONE,
-    ) -> None:
-        hub, name = self.hub, f"branch:{self.name}"
-        try:
-            hub.catalog.move(
-                [Move(name, before, after)],
-                verb=verb,
-                actor=hub.author,
-                detail=detail,
-                lease=together.lease or self.company.lease(),
-                rows=together.rows,
-                timelines=together.timelines,
-            )
-        except Conflict as error:
-            raise self._moved() from error
-        self._head = Head(name=name, oid=after, version=0, time=0)
-        self._moves += 1
-        with suppress(OSError):  # a hint, and the deed is done
-            hub.signal.notify(name)
-
-    def _moved(self) -> OrtetError:
-        """What to say when the branch is not where it was; from now on it is where it is."""
-        if self.hub.registry.get(self.name) is None:
-            return NotFound(
-                "no_workspace",
-                f"workspace {self.name!r} was renamed or dropped by another process; your files "
-                "are untouched: close it and open the directory again",
-            )
-        self.look()
-        now = to_hex(self._head.oid)[:12] if self._head else "nothing"
-        return Conflict(
-            "head_moved",
-            f"branch {self.name!r} was moved to {now} by another process; your files are "
-            f"untouched: repeat the call to go on from there, or restore {now} first",
-            name=self.name,
-        )
-
-
-def _storable(message: str) -> str:
-    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
-    return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

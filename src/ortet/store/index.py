@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ortet.codec import checksum, decode, encode
@@ -72,11 +73,16 @@ def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> byte
 def write_index(path: Path, data: bytes) -> None:
     """Write durably under a temporary name, then rename."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def open_index(path: Path) -> Index:

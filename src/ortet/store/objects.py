@@ -183,7 +183,7 @@ class LocalObjects(Objects):
     def forget(self, epoch: int) -> None:
         """After a sweep: drop what is remembered and look at the disk again."""
         self.cache.clear()
-        self.shelf.refresh()
+        self.shelf.refresh(swept=True)
         self._swept = epoch
 
     def abandon(self) -> None:

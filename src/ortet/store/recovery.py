@@ -14,7 +14,7 @@ from ortet.codec import checksum
 from ortet.errors import Corrupt, NotFound, Unsupported
 from ortet.store import frame
 from ortet.store.faults import reach
-from ortet.store.tail import SUFFIX, Tail, pack_key, storage_error, sync_directory
+from ortet.store.tail import PART, SUFFIX, Tail, pack_key, storage_error, sync_directory
 
 
 def follow(path: Path, *, key_id: bytes) -> Tail | None:
@@ -92,8 +92,9 @@ def _left_over(path: Path, bucket: Bucket) -> bool:
         bucket.size(pack_key(path.name.removesuffix(SUFFIX)))
     except NotFound:
         return False
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    for name in (path, path.with_suffix(PART)):
+        with contextlib.suppress(FileNotFoundError):
+            name.unlink()
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +17,7 @@ from ortet.store import frame
 from ortet.store.batch import Batches
 from ortet.store.faults import reach
 from ortet.store.index import Located, encode_index, write_index
-from ortet.store.tail import Tail, pack_key, storage_error
+from ortet.store.tail import PART, Tail, pack_key, storage_error
 
 _WORTH = 8
 """One part in so many of a tail must be loose to make writing it anew worth while."""
@@ -31,33 +32,39 @@ def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -
     """
     reach("seal.begin")
     tail.sync()
+    part = tail.path.with_suffix(PART)
     try:
-        written = None if solid else _write_solid(tail)
+        written = None if solid else _write_solid(tail, part)
         if written is None:
             tail.trim()
             path, size = tail.path, tail.end
             entries = [(oid, 0, *spot[1:]) for oid, spot in tail.spots()]
         else:
-            path, size, entries = written
+            path, (size, entries) = part, written
         write_index(index_path, encode_index([(tail.id, size)], entries))
         reach("seal.after-index")
+        tail.published = True
         bucket.put_file(pack_key(tail.id), path)
         reach("seal.after-put")
         tail.path.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, "sealing a pack") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return size
 
 
-def _write_solid(tail: Tail) -> tuple[Path, int, list[Located]] | None:
-    """A synced file with all that is in the tail, or None when the tail is good as it is."""
+def _write_solid(tail: Tail, path: Path) -> tuple[int, list[Located]] | None:
+    """Write all that is in the tail to a new file, synced; None when the tail is good as it is."""
     leads = list(frame.scan(tail.read, 0, tail.end))
     loose = sum(lead.header.size for lead in leads if _is_loose(lead.header))
     if len(leads) < 2 or loose * _WORTH < tail.end:
         return None
-    path = tail.path.with_suffix(".pack.part")  # the next to seal this tail overwrites it
     try:
-        with open(path, "wb") as file:
+        # Never into a file that is there: one a killed process left may be a pack by now, too.
+        path.unlink(missing_ok=True)
+        with open(path, "xb") as file:
             solid = _Solid(file)
             for lead in leads:
                 solid.add(tail, lead)
@@ -68,7 +75,7 @@ def _write_solid(tail: Tail) -> tuple[Path, int, list[Located]] | None:
         # A damaged frame stays as it is, for `verify` to find; on a full disk all of them do.
         path.unlink(missing_ok=True)
         return None
-    return path, solid.size, solid.entries
+    return solid.size, solid.entries
 
 
 def _is_loose(header: frame.Header) -> bool:

@@ -118,12 +118,15 @@ class Shelf:
     def _token(self) -> object:
         return os.stat(self._place).st_mtime_ns
 
-    def refresh(self, *, anew: bool = False) -> None:
+    def refresh(self, *, anew: bool = False, swept: bool = False) -> None:
         """Look at the disk again, `anew` also at what was seen of others' tails.
 
-        Tails before packs, so that one sealed in between is seen twice, not never.
+        Tails before packs, so that one sealed in between is seen twice, not never. `swept`: a pack
+        that one of our tails has become may be gone since, so such a tail is ours no longer.
         """
         with self._lock:
+            if swept:
+                self.mine = tuple(tail for tail in self.mine if not tail.published)
             token = self._token()
             ids = self._root.tail_ids()
             sizes = list_packs(self._bucket)

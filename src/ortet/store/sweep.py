@@ -18,7 +18,7 @@ from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack, list_packs
 from ortet.store.repack import Repacker, choose
 from ortet.store.source import Source, kind_of
-from ortet.store.tail import Tail, pack_key, storage_error
+from ortet.store.tail import PART, Tail, pack_key, storage_error
 
 Roots = Callable[[], Iterable[Link]]
 """Asked twice: before marking, and again when no writer is left."""
@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 
 MIN_GARBAGE = 0.2
 PATIENCE = 60.0
+_STALE = 3600
 
 
 class SweepReport(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ def sweep(
             run.copy()
             if not dry_run:
                 run.finish(patience)
+                run.tidy()
             return run.report()
     except OSError as error:
         raise storage_error(error, "sweeping") from error
@@ -193,6 +195,21 @@ class _Sweep:
                     (root.index / name).unlink()
         with contextlib.suppress(OrtetError, OSError):
             shelf.merge_tables()
+
+    def tidy(self) -> None:
+        """Remove what killed processes were writing: a pack whose tail is gone, and what is an hour
+        old."""
+        root = self._objects.root
+        tails = {f"{id_}{PART}" for id_ in root.tail_ids()}
+        os.utime(root.local / "gc.busy")
+        now = os.stat(root.local / "gc.busy").st_mtime
+        for place in (root.index, root.tails):
+            for entry in os.scandir(place):
+                with contextlib.suppress(FileNotFoundError):
+                    orphan = entry.name.endswith(PART) and entry.name not in tails
+                    stale = entry.name.endswith(".part") and entry.stat().st_mtime < now - _STALE
+                    if orphan or stale:
+                        os.unlink(entry.path)
 
     def report(self) -> SweepReport:
         sealed = sum(source.end for source in self._sealed)

@@ -18,6 +18,8 @@ from ortet.store.faults import reach
 from ortet.store.source import File, Source, Spot
 
 SUFFIX = ".tail"
+PART = ".pack.part"
+"""What a tail is written anew to when it is sealed."""
 SEAL_AT = 64 * 1024 * 1024
 # Opening a store scans the headers of its tails: these bounds keep that near 20 ms.
 SEAL_FRAMES = 2048
@@ -69,6 +71,7 @@ class Tail(Source):
         self._syncing = threading.Lock()
         self._syncs = 0
         self._size = 0  # of the file, with the room behind the end
+        self.published = False  # its pack may be in the bucket, where a sweep can find it
         self._broken: OSError | None = None
         self._spots: dict[Oid, Spot] = {}
 

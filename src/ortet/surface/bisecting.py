@@ -93,7 +93,7 @@ def end(hub: Hub, row: WorkspaceRow) -> None:
 def forget(hub: Hub, copy: str) -> None:
     """Remove a private copy and its branch; the user may have dropped it already."""
     if copy and hub.registry.get(copy):
-        hub.drop(copy)
+        hub.drop(copy, discard=True)
     if copy and hub.refs.get(copy):
         hub.refs.delete(copy, actor=hub.author, detail="bisect")
 
@@ -118,12 +118,22 @@ def try_all(
 ) -> Iterator[Step | Answer]:
     """Run the command on candidate after candidate; the last thing yielded is the answer."""
     bisect = bisect_of(hub, state)
-    while (oid := bisect.next()) is not None:
+
+    def test(oid: str) -> Step:
         with trial(hub, row, oid) as copy:
             result = copy.run(command, timeout=timeout)
-        verdict = _verdict(result, oid)
+        return Step(oid, _verdict(result, oid), result.exit_code, result.duration)
+
+    if test(state.bad).verdict == "good":  # else all that follows would blame the wrong one
+        raise Invalid(
+            "not_bad",
+            f"{state.bad[:12]} is not bad, the command succeeds there: give --bad another commit",
+        )
+    while (oid := bisect.next()) is not None:
+        step = test(oid)
+        verdict = step.verdict
         {"good": bisect.good, "bad": bisect.bad, "skip": bisect.skip}[verdict](oid)
-        yield Step(oid, verdict, result.exit_code, result.duration)
+        yield step
     answer = bisect.answer()
     assert answer is not None
     yield answer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ortet.errors import NotFound, OrtetError, code_of
+from ortet.errors import Invalid, NotFound, OrtetError, code_of
 from ortet.surface import render
 from ortet.surface.progress import Progress
 
@@ -79,27 +79,37 @@ class Call:
 
         return find_pointer(self.here)
 
-    def workspace(self, name: str | None = None) -> Workspace:
-        """The one named, else the one whose directory this is, opened."""
+    def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
+        """The one named, else the one whose directory this is, opened.
+
+        A verb that `writes` also corrects the pointer: a copied directory must not claim the
+        history of the one it was copied from. One that only looks leaves it alone.
+        """
         if name is not None:
             return self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
             raise _no_workspace(self.here)
-        workspace = self.hub.reopen(pointer.workspace, pointer.directory)
-        if workspace.name != pointer.workspace:
+        said = self._said(pointer)
+        workspace = self.hub.reopen(said or "", pointer.directory)
+        if writes and said is not None and workspace.name != said:
             from ortet.pointer import write_pointer
 
-            # a copied directory must not claim the history of the one it was copied from
             write_pointer(pointer.directory, self.hub.root, workspace.name)
         return workspace
+
+    def _said(self, pointer: Pointer) -> str | None:
+        """The workspace a pointer names; None when we are told to use another store than its."""
+        from ortet.config import names_store
+
+        return pointer.workspace if names_store(pointer, self.hub.root) else None
 
     def row(self, name: str | None = None) -> WorkspaceRow:
         """The same, not opened: enough to read history."""
         if name is not None:
             return self.hub.registry.need(name)
         pointer = self.pointer()
-        row = self.hub.locate(pointer.workspace, pointer.directory) if pointer else None
+        row = self._located(pointer) if pointer else None
         if row is None:
             raise _no_workspace(self.here)
         return row
@@ -107,11 +117,49 @@ class Call:
     def branch(self) -> str | None:
         """The branch HEAD means here; None outside every workspace."""
         pointer = self.pointer()
-        row = self.hub.locate(pointer.workspace, pointer.directory) if pointer else None
-        return row.name if row else None
+        if pointer is None:
+            return None
+        if row := self._located(pointer):
+            return row.name
+        said = self._said(pointer)  # its workspace was dropped, its branch was not
+        return said if said and self.hub.refs.get(said) else None
+
+    def _located(self, pointer: Pointer) -> WorkspaceRow | None:
+        return self.hub.locate(self._said(pointer) or "", pointer.directory)
 
     def resolve(self, ref: str, branch: str | None = None) -> Oid:
         return self.hub.refs.resolve(ref, default_branch=branch or self.branch())
+
+    def inside(self, path: str, name: str | None) -> str:
+        """A path as the user wrote it -> relative to the workspace."""
+        pointer = self.pointer()
+        if name is not None or pointer is None:
+            return os.path.normpath(path)
+        # the directory may be reached through a link: compare real places, but keep the last name
+        full = self.here / path
+        real = full.resolve()
+        if full.name != "..":
+            real = Path(os.path.realpath(full.parent)) / full.name
+        relative = os.path.relpath(real, os.path.realpath(pointer.directory))
+        if relative == ".." or relative.startswith("../"):
+            raise Invalid("bad_path", f"{path} is outside the workspace {pointer.directory}")
+        return relative
+
+    def remark_uncommitted(self, *refs: str) -> None:
+        """Say of forks named by the user that what they hold is more than what is looked at."""
+        if self.json or self.quiet:
+            return
+        for ref in refs:
+            try:
+                with self.hub.private(ref) as private:
+                    dirty = private is not None and not private.status().clean
+            except OrtetError:  # in use elsewhere, or unusable here: the answer does not need it
+                continue
+            if dirty:
+                self.note(
+                    f"{ref} has changes that are not committed: `ortet commit -w {ref}` records "
+                    "them"
+                )
 
     # answers
 

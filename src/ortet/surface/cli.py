@@ -99,12 +99,21 @@ _GARBAGE = 200_000
 def main() -> NoReturn:
     """Run one command and exit."""
     gc.set_threshold(_GARBAGE)
+    _fill_streams()
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
     # all is closed; to free every object a scan of 30 000 files left would take 30 ms more
     os._exit(code)
+
+
+def _fill_streams() -> None:
+    """What the caller closed goes nowhere; else the next file opened would be that stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def run(words: list[str]) -> int:
@@ -123,15 +132,20 @@ def run(words: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         call.note("interrupted")
         return INTERRUPTED
-    except click.UsageError as error:
-        call.json = call.json or _asks_for_json(words)
-        return call.fail(Invalid("bad_usage", _usage(error)))
-    except OrtetError as error:
-        return call.fail(error)
-    except OSError as error:
-        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(_as_ours(error))
     except Exception as error:
-        return call.crash(error)
+        call.json = call.json or _asks_for_json(words)
+        return _end(call, error)
+
+
+def _end(call: Call, error: Exception) -> int:
+    """Say what went wrong; returns the exit code."""
+    if isinstance(error, click.UsageError):
+        return call.fail(Invalid("bad_usage", _usage(error)))
+    if isinstance(error, OrtetError):
+        return call.fail(error)
+    if isinstance(error, OSError):
+        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(_as_ours(error))
+    return call.crash(error)
 
 
 def _end_in_order() -> None:
@@ -160,7 +174,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _asks_for_json(words: Sequence[str]) -> bool:
-    """A usage error may come before the option was read."""
+    """An error may come before the option was read."""
     return "--json" in words[: words.index("--") if "--" in words else None]
 
 

@@ -62,7 +62,7 @@ def start(call: Call, good: tuple[str, ...], bad: str) -> None:
 def _judge(call: Call, verdict: Verdict, ref: str | None) -> None:
     from ortet.surface import bisecting
 
-    oid = call.resolve(ref).hex() if ref else None
+    oid = None if ref is None else call.resolve(ref).hex()
     _tell(call, bisecting.judge(call.hub, call.row(), verdict, oid))
 
 
@@ -116,7 +116,7 @@ def reset(call: Call) -> None:
     call.emit({"running": False}, ["no search is under way"])
 
 
-@verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@verb(context_settings={"allow_interspersed_args": False})
 @good_option
 @bad_option
 @click.option("--timeout", type=float, metavar="SECONDS", help="Longer than this is bad.")
@@ -129,9 +129,10 @@ def run(
     bad: str,
     timeout: float | None,
 ) -> None:
-    """Let a command answer: 0 is good, 125 cannot say, anything else bad.
+    """Let a command answer: 0 is good, 125 skips the commit, up to 124 is bad.
 
-    Without --good it goes on with the search that `bisect start` began.
+    126, 127 and above stop the search: the command itself is broken. The bad commit is tested
+    first. Without --good it goes on with the search that `bisect start` began.
 
     \b
     Example:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from ortet.errors import Conflict
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb, which
 
@@ -18,6 +21,18 @@ favor_option = click.option(
     type=click.Choice(["ours", "theirs"]),
     help="Which side wins where both changed the same.",
 )
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    """What Python calls favor= is an option here."""
+    from ortet.session.merging import CHOOSE
+
+    try:
+        yield
+    except Conflict as error:
+        message = error.message.replace(CHOOSE, "choose --favor ours or --favor theirs")
+        raise Conflict(error.kind, message, **error.details) from error
 
 
 @verb()
@@ -48,6 +63,9 @@ def fork(call: Call, ref: str | None, count: int, name: str | None) -> None:
             copies = call.workspace(name).fork(count)
         else:
             row = call.row(name)
+            with call.hub.private(ref) as private:
+                if private is not None:
+                    private.commit("fork point")
             copies = call.hub.fork(row, None, call.resolve(ref, row.name), count)
     data = [_copy(copy) for copy in copies]
     width = max(len(copy.name) for copy in copies)
@@ -89,8 +107,9 @@ def merge(
 ) -> None:
     """Bring in what another branch or commit changed.
 
-    Text files are merged line by line. Where both sides changed the same lines nothing is touched:
-    the conflicts are listed and the exit code is 5.
+    What a fork named here has not committed is committed first. Text files are merged line by
+    line. Where both sides changed the same lines nothing is touched: the conflicts are listed and
+    the exit code is 5.
 
     \b
     Example:
@@ -99,7 +118,7 @@ def merge(
     """
     workspace = call.workspace(name)
     text = None if message is None else as_text(message)
-    with call.progress("merge"):
+    with call.progress("merge"), _in_our_words():
         result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
     data = {
         "name": workspace.name,
@@ -107,9 +126,12 @@ def merge(
         "state": result.commit.state if result.commit else None,
         "conflicts": result.conflicts,
         "dry_run": dry_run,
+        "up_to_date": result.up_to_date,
     }
     lines = [render.conflict(conflict) for conflict in result.conflicts]
-    if result.commit:
+    if result.up_to_date:
+        lines.append(f"nothing to merge: {workspace.name} has all of {render.safe(other)} already")
+    elif result.commit:
         tag = call.paint(f"[{workspace.name} {render.short(result.commit.oid)}]", fg="yellow")
         lines.append(f"{tag} {render.title(result.commit.message)}")
     elif not lines:
@@ -130,8 +152,8 @@ def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | Non
     Example:
       ortet land proj/1
     """
-    workspace = call.workspace(fork_name or name)
-    with call.progress("land"):
+    workspace = call.workspace(name if fork_name is None else fork_name)
+    with call.progress("land"), _in_our_words():
         report = workspace.land(favor=favor)
     data = {"name": workspace.name, **render.fields(report)}
     call.emit(data, [f"landed {workspace.name}: {render.report(report)}"])
@@ -141,18 +163,22 @@ def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | Non
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--branch", is_flag=True, help="Delete the branch too.")
-def drop(call: Call, names: tuple[str, ...], branch: bool) -> None:
+@click.option("--discard", is_flag=True, help="Do not record what is not committed.")
+def drop(call: Call, names: tuple[str, ...], branch: bool, discard: bool) -> None:
     """Forget workspaces with their private files.
 
-    Branches and commits stay, unless --branch is given. The directory of a workspace that is in
-    place is not touched.
+    Branches and commits stay, unless --branch is given, and what a fork has not committed is
+    committed first, unless --discard is. The directory of a workspace that is in place is not
+    touched.
 
     \b
     Example:
       ortet drop proj/2 proj/3
     """
     for name in names:
-        call.hub.drop(name)
+        call.hub.registry.need(name)  # all of them, before the first is gone
+    for name in dict.fromkeys(names):
+        call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):
             call.hub.refs.delete(name, actor=call.hub.author)
     call.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])

@@ -90,7 +90,7 @@ def show(call: Call, ref: str, path: str | None, *, name: str | None) -> None:
     """
     oid = call.resolve(ref, name)
     if path is not None:
-        _print_file(call, oid, path)
+        _print_file(call, oid, call.inside(path, name))
         return
     info = call.hub.history.info(oid)
     changes = _between(call, f"{info.oid}^" if info.parents else None, info.oid)
@@ -157,11 +157,12 @@ def diff(
       ortet diff proj/1 proj/2 --stat
     """
     if new is None:
-        workspace = call.workspace(name)
+        workspace = call.workspace(name, writes=False)
         with call.progress("looking"):
             changes = workspace.diff(old)
     else:
         changes = _between(call, call.resolve(old, name).hex(), call.resolve(new, name).hex())
+        call.remark_uncommitted(old, new)
     if call.json:
         call.emit([render.change(found, call.hub.objects, patch=patch) for found in changes])
     elif stat:
@@ -175,7 +176,7 @@ def diff(
 def _between(call: Call, old: str | None, new: str) -> list[Change]:
     from ortet.graph.diff import diff_images
 
-    before = call.hub.history.image(call.resolve(old)) if old else None
+    before = None if old is None else call.hub.history.image(call.resolve(old))
     return diff_images(call.hub.trees, before, call.hub.history.image(call.resolve(new)))
 
 

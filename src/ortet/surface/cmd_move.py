@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -50,16 +49,17 @@ def restore(
         _write_out(call, ref, to, name)
         return
     workspace = call.workspace(name)
-    parts = None if only is None else only.split(",")
+    parts = _parts(only)
     began = time.perf_counter()
     with call.progress("restore"):
-        inside = [_inside(call, path, name) for path in paths] or None
+        inside = [call.inside(path, name) for path in paths] or None
         report = workspace.restore(ref, only=parts, paths=inside)
     _tell(call, workspace, "restored", report, began)
 
 
 def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
     oid = call.resolve(ref, name).hex()
+    call.remark_uncommitted(ref)
     began = time.perf_counter()
     with call.progress("restore") as progress:
         report = call.hub.restore(oid, to, progress=progress)
@@ -70,18 +70,14 @@ def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
     call.losses(report.losses)
 
 
-def _inside(call: Call, path: str, name: str | None) -> str:
-    """A path as the user wrote it -> relative to the workspace."""
-    pointer = call.pointer()
-    if name is not None or pointer is None:
-        return os.path.normpath(path)
-    # the directory may be reached through a link: compare real places, but keep the last name
-    full = call.here / path
-    real = Path(os.path.realpath(full.parent)) / full.name if full.name != ".." else full.resolve()
-    relative = os.path.relpath(real, os.path.realpath(pointer.directory))
-    if relative == ".." or relative.startswith("../"):
-        raise Invalid("bad_path", f"{path} is outside the workspace {pointer.directory}")
-    return relative
+def _parts(only: str | None) -> list[str] | None:
+    parts = None if only is None else [part.strip() for part in only.split(",")]
+    if parts is not None and set(parts) != {"files"}:
+        raise Invalid(
+            "nothing_to_restore",
+            f"--only {only}: a workspace holds files only; write --only files, or leave it out",
+        )
+    return parts
 
 
 def _tell(call: Call, workspace: Workspace, verb_: str, report: Report, began: float) -> None:

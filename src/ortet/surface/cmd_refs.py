@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.errors import Invalid
+from ortet.graph.refs import text_of
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
@@ -92,7 +93,9 @@ def reflog(call: Call, name: str | None, limit: int | None) -> None:
       ortet reflog
       ortet restore 'HEAD@{1}'
     """
-    name = name or call.row().name
+    if name is None:
+        name = call.branch() or call.row().name
+    text_of(name)
     ops = call.hub.refs.reflog(name) or call.hub.refs.reflog(name, kind="tag")
     if not ops:
         call.resolve(name)  # says what there is instead
@@ -127,7 +130,7 @@ def _one_deed(*asked: object) -> None:
 
 
 def _create(call: Call, name: str, ref: str | None, kind: RefKind) -> None:
-    oid = call.resolve(ref or "HEAD")
+    oid = call.resolve("HEAD" if ref is None else ref)
     call.hub.refs.create(name, oid, kind=kind, actor=call.hub.author)
     text = oid.hex()
     call.emit({"name": name, "oid": text}, [f"{name} is {render.short(text)}"])

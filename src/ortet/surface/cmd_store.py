@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
 from ortet.errors import Corrupt, Invalid
 from ortet.surface import render
 from ortet.surface.call import Call, verb
+
+MOST = 20
+"""Problems a person is shown."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -26,13 +30,22 @@ def verify(call: Call) -> None:
     try:
         with call.progress("verify") as progress:
             report = call.hub.verify(progress=progress)
-    except Corrupt as error:
-        if call.json and "report" in error.details:
-            call.emit({"ok": False, **error.details["report"]})
+    except Corrupt as error:  # with --json, the error itself has the report
+        problems = error.details.get("report", {}).get("problems", [])
+        if not call.json:
+            call.emit(None, _problem_lines(problems))
         raise
     data = {"ok": True, **render.fields(report)}
     what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
     call.emit(data, [f"sound: {what}, {render.size(report.bytes)}"])
+
+
+def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for one in problems[:MOST]:
+        place = " ".join(part for part in (one["where"], one["oid"][: render.SHORT]) if part)
+        yield render.safe(f"{place}: {one['what']}")
+    if len(problems) > MOST:
+        yield f"and {len(problems) - MOST} more"
 
 
 @verb()
@@ -59,9 +72,8 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
 
 
 @verb()
-@click.argument("refs", metavar="REF...", nargs=-1, required=True)
-@click.argument("file")
-def export(call: Call, refs: tuple[str, ...], file: str) -> None:
+@click.argument("words", metavar="REF... FILE", nargs=-1, required=True)
+def export(call: Call, words: tuple[str, ...]) -> None:
     """Write commits, with all they need, into one file.
 
     \b
@@ -69,8 +81,13 @@ def export(call: Call, refs: tuple[str, ...], file: str) -> None:
       ortet export HEAD work.bundle
       ortet export proj proj/1 both.bundle
     """
+    *refs, file = words
+    if not refs:
+        raise click.UsageError(f"FILE is missing: give the file to write after {file!r}")
+    names = _named(call, refs)
+    call.remark_uncommitted(*refs)
     with call.progress("export") as progress:
-        report = call.hub.export(_named(call, refs), file, progress=progress)
+        report = call.hub.export(names, file, progress=progress)
     call.emit(
         report, [f"{render.safe(file)}: {_objects(report.objects)}, {render.size(report.size)}"]
     )
@@ -114,7 +131,7 @@ def stats(call: Call) -> None:
     call.emit(data, lines)
 
 
-def _named(call: Call, refs: tuple[str, ...]) -> list[str]:
+def _named(call: Call, refs: Sequence[str]) -> list[str]:
     """Names as they are; HEAD and the like, which mean something only here, as what they mean."""
     branch = call.branch()
     names = [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]

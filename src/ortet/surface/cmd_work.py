@@ -31,20 +31,39 @@ def init(call: Call, store: str | None, name: str | None) -> None:
       ortet init
       ortet -C path/to/project init --store /mnt/big/history
     """
-    from ortet.config import init_url
+    from ortet.config import init_url, names_store, store_path, usable_pointer
     from ortet.pointer import write_pointer
+    from ortet.session.places import existing, keep_apart
 
     directory = call.here
-    hub = call.open_hub(init_url(store, directory), create=True)
-    with hub.workspace(directory, name=name) as workspace:
-        write_pointer(directory, hub.root, workspace.name)
-        head = workspace.head
-        answer = {
-            "name": workspace.name,
-            "directory": str(directory),
-            "store": str(hub.root),
-            "head": head.oid if head else None,
-        }
+    url = init_url(store, directory)
+    keep_apart(store_path(url), existing(directory))  # before anything is made
+    hub = call.open_hub(url, create=True)
+    pointer = usable_pointer(directory)
+    if pointer is not None and pointer.directory != directory:
+        pointer = None
+    ours = pointer is None or names_store(pointer, hub.root)
+    said = pointer.workspace if pointer is not None and ours and name is None else ""
+    known = hub.locate(said, directory)
+    try:
+        opened = hub.reopen(said, directory) if said else hub.workspace(directory, name=name)
+        with opened as workspace:
+            if ours:
+                write_pointer(directory, hub.root, workspace.name)
+            head = workspace.head
+            answer = {
+                "name": workspace.name,
+                "directory": str(directory),
+                "store": str(hub.root),
+                "head": head.oid if head else None,
+            }
+    except BaseException:
+        made = hub.registry.at(directory.resolve(), "inplace", "folder")
+        if known is None and made is not None:
+            hub.drop(made.name)
+        raise
+    if pointer is not None and not ours:
+        call.note(f".ortet still names {render.safe(pointer.url)}: remove it to change that")
     call.emit(answer, [f"workspace {answer['name']}, history in {render.safe(str(hub.root))}"])
 
 
@@ -58,7 +77,7 @@ def status(call: Call, name: str | None) -> None:
       ortet status
       ortet status -w proj/1 --json
     """
-    workspace = call.workspace(name)
+    workspace = call.workspace(name, writes=False)
     with call.progress("looking"):
         found = workspace.status()
     data = {
@@ -126,7 +145,7 @@ def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
     return len(diff_images(call.hub.trees, old, history.image(from_hex(after.oid))))
 
 
-@verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@verb(context_settings={"allow_interspersed_args": False})
 @which
 @click.option(
     "--timeout", type=float, metavar="SECONDS", help="Kill it and its children after this."
@@ -148,7 +167,7 @@ def run(
     """Run a command in the workspace and exit as it did.
 
     One word is given to sh, several are executed as they are. It starts in the workspace's top
-    directory. A time-out ends with 124.
+    directory. A time-out ends with 124. Write -- before a command that begins with a dash.
 
     \b
     Example:

@@ -1,0 +1,94 @@
+"""What a hub does with sessions: open, list, read, and find the mind that goes with files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ortet.backend.abc import Catalog, Signal
+from ortet.session.company import Company, Nobody
+from ortet.session.parts import Parts
+from ortet.session.places import existing, keep_apart
+from ortet.session.registry import Files, Registry, WorkspaceRow
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.ledger import Durability
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.session import Session
+    from ortet.session.sessions import Sessions
+    from ortet.session.view import View
+
+
+class Minding:
+    """The half of Hub that deals with minds. A command about files alone loads nothing of it."""
+
+    root: Path
+    catalog: Catalog
+    signal: Signal
+    registry: Registry
+    _parts: Parts
+    _sessions: Sessions | None = None
+
+    def how(self, engine: str, files: Files | None) -> tuple[Files, str]:
+        raise NotImplementedError
+
+    def session(
+        self,
+        name: str,
+        *,
+        agent: str = "default",
+        goal: str = "",
+        workspace: str | os.PathLike[str] | None = None,
+        files: Files | None = None,
+        engine: str = "auto",
+        budget: Mapping[str, float] | None = None,
+        durability: Durability = "event",
+    ) -> Session:
+        """Go on with a session at its head, or begin one of this name; nothing re-executes.
+
+        With `workspace`, its commits hold that directory's files too; see `workspace()`.
+        """
+        from ortet.session.sessions import Place
+
+        place = Place()
+        if workspace is not None:
+            directory = keep_apart(self.root, existing(workspace))
+            self.how(engine, files)  # which refuses what cannot be
+            place = Place(os.fspath(directory), engine, files)
+        return self._minds().open(
+            name, agent=agent, goal=goal, budget=budget, durability=durability, place=place
+        )
+
+    def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
+        """The workspace of a directory, if it is one already."""
+        return self.registry.at(Path(path), *self.how(engine, files))
+
+    def sessions(self) -> list[SessionRow]:
+        """All of them, oldest first."""
+        return self._minds().all()
+
+    def get(self, id_: str) -> View:
+        """A session to read, without a lease."""
+        return self._minds().get(id_)
+
+    def _minds(self) -> Sessions:
+        if self._sessions is None:
+            from ortet.session.sessions import Sessions
+
+            self._sessions = Sessions(cast("Hub", self), self._parts.host)
+        return self._sessions
+
+    def company(self, branch: str) -> Company:
+        """The mind that goes with the files of a branch."""
+        if self.catalog.row("session-branch", branch) is None:
+            return Nobody()
+        return self._minds().guest(branch)
+
+    def tell(self, topic: str) -> None:
+        """Wake whoever waits for news of this."""
+        with suppress(OSError):  # a hint, and the deed is done
+            self.signal.notify(topic)

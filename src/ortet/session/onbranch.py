@@ -1,0 +1,142 @@
+"""The branch a workspace is on: where it is, what its head holds, and how it moves on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.backend.abc import Head, Move
+from ortet.codec import encode
+from ortet.errors import Conflict, NotFound, OrtetError
+from ortet.graph import records
+from ortet.graph.refs import Ref
+from ortet.ids import Oid, to_hex
+from ortet.session.company import ALONE, Company, Together
+from ortet.session.registry import WorkspaceRow
+from ortet.store.abc import Kind
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
+
+class OnBranch:
+    """What a workspace knows of its branch. `company` is the mind that goes with its files."""
+
+    def __init__(self, hub: Hub, row: WorkspaceRow) -> None:
+        self.hub = hub
+        self.row = row
+        self.company: Company = hub.company(row.name)
+        self._head: Head | None = None
+        self._state: bytes = b""
+        self._journal: bytes = b""  # of the head
+        self._sealed: bytes = b""  # of the commit that is being made
+        self._moves = 0
+        self.look()
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    def resolve(self, ref: Ref) -> Oid:
+        """The commit that `ref` means here, where HEAD is this branch."""
+        return self.hub.refs.resolve(ref, default_branch=self.name)
+
+    def rename(self, name: str) -> None:
+        """The branch, and this workspace with it, has another name now."""
+        self.row = msgspec.structs.replace(self.row, name=name)
+        self.look()
+
+    def look(self) -> None:
+        """See where the branch is now, whoever moved it."""
+        self._head = self.hub.catalog.head(f"branch:{self.name}")
+        self._at(self._head.oid if self._head else None)
+
+    def _at(self, commit: Oid | None) -> None:
+        """Remember what the head holds."""
+        self._state = self.hub.history.read(commit).state if commit else b""
+        self._journal = self.hub.history.state(commit).journal if commit else b""
+
+    def _put_state(self, image: Oid) -> Oid:
+        """These files, and the mind that goes with them."""
+        self._sealed = self.company.journal(self._journal)
+        return self.hub.objects.put(Kind.STATE, encode(records.State(self._sealed, b"", image)))
+
+    def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
+        """A commit on disk, that no branch has yet."""
+        hub = self.hub
+        commit = records.Commit(
+            state=state,
+            parents=parents,
+            message=message if message.isascii() else _storable(message),
+            time=hub.clock.now_ns(),
+            author=hub.author,
+        )
+        oid = hub.history.put(commit)
+        reach("commit.before-flush")
+        hub.objects.flush()
+        reach("commit.after-flush")
+        return oid
+
+    def _stands(self, state: Oid) -> bool:
+        """Whether the head has this state already: the head as it is, not as it was last seen."""
+        if self._head is None or state != self._state:
+            return False
+        now = self.hub.catalog.head(self._head.name)
+        if now is None or now.oid != self._head.oid:
+            moved = self._moved()
+            if state != self._state:
+                raise moved
+        return True
+
+    def _move(
+        self,
+        steps: Sequence[tuple[Oid | None, Oid]],
+        verb: str,
+        detail: str,
+        together: Together = ALONE,
+    ) -> None:
+        """Move the branch, step by step in the reflog and at once for everybody else."""
+        hub, name = self.hub, f"branch:{self.name}"
+        moves = [Move(name, before, after) for before, after in steps]
+        try:
+            hub.catalog.move(
+                moves,
+                verb=verb,
+                actor=hub.author,
+                detail=detail,
+                lease=together.lease or self.company.lease(),
+                rows=together.rows,
+                timelines=together.timelines,
+            )
+        except Conflict as error:
+            raise self._moved() from error
+        self._head = Head(name=name, oid=steps[-1][1], version=0, time=0)
+        self._moves += 1
+        with suppress(OSError):  # a hint, and the deed is done
+            hub.signal.notify(name)
+
+    def _moved(self) -> OrtetError:
+        """What to say when the branch is not where it was; from now on it is where it is."""
+        if self.hub.registry.get(self.name) is None:
+            return NotFound(
+                "no_workspace",
+                f"workspace {self.name!r} was renamed or dropped by another process; your files "
+                "are untouched: close it and open the directory again",
+            )
+        self.look()
+        now = to_hex(self._head.oid)[:12] if self._head else "nothing"
+        return Conflict(
+            "head_moved",
+            f"branch {self.name!r} was moved to {now} by another process; your files are "
+            f"untouched: repeat the call to go on from there, or restore {now} first",
+            name=self.name,
+        )
+
+
+def _storable(message: str) -> str:
+    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
+    return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
