@@ -16,7 +16,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.refs import Ref, Refs, text_of
+from ortet.graph.refs import Ref, Refs, is_name, text_of
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.machines import Machines
@@ -167,7 +167,7 @@ class Hub:
 
         None when no private workspace of this host has the name, as for a branch, tag or commit.
         """
-        row = self.registry.get(name)
+        row = self.registry.get(name) if is_name(name) else None
         if row is None or row.files != "private" or row.host != self._parts.host:
             yield None
         elif found := self.opened(name):
