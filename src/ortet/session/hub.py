@@ -15,7 +15,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
-from ortet.graph.refs import Ref, Refs
+from ortet.graph.refs import Ref, Refs, is_name
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.company import ALONE, Together
@@ -163,7 +163,7 @@ class Hub(Minding, Keeping):
 
         None when no private workspace of this host has the name, as for a branch, tag or commit.
         """
-        row = self.registry.get(name)
+        row = self.registry.get(name) if is_name(name) else None
         if row is None or row.files != "private" or row.host != self._parts.host:
             yield None
         elif found := self.opened(name):
