@@ -20,11 +20,13 @@ from ortet.graph.refs import Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.company import ALONE, Company, Nobody, Together
+from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
+from ortet.session.tombs import heir_of
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
 
@@ -40,7 +42,7 @@ _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Keeping):
+class Hub(Keeping, Custody):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
@@ -61,6 +63,7 @@ class Hub(Keeping):
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
         self._sessions: Sessions | None = None
+        parts.objects.heirs = lambda oid: heir_of(parts.catalog, oid)
 
     def __enter__(self) -> Hub:
         return self

@@ -138,6 +138,12 @@ class View:
     def step(self) -> int:
         return self._mind.core.step
 
+    def carry(self) -> str:
+        """The mind as signed text for a client to keep; `hub.from_carry` goes on with it."""
+        from ortet.session.carry import carry
+
+        return carry(self, self._hub._minds())
+
     def _now(self) -> int:
         return self._hub.clock.now_ns()
 
