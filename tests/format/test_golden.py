@@ -15,6 +15,7 @@ from ortet.codec import decode, encode
 from ortet.graph.pages import Pages
 from ortet.graph.records import Commit, Entry, Image, Page, State
 from ortet.graph.tree import Trees
+from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
 
 HERE = Path(__file__).parent
@@ -81,5 +82,5 @@ def test_a_large_directory_is_cut_where_the_document_says(objects: LocalObjects)
     root = decode(Page, objects.get(ref.oid))
     assert root.level == level
     assert [page.last for page in root.pages] == names
-    assert Pages(objects, 0).load(ref.oid).level == level
+    assert Pages(objects, 0, Kind.TREE).load(ref.oid).level == level
     assert encode(root) == objects.get(ref.oid)

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from ortet.codec import Hasher, encode
-from ortet.graph.records import Commit, Entry, Image, Page, PageRef, State
+from ortet.graph.records import (
+    Bodies,
+    Commit,
+    Entry,
+    Fold,
+    Header,
+    Image,
+    Journal,
+    Page,
+    PageRef,
+    Segment,
+    State,
+)
 from ortet.ids import Oid
+from ortet.journal.events import Body
 from ortet.store.blobs import Blocks
 
 HASH = Hasher().oid
@@ -21,6 +34,13 @@ IMAGE = Image(ROOT, env={"LANG": "C", "EDITOR": None}, cwd="src")
 STATE = State(machine=HASH(encode(IMAGE)))
 COMMIT = Commit(HASH(encode(STATE)), [Oid(bytes(32))], "first ✓", 1_700_000_001_000_000_000, "me")
 
+SALT, BODY = bytes(range(16)), encode(Body({"content": "hello", "role": "user"}))
+HEADER = Header(1, "message", 1_700_000_000_000_000_000, "me", HASH(SALT + BODY), b"")
+BODIES = Bodies([(SALT, BODY)])
+SEGMENT = Segment(bytes(15) + b"\1", [encode(HEADER)], HASH(encode(BODIES)))
+FOLD = Fold(b"\x80", [("facts", HASH(encode(Page(0))))])
+JOURNAL = Journal(HASH(encode(SEGMENT)), 1, HASH(encode(HEADER)), HASH(encode(FOLD)))
+
 VECTORS: dict[str, bytes] = {
     "blob": BLOB,
     "blocks": encode(Blocks(0, 131_073, HASH(bytes(131_072)) + HASH(b"\0"))),
@@ -32,6 +52,12 @@ VECTORS: dict[str, bytes] = {
     "image": encode(IMAGE),
     "state": encode(STATE),
     "commit": encode(COMMIT),
+    "header": encode(HEADER),
+    "body": BODY,
+    "bodies": encode(BODIES),
+    "segment": encode(SEGMENT),
+    "fold": encode(FOLD),
+    "journal": encode(JOURNAL),
 }
 
 

@@ -167,7 +167,7 @@ def test_there_and_back(source: Shelf, tmp_path: Path) -> None:
     assert report.resumed == 0
     assert os.listdir(tmp_path) == ["b"]
     target = Shelf()
-    assert bundle.import_(target, path, references) == {"main": oid, "tag/x": oid}
+    assert bundle.import_(target, path, references).refs == {"main": oid, "tag/x": oid}
     assert target.held == source.held
 
 
@@ -264,13 +264,13 @@ def test_names_no_branch_could_have_are_replaced(source: Shelf, tmp_path: Path) 
     names = {"main~2": oid, "HEAD": oid, oid.hex(): oid, "fine": oid}
     bundle.export(source, names, references, tmp_path / "b")
     found = bundle.import_(Shelf(), tmp_path / "b", references)
-    assert found == {"fine": oid, f"bundle-{oid.hex()[:12]}": oid}
+    assert found.refs == {"fine": oid, f"bundle-{oid.hex()[:12]}": oid}
 
 
 def test_a_bundle_replaces_a_bundle_and_nothing_else(source: Shelf, small: Path) -> None:
     oid = commit_files(source, {b"a": b"other"})
     bundle.export(source, {"other": oid}, references, small)
-    assert bundle.import_(Shelf(), small, references) == {"other": oid}
+    assert bundle.import_(Shelf(), small, references).refs == {"other": oid}
     small.write_bytes(b"my notes")
     (small.parent / "directory").mkdir()
     for path in (small, small.parent / "directory"):
@@ -305,7 +305,7 @@ def test_damage_in_the_store_is_not_exported(source: Shelf, tmp_path: Path) -> N
 def exported(source: Objects, oid: Oid, path: Path) -> bundle.BundleReport:
     report = bundle.export(source, {"main": oid}, references, path)
     target = Shelf()
-    assert bundle.import_(target, path, references) == {"main": oid}
+    assert bundle.import_(target, path, references).refs == {"main": oid}
     assert not path.with_name(path.name + ".part").exists()
     return report
 
@@ -385,7 +385,7 @@ def test_import_killed(source: Shelf, tmp_path: Path) -> None:
     bundle.export(source, {"main": oid}, references, tmp_path / "b")
     killed("import", tmp_path / "two", tmp_path / "b", oid, "import.after-frame:kill:2")
     target = local(tmp_path / "two")
-    assert bundle.import_(target, tmp_path / "b", references) == {"main": oid}
+    assert bundle.import_(target, tmp_path / "b", references).refs == {"main": oid}
     for held in source.held:
         assert target.get(held) == source.get(held)
     target.close()

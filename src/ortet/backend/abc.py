@@ -178,6 +178,9 @@ class Catalog(Timelines):
     def drop_row(self, kind: str, key: str) -> None:
         """Delete; a row that is not there is no error."""
 
+    def scrub(self) -> None:
+        """Leave nothing in the files of what was deleted or replaced; may take time."""
+
     @abstractmethod
     def check(self) -> list[str]:
         """What is wrong with the stored rows, in words; empty when sound."""

@@ -198,6 +198,11 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             drop_row(db, kind, key)
             db.execute(_COMMIT)
 
+    def scrub(self) -> None:
+        with self._handle as db:
+            db.execute("VACUUM")  # a page that was freed or split keeps what it held
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def check(self) -> list[str]:
         with self._handle as db:
             try:

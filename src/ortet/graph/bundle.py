@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from ortet.errors import Conflict, Corrupt, Invalid, Unsupported
+from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unsupported
 from ortet.graph.bundlefile import MAGIC, BundleFile, build_head
 from ortet.graph.bundlelimits import Limits
 from ortet.graph.bundlepart import Part
 from ortet.graph.descend import descend
 from ortet.graph.refs import check_name
+from ortet.graph.walk import ERASABLE
 from ortet.ids import Oid, to_hex
 from ortet.store import frame
 from ortet.store.abc import Kind, Link, Objects, Walk
@@ -36,6 +37,13 @@ class BundleReport(msgspec.Struct, frozen=True):
     resumed: int
 
 
+class Imported(msgspec.Struct, frozen=True):
+    """Refs of a bundle; and of what was erased where it was made, what stands for it, as what."""
+
+    refs: dict[str, Oid]
+    heirs: dict[Oid, tuple[Oid, Kind]]
+
+
 def export(
     objects: Objects,
     refs: Mapping[str, Oid],
@@ -53,8 +61,10 @@ def export(
     if not named:
         raise Invalid("no_refs", "a bundle needs a commit: name a branch, a tag or an id")
     _check_target(path)
-    order = _closure(objects, named, walk)
-    with Part(path, build_head(objects.hasher.key_id, named), objects.hasher.key_id) as part:
+    heirs: dict[Oid, Oid] = {}
+    order = _closure(objects, named, _noting(walk, objects, heirs))
+    head = build_head(objects.hasher.key_id, named, heirs)
+    with Part(path, head, objects.hasher.key_id) as part:
         resumed = len(part.held)
         for oid, data in _read(objects, order, part.held):
             part.add(oid, order[oid], data)
@@ -72,8 +82,10 @@ def import_(
     *,
     limits: Limits | None = None,
     progress: Progress | None = None,
-) -> dict[str, Oid]:
+) -> Imported:
     """Put everything a bundle holds and return its refs; the caller flushes and makes them heads.
+
+    What was erased here is not put again: Refused("erased") when nothing stands for it any more.
 
     Nothing is put before the whole file is proved: checksums, hashes, every reference there and of
     the right kind, names safe, sizes within `limits`. Invalid("not_a_bundle"), Corrupt
@@ -90,14 +102,55 @@ def import_(
             )
         step = _steps(2 * file.size, progress)
         _prove_hashes(file, objects, step)
-        kinds = _prove_graph(file, walk, limits)
+        heirs = {old: (new, Kind.BLOB) for old, new in file.head.heirs}
+        kinds = _prove_graph(file, _following(walk, heirs), limits)
         for lead in file.leads:
             for oid, data in _cut(file, lead):
-                if not objects.has(oid) and objects.put(kinds[oid], bytes(data)) != oid:
+                if kinds[oid] in ERASABLE and objects.heir(oid) != oid:
+                    _check_heir(objects, oid)
+                elif not objects.has(oid) and objects.put(kinds[oid], bytes(data)) != oid:
                     raise file.bad("it was changed while it was read")
             reach("import.after-frame")
             step(lead.header.size)
-        return dict(file.head.refs)
+        return Imported(dict(file.head.refs), heirs)
+
+
+def _noting(walk: Walk, objects: Objects, heirs: dict[Oid, Oid]) -> Walk:
+    """References with heirs in the place of what was erased; they are noted."""
+
+    def follow(kind: Kind, data: bytes) -> Iterator[Link]:
+        for link in walk(kind, data):
+            heir = objects.heir(link.oid) if link.kind in ERASABLE else link.oid
+            if heir != link.oid:
+                heirs[link.oid] = heir
+            yield Link(heir, link.kind)
+
+    return follow
+
+
+def _following(walk: Walk, heirs: dict[Oid, tuple[Oid, Kind]]) -> Walk:
+    """The same for a bundle, which says what its heirs are; it learns of which kind."""
+
+    def follow(kind: Kind, data: bytes) -> Iterator[Link]:
+        for link in walk(kind, data):
+            if link.oid in heirs and link.kind in ERASABLE:
+                heir = heirs[link.oid][0]
+                heirs[link.oid] = heir, link.kind
+                yield Link(heir, link.kind)
+            else:
+                yield link
+
+    return follow
+
+
+def _check_heir(objects: Objects, oid: Oid) -> None:
+    if not objects.has(objects.heir(oid)):
+        raise Refused(
+            "erased",
+            "this bundle holds what was erased here, and nothing stands for it any more: import "
+            "it into another store",
+            oid=oid.hex(),
+        )
 
 
 def _prove_hashes(file: BundleFile, objects: Objects, step: Callable[[int], None]) -> None:

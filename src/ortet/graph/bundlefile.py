@@ -37,14 +37,21 @@ _MAX_BODY = 16 * 1024 * 1024
 
 
 class Head(Record, frozen=True):
-    """What a bundle says of itself. Refs are in name order."""
+    """What a bundle says of itself. Refs are in name order.
+
+    `heirs` are (erased object, what stands for it): records in the bundle still name the first.
+    """
 
     key_id: bytes
     refs: list[tuple[str, Oid]]
+    heirs: list[tuple[Oid, Oid]] = []
 
 
-def build_head(key_id: bytes, refs: Mapping[str, Oid]) -> bytes:
-    body = encode(Head(key_id, sorted(refs.items())))
+def build_head(
+    key_id: bytes, refs: Mapping[str, Oid], heirs: Mapping[Oid, Oid] | None = None
+) -> bytes:
+    parts: tuple[object, ...] = (key_id, sorted(refs.items()))
+    body = encode((*parts, sorted(heirs.items())) if heirs else parts)
     start = _HEAD.pack(MAGIC, VERSION, 0, len(body)) + body
     return start + checksum(start)
 
@@ -211,6 +218,7 @@ def _parse_head(path: Path, data: bytes) -> Head:
     names = [check_name(name) for name, _ in head.refs]
     if not names or names != sorted(set(names)) or len(head.key_id) != 8:
         raise Corrupt("bad_bundle", f"the header of {path} makes no sense: export it again")
-    if any(len(oid) != OID_BYTES for _, oid in head.refs):
+    oids = [oid for _, oid in head.refs] + [oid for pair in head.heirs for oid in pair]
+    if any(len(oid) != OID_BYTES for oid in oids):
         raise Corrupt("bad_bundle", f"a ref of {path} is no object id: export it again")
     return head

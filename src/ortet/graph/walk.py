@@ -24,7 +24,7 @@ from ortet.graph.records import (
     State,
 )
 from ortet.ids import OID_BYTES, Oid
-from ortet.store.abc import Kind, Link, Objects
+from ortet.store.abc import Kind, Link, Objects, Walk
 from ortet.store.blobs import FAN
 from ortet.store.source import kind_of
 
@@ -37,6 +37,22 @@ def references(kind: Kind, data: bytes) -> list[Link]:
     A name that could leave its directory is Corrupt("bad_tree"): what passes here can be restored.
     """
     return _WALKS[kind](data)
+
+
+ERASABLE = frozenset({Kind.SEGMENT, Kind.BODIES, Kind.FOLD})
+"""What an erasure may replace: where a record names one, its heir is meant."""
+
+
+def follow(objects: Objects) -> Walk:
+    """`references`, with what was erased replaced by what stands for it."""
+
+    def walk(kind: Kind, data: bytes) -> list[Link]:
+        return [
+            Link(objects.heir(link.oid), link.kind) if link.kind in ERASABLE else link
+            for link in references(kind, data)
+        ]
+
+    return walk
 
 
 def read_links(objects: Objects, oid: bytes) -> list[list[bytes]]:

@@ -9,6 +9,7 @@ import msgspec
 
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
+from ortet.journal.pairs import unanswered
 from ortet.journal.things import Artifact, Decision, Effect, Fact, Message, Note, Question
 
 KINDS = (
@@ -60,6 +61,13 @@ def message_of(event: Event) -> Message:
         time=event.time,
         extra=data.get("extra", {}),
     )
+
+
+def _message(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del data
+    calling = unanswered(mind.core.calling, message_of(event))
+    if calling != mind.core.calling:
+        mind.change(calling=calling)
 
 
 def _note(mind: Mind, event: Event, data: dict[str, Any]) -> None:
@@ -173,10 +181,11 @@ def _lifecycle(mind: Mind, event: Event, data: dict[str, Any]) -> None:
 
 
 def _compaction(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    mind.change(since=data["upto"], summary=event.seq)
+    mind.change(since=data["last"], summary=event.seq)
 
 
 _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
+    "message": _message,
     "note": _note,
     "goal": _goal,
     "plan": _plan,

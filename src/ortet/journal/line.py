@@ -67,6 +67,10 @@ class Line:
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
         return (row for _, row in self._rows(after, upto))
 
+    def pairs(self, after: int = 0, upto: int | None = None) -> Iterator[tuple[str, EventRow]]:
+        """The same with the timeline of each."""
+        return self._rows(after, upto)
+
     def newest(self, limit: int) -> list[Event]:
         """The last ones, in order."""
         found: list[tuple[str, EventRow]] = []

@@ -87,7 +87,13 @@ class Mind:
     @classmethod
     def load(cls, maps: Maps, objects: Objects, fold: bytes) -> Mind:
         """The mind a fold holds; b"": a new one."""
-        return cls(maps, decode(Fold, objects.get(Oid(fold))) if fold else None)
+        return cls(maps, decode(Fold, objects.get(objects.heir(Oid(fold)))) if fold else None)
+
+    def equals(self, other: Mind) -> bool:
+        """Whether both know the same, however their maps came to be."""
+        return self.core == other.core and all(
+            list(getattr(self, name)) == list(getattr(other, name)) for name in _TABLES
+        )
 
     def change(self, **fields: object) -> None:
         """Replace some of the core."""

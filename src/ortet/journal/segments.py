@@ -32,7 +32,7 @@ def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: byte
 
 def unseal(objects: Objects, segment: Segment) -> list[EventRow]:
     """The events of a segment."""
-    bodies = decode(Bodies, objects.get(segment.bodies)).items
+    bodies = decode(Bodies, objects.get(objects.heir(segment.bodies))).items
     if len(bodies) != len(segment.heads):
         raise Corrupt("bad_segment", "a segment has not as many bodies as events")
     return [
@@ -45,7 +45,7 @@ def segments(objects: Objects, last: bytes) -> Iterator[tuple[Oid, Segment]]:
     """This segment and all before it, newest first."""
     while last:
         oid = Oid(last)
-        segment = decode(Segment, objects.get(oid))
+        segment = decode(Segment, objects.get(objects.heir(oid)))
         yield oid, segment
         last = segment.before
 

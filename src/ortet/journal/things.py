@@ -91,6 +91,14 @@ class Effect(Thing, frozen=True):
     actor: str = ""
 
 
+class Call(Thing, frozen=True):
+    """A tool call of the model. `part`: it was made by a part of the message's content."""
+
+    id: str
+    name: str = ""
+    part: bool = False
+
+
 class Core(Thing, frozen=True):
     """The small part of a mind, stored whole at each commit."""
 
@@ -104,3 +112,4 @@ class Core(Thing, frozen=True):
     since: int = 0  # messages behind this event are in context
     summary: int = 0  # the compaction that stands for those before
     events: int = 0
+    calling: list[Call] = []  # of the last assistant message, without a result yet

@@ -16,8 +16,9 @@ from ortet.errors import Conflict, Corrupt, Invalid
 from ortet.graph import bundle
 from ortet.graph.bundlelimits import Limits
 from ortet.graph.refs import is_name
-from ortet.graph.walk import references
+from ortet.graph.walk import follow, references
 from ortet.ids import Oid, to_hex
+from ortet.session.lifecycle import Roll
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import MIN_GARBAGE, SweepReport, sweep
 from ortet.store.verify import Problem, VerifyReport, verify
@@ -70,6 +71,9 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
     for row in hub.registry.all():
         if row.base:
             yield Link(Oid(row.base), Kind.IMAGE)
+    for session in Roll(hub.catalog).all():
+        if session.sealed:
+            yield Link(Oid(session.sealed), Kind.JOURNAL)
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
@@ -79,9 +83,11 @@ def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
     report = verify(
         hub.objects,
         lambda: roots(hub, expired(hub)) if whole else iter(()),
-        references,
+        follow(hub.objects),
         progress=progress,
     )
+    if not report.problems and whole:  # else a chain cannot be followed
+        rows = [Problem(oid="", where=where, what=what) for where, what in hub.check_minds()]
     if problems := [*report.problems, *rows]:
         raise Corrupt(
             "verify_failed",
@@ -112,7 +118,7 @@ def sweep_store(
     return sweep(
         hub.objects,
         lambda: roots(hub, gone),
-        references,
+        follow(hub.objects),
         dry_run=dry_run,
         min_garbage=MIN_GARBAGE if min_garbage is None else min_garbage,
         progress=progress,
@@ -129,15 +135,16 @@ def export_refs(
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
     with hub.writing():
         room = Limits(room=shutil.disk_usage(hub.root).free)
-        heads = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
+        found = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
         hub.objects.flush()
+        heads, rows = found.refs, hub.adopt_erased(found, path.name)
         detail = os.fsencode(path.name).decode("utf-8", "replace")
         for _ in range(_TRIES):
             names = _free_branches(hub, heads)
             missing = [name for name in names if hub.catalog.head(f"branch:{name}") is None]
             moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
             try:
-                hub.catalog.move(moves, verb="import", actor=hub.author, detail=detail)
+                hub.catalog.move(moves, verb="import", actor=hub.author, detail=detail, rows=rows)
                 break
             except Conflict as error:  # another process made one of them meanwhile
                 taken = error

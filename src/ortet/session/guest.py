@@ -82,7 +82,9 @@ def start_of(sessions: Sessions, row: SessionRow) -> Timeline:
 
 
 def _timeline(sessions: Sessions, journal: Journal) -> str:
-    return decode(Segment, sessions.hub.objects.get(Oid(journal.segment))).timeline.hex()
+    objects = sessions.hub.objects
+    segment = decode(Segment, objects.get(objects.heir(Oid(journal.segment))))
+    return segment.timeline.hex()
 
 
 class Guest:

@@ -19,12 +19,14 @@ from ortet.graph.refs import Ref, Refs, is_name
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.company import ALONE, Together
+from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
 from ortet.session.minding import Minding
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
+from ortet.session.tombs import heir_of
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
 
@@ -32,7 +34,7 @@ _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Minding, Keeping):
+class Hub(Minding, Keeping, Custody):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
@@ -52,6 +54,7 @@ class Hub(Minding, Keeping):
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []
         self._epoch = parts.objects.epoch
+        parts.objects.heirs = lambda oid: heir_of(parts.catalog, oid)
 
     def __repr__(self) -> str:
         return f"<Hub {self.root}>"

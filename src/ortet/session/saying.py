@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortet.errors import Invalid
+from ortet.journal.compact import Loss, Summarise, data_of, extract, loss_of
 from ortet.journal.events import Event
+from ortet.session.recollect import compaction
 from ortet.session.view import View
 
 
@@ -16,6 +18,9 @@ class Saying(View):
 
     @abstractmethod
     def _add(self, kind: str, data: Mapping[str, Any]) -> Event: ...
+
+    @abstractmethod
+    def _live(self) -> None: ...
 
     @abstractmethod
     def _new_id(self) -> str: ...
@@ -36,6 +41,15 @@ class Saying(View):
         if ttl is not None:
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)
+
+    def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Loss | None:
+        """Leave all but the newest messages out of context, with a summary in their place.
+
+        Nothing is deleted: `dropped()` reads them. None when there is nothing to leave out.
+        """
+        self._live()
+        loss = compaction(self, keep_last, summarise or extract)
+        return None if loss is None else loss_of(self._add("compaction", data_of(loss)))
 
     def ask(self, text: str) -> str:
         """A question that stays open until it is answered; returns its id."""

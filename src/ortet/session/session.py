@@ -12,6 +12,7 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.events import Draft, Event
+from ortet.journal.pairs import lost
 from ortet.machine.abc import Command, Report, Result
 from ortet.session.branch import Branch
 from ortet.session.deeds import Deeds
@@ -276,6 +277,9 @@ class Session(Saying):
         """It is being worked on, by this process."""
         self._turn(ACTIVE, "")
         self._deeds.close_dangling()
+        if calling := self._mind.core.calling:  # a model API would refuse the conversation
+            self._host.dirty = True
+            self._ledger.add(*(lost(call, self._hub.author) for call in calling))
 
     # inside
 

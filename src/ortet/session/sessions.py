@@ -60,8 +60,8 @@ class Sessions:
         self.hub = hub
         self.roll = Roll(hub.catalog)
         self._host = host
-        self._maps = Maps(hub.objects)
-        self._chain = Chain(hub.objects.hasher, hub.random)
+        self.maps = Maps(hub.objects)
+        self.chain = Chain(hub.objects.hasher, hub.random)
         self._heart = Heart()
         self._open: list[Session] = []
         self._epoch = hub.objects.epoch
@@ -170,7 +170,7 @@ class Sessions:
             drafts.append(Draft("budget", {"limits": _limits(budget)}, self.hub.author))
         tip, rows = Tip(), []
         for draft in drafts:
-            made, event = self._chain.make(tip, draft, self.hub.clock.now_ns())
+            made, event = self.chain.make(tip, draft, self.hub.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(made)
         (lease,) = self.hub.catalog.move(
@@ -228,7 +228,7 @@ class Sessions:
         ledger = Ledger(
             hub.catalog,
             where.line,
-            self._chain,
+            self.chain,
             clock=hub.clock,
             mind=where.mind,
             tip=where.tip,
@@ -249,8 +249,8 @@ class Sessions:
         self._after_sweep()
         found = hub.catalog.head(f"branch:{row.branch}")
         journal, machine = sealed(self, row, found.oid if found else None)
-        line = Line(hub.catalog, hub.objects, self._chain, timeline=row.timeline, base=journal)
-        mind = Mind.load(self._maps, hub.objects, journal.fold)
+        line = Line(hub.catalog, hub.objects, self.chain, timeline=row.timeline, base=journal)
+        mind = Mind.load(self.maps, hub.objects, journal.fold)
         tip = Tip(journal.seq, journal.hash, 0)
         for event in line.events(journal.seq):
             fold(mind, [event])
@@ -355,10 +355,14 @@ class Sessions:
     def _owner(self) -> str:
         return owner_here(self._host, self.new_id())
 
+    def forget_pages(self) -> None:
+        """Objects were replaced: what is remembered of maps may be gone."""
+        self.maps.forget()
+
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:
             self._epoch = self.hub.objects.epoch
-            self._maps.forget()
+            self.maps.forget()
 
 
 def _limits(budget: Mapping[str, float]) -> dict[str, Any]:

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ortet.graph.commits import CommitInfo
+from ortet.journal.compact import Loss, losses
+from ortet.journal.context import Context
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
+from ortet.journal.pairs import settled
+from ortet.journal.text import Counter, estimate
 from ortet.journal.things import Decision, Effect, Fact, Message, Question
 from ortet.session.deeds import deeds_of
 from ortet.session.lifecycle import SessionRow
+from ortet.session.recollect import context_of, dropped_of
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -65,6 +70,15 @@ class View:
     def line(self) -> Line:
         return self._line
 
+    @property
+    def hub(self) -> Hub:
+        return self._hub
+
+    @property
+    def mind(self) -> Mind:
+        """What its events add up to; only they change it."""
+        return self._mind
+
     # what is known
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
@@ -73,7 +87,25 @@ class View:
 
     def messages(self) -> list[Message]:
         """Those in context, in order."""
-        return [message_of(event) for event in self.events(self._mind.core.since) if _said(event)]
+        events = self.events(self._mind.core.since)
+        return settled([message_of(event) for event in events if _said(event)])
+
+    def context(self, query: str = "", tokens: int = 8000, *, count: Counter = estimate) -> Context:
+        """The summary and the newest messages that fit, for a model to go on with.
+
+        `count` says how many tokens a text is. `query` is what it is for: it chooses among
+        memories, and changes nothing where there are none.
+        """
+        del query
+        return context_of(self, tokens, count)
+
+    def compactions(self) -> list[Loss]:
+        """What was left out of context so far, the latest first."""
+        return list(losses(self._mind.core.summary, self.events))
+
+    def dropped(self, compaction: int = 0) -> list[Message]:
+        """Messages that compactions left out, in order: of all, or of the one at an event."""
+        return dropped_of(self, compaction)
 
     def facts(self) -> list[Fact]:
         return list(self._mind.facts)
@@ -105,6 +137,12 @@ class View:
     @property
     def step(self) -> int:
         return self._mind.core.step
+
+    def carry(self) -> str:
+        """The mind as signed text for a client to keep; `hub.from_carry` goes on with it."""
+        from ortet.session.carry import carry
+
+        return carry(self, self._hub._minds())
 
     def _now(self) -> int:
         return self._hub.clock.now_ns()

@@ -60,6 +60,10 @@ class Objects(ABC):
     @abstractmethod
     def has(self, oid: Oid) -> bool: ...
 
+    def heir(self, oid: Oid) -> Oid:
+        """What stands for an object that was erased; of any other, itself."""
+        return oid
+
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
         """Each distinct object once, in the order that reads fastest."""
         for oid in dict.fromkeys(oids):

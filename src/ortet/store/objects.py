@@ -4,7 +4,7 @@ it is found."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class LocalObjects(Objects):
         seal_at: int = SEAL_AT,
     ) -> None:
         self.hasher = hasher
+        self.heirs: Callable[[Oid], Oid | None] = lambda _: None
         try:
             self.root = open_root(root, hasher)
             self.gate = Gate(self.root.local)
@@ -142,6 +143,9 @@ class LocalObjects(Objects):
             return False
         self.writer.rely_on(tail)
         return True
+
+    def heir(self, oid: Oid) -> Oid:
+        return self.heirs(oid) or oid
 
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
         wanted = dict.fromkeys(oids)

@@ -1,0 +1,90 @@
+"""What a hub does with what is recorded: audit, erase, turn by turn, carried by the client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortet.backend.abc import RowChange
+    from ortet.graph.bundle import Imported
+    from ortet.journal.things import Message
+    from ortet.session.audit import AuditReport
+    from ortet.session.session import Session
+    from ortet.session.sessions import Sessions
+    from ortet.session.tombs import Receipt
+
+
+class Custody(ABC):
+    """The part of Hub that answers for sessions. What it needs is imported where it is used."""
+
+    @abstractmethod
+    def _minds(self) -> Sessions: ...
+
+    def audit(self, session_id: str) -> AuditReport:
+        """Check every link and every seal of a session, then tell who did what, when and why.
+
+        Corrupt names the first event that is not what was recorded.
+        """
+        from ortet.session.audit import audit
+
+        return audit(self._minds(), session_id)
+
+    def erase(
+        self,
+        session: str | None = None,
+        *,
+        seqs: Sequence[int] | None = None,
+        user: str | None = None,
+    ) -> Receipt:
+        """Destroy what events say, in rows, objects and folds; that they happened stays recorded.
+
+        Of a session: all it did itself, or these events. Of a user: what that actor did, and
+        messages said with user=NAME, in one session or in all. Amounts spent stay. Forks lose what
+        they share. Nobody may have one of these sessions open: Refused("lease_held"). When it is
+        cut short, the next call ends it.
+        """
+        from ortet.session.erasure import erase
+
+        return erase(self._minds(), session, seqs, user)
+
+    def check_minds(self) -> Iterable[tuple[str, str]]:
+        """Where, and what, is wrong with the events of all sessions."""
+        from ortet.session.audit import check_minds
+
+        return check_minds(self._minds())
+
+    def adopt_erased(self, found: Imported, name: str) -> list[RowChange]:
+        """Rows that let this store believe what was erased where a bundle comes from."""
+        from ortet.session.adopting import adopt_erased
+
+        return adopt_erased(self._minds(), found, name)
+
+    # state that no process holds
+
+    def turn(
+        self,
+        session: str,
+        message: Any,
+        *,
+        role: str = "user",
+        agent: str = "default",
+        reply: Callable[[Session], Any] | None = None,
+    ) -> list[Message]:
+        """One turn of a conversation, by whichever process gets it: opens the session by name, says
+        `message`, and what `reply` answers; commits and lets go. Returns what was said.
+        """
+        from ortet.session.carry import turn
+
+        return turn(self._minds(), session, message, role=role, agent=agent, reply=reply)
+
+    def from_carry(self, text: str) -> Session:
+        """Go on with what a client carried; the session is opened.
+
+        Refused("bad_carry") when it was changed, Conflict("stale_carry") when the store knows more,
+        Unsupported("newer_carry") when a later release made it.
+        """
+        from ortet.session.carry import from_carry
+
+        return from_carry(self._minds(), text)

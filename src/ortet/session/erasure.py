@@ -1,0 +1,236 @@
+"""Erasing: bodies and salts are destroyed in rows, objects and folds; the chain of events stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.backend.abc import RowChange
+from ortet.codec import decode, encode
+from ortet.errors import Invalid
+from ortet.ids import Oid
+from ortet.journal.events import Event
+from ortet.journal.line import Line, Span
+from ortet.session.care import sweep_store
+from ortet.session.deeds import Deed
+from ortet.session.lifecycle import SessionRow
+from ortet.session.replacing import replace_objects
+from ortet.session.tombs import PENDING, Erased, Receipt, Tombstone, kept, signer
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.sessions import Sessions
+
+_NUMBERS = frozenset({"spend", "budget"})
+"""Kinds that say how much and nothing else: a bill outlives who it is about."""
+
+_PATIENCE = 60.0
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """An erasure that was begun: whoever erases next ends it first."""
+
+    id: str
+    by: str
+    session: str
+    events: list[Erased]
+    effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
+    replaced: list[tuple[str, str]] = []
+
+
+def erase(
+    sessions: Sessions, session: str | None, seqs: Sequence[int] | None, user: str | None
+) -> Receipt:
+    """See Hub.erase."""
+    hub = sessions.hub
+    if session is None and user is None:
+        raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
+    if seqs is not None and session is None:
+        raise Invalid("nothing_meant", "numbers of events mean those of a session: give session=ID")
+    receipt = finish(sessions)
+    rows = [sessions.roll.get(session)] if session is not None else sessions.all()
+    events, effects = _meant(sessions, rows, seqs, user)
+    pending = Pending(sessions.new_id(), hub.author, session or "", events, effects)
+    if receipt is not None and {(e.timeline, e.seq) for e in events} <= {
+        (e.timeline, e.seq) for e in receipt.events
+    }:
+        return receipt  # it is what the one that was cut short had begun
+    with ExitStack() as held:
+        _hold(sessions, events, held)
+        hub.catalog.put_row(PENDING, pending.id, encode(pending))
+        reach("erase.begun")
+        return _run(sessions, pending)
+
+
+def finish(sessions: Sessions) -> Receipt | None:
+    """End what another process had begun; the last receipt, None when there was nothing."""
+    receipt: Receipt | None = None
+    for row in sessions.hub.catalog.rows(PENDING):
+        pending = decode(Pending, row.value)
+        with ExitStack() as held:
+            _hold(sessions, pending.events, held)
+            receipt = _run(sessions, pending)
+    return receipt
+
+
+def _run(sessions: Sessions, pending: Pending) -> Receipt:
+    hub = sessions.hub
+    with hub.objects.gate.busy(alone=True), hub.objects.gate.exclusive(_PATIENCE):
+        # nobody commits a mind that still knows what is to go
+        replaced = replace_objects(sessions, pending.events, pending.by)
+        pairs = dict(pending.replaced) | {r.old.hex(): r.new.hex() for r in replaced}
+        pending = msgspec.structs.replace(pending, replaced=sorted(pairs.items()))
+        rows = [RowChange(PENDING, pending.id, encode(pending)), *_tombs(hub, replaced)]
+        hub.catalog.move([], verb="erase", actor=pending.by, rows=rows)
+        reach("erase.replaced")
+        _wipe(hub, pending)
+        reach("erase.wiped")
+        hub.objects.forget(hub.objects.gate.bump())
+        sessions.forget_pages()
+    # what the old objects held goes with the packs they were in
+    sweep_store(hub, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
+    reach("erase.swept")
+    receipt = signer(hub).receipt(_receipt(hub, pending))
+    hub.catalog.move(
+        [],
+        verb="erase",
+        actor=pending.by,
+        detail=receipt.id,
+        rows=[kept(receipt), RowChange(PENDING, pending.id, None)],
+    )
+    return receipt
+
+
+def _receipt(hub: Hub, pending: Pending) -> Receipt:
+    left = [old for old, _ in pending.replaced if _is_there(hub, bytes.fromhex(old))]
+    return Receipt(
+        id=pending.id,
+        time=hub.clock.now_ns(),
+        by=pending.by,
+        session=pending.session,
+        events=pending.events,
+        replaced=pending.replaced,
+        left=left,
+    )
+
+
+def _is_there(hub: Hub, oid: bytes) -> bool:
+    return next(iter(hub.objects.shelf.copies(Oid(oid))), None) is not None
+
+
+def _tombs(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
+    mine = signer(hub)
+    return [kept(mine.tombstone(one)) for one in replaced]
+
+
+def _wipe(hub: Hub, pending: Pending) -> None:
+    lines: dict[str, list[int]] = {}
+    for event in pending.events:
+        lines.setdefault(event.timeline, []).append(event.seq)
+    for timeline, seqs in lines.items():
+        hub.catalog.erase_events(timeline, seqs)
+        reach("erase.rows")
+    for family, id_ in pending.effects:
+        row = hub.catalog.row(f"deed/{family}", id_)
+        if row is not None:
+            deed = decode(Deed, row.value)
+            effect = msgspec.structs.replace(deed.effect, why="")
+            bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
+            hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
+    hub.catalog.scrub()
+
+
+# what is meant
+
+
+def _meant(
+    sessions: Sessions, rows: Sequence[SessionRow], seqs: Sequence[int] | None, user: str | None
+) -> tuple[list[Erased], list[tuple[str, str]]]:
+    found: dict[tuple[str, int], Erased] = {}
+    effects: dict[tuple[str, str], None] = {}
+    wanted = None if seqs is None else set(seqs)
+    for row in rows:
+        seen: set[int] = set()
+        own = None if wanted is not None or user is not None else timelines_of(sessions, row)
+        for event in _events(sessions, row, own):
+            if wanted is None and event.kind in _NUMBERS:
+                continue
+            if wanted is not None and event.seq not in wanted:
+                continue
+            if user is not None and not _is_of(event, user):
+                continue
+            seen.add(event.seq)
+            key = event.timeline, event.seq
+            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+            if event.kind in ("begun", "ended") and "id" in event.data:
+                effects[row.family, str(event.data["id"])] = None
+        if missing := (wanted or set()) - seen:
+            raise Invalid(
+                "no_event",
+                f"session {row.name!r} has no event {min(missing)}"
+                f"{f' of {user}' if user else ''}: `ortet journal {row.name}` lists them",
+            )
+    return sorted(found.values(), key=lambda one: (one.timeline, one.seq)), list(effects)
+
+
+def _is_of(event: Event, user: str) -> bool:
+    said = event.data.get("extra", {}) if event.kind == "message" else {}
+    return event.actor == user or (isinstance(said, dict) and said.get("user") == user)
+
+
+def _events(sessions: Sessions, row: SessionRow, own: set[str] | None) -> Iterator[Event]:
+    """Of the line of a session; with `own`, of those timelines, restored away or not."""
+    line = sessions.standing(row).line
+    for event in line.events():
+        if own is None or event.timeline in own:
+            yield event
+    for timeline in own or ():
+        after = 0
+        while rows := sessions.hub.catalog.events(timeline, after):
+            for each in rows:
+                yield sessions.chain.read(each, timeline)
+            after = rows[-1].seq
+
+
+def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
+    """Those a session made: not what it shares with the one it was forked from."""
+    mine = {span.timeline for span in _path(sessions, row)}
+    forks = {row.id}
+    others: set[str] = set()
+    for other in sessions.all():  # oldest first: a fork comes after what it was forked from
+        if other.family == row.family and other.id != row.id:
+            path = {span.timeline for span in _path(sessions, other)}
+            if other.parent in forks:
+                forks.add(other.id)
+                path -= mine
+            others |= path
+    own = mine - others
+    todo = list(own)
+    while todo:
+        for child in sessions.hub.catalog.children(todo.pop()):
+            if child.id not in others and child.id not in own:
+                own.add(child.id)
+                todo.append(child.id)
+    return own
+
+
+def _path(sessions: Sessions, row: SessionRow) -> list[Span]:
+    hub = sessions.hub
+    return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline).path()
+
+
+def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> None:
+    """Nobody may write to a session that knows one of these events: Refused("lease_held")."""
+    hub = sessions.hub
+    meant: dict[str, int] = {}
+    for event in events:
+        meant[event.timeline] = min(event.seq, meant.get(event.timeline, event.seq))
+    for row in sessions.all():
+        path = _path(sessions, row)
+        if any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
+            lease = sessions.lease(row)
+            held.callback(hub.catalog.release, lease)

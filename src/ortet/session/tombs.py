@@ -1,0 +1,171 @@
+"""Signed records of what was erased: what stands in its place, and which events lost their body."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.backend.abc import Catalog, RowChange
+from ortet.codec import Hasher, decode, encode
+from ortet.errors import Corrupt
+from ortet.ids import Oid, Random, from_hex
+from ortet.store.tail import sync_directory
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
+TOMBSTONE, RECEIPT, PENDING = "tombstone", "erasure", "erasing"
+"""Kinds of rows: of an object that was replaced; of an erasure; of one that is not finished."""
+
+SECRET_BYTES = 32
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """An object that is no more. `seqs` are the events of `timeline` it lost."""
+
+    old: bytes
+    new: bytes
+    kind: int
+    timeline: str
+    seqs: list[int]
+    time: int
+    by: str
+    signature: bytes = b""
+
+
+class Erased(msgspec.Struct, frozen=True):
+    """One event whose body is gone. `hash` is that of the event in its chain, in hex."""
+
+    timeline: str
+    seq: int
+    kind: str
+    hash: str
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What an erasure destroyed. `left` are objects, in hex, that another process still holds in an
+    unfinished pack: repeat the call when it has ended."""
+
+    id: str
+    time: int
+    by: str
+    session: str
+    events: list[Erased]
+    replaced: list[tuple[str, str]]
+    left: list[str]
+    signature: bytes = b""
+
+    @property
+    def complete(self) -> bool:
+        return not self.left
+
+
+def secret_of(root: Path, random: Random) -> bytes:
+    """The key this store signs with; made at first use, and never part of a commit or bundle."""
+    file = root / "local" / "secret"
+    with suppress(FileNotFoundError):
+        return _checked(file, file.read_bytes())
+    part = file.with_name(f"secret.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, random(SECRET_BYTES))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    with suppress(FileExistsError):  # another process was faster: its key counts
+        os.link(part, file)
+    part.unlink()
+    sync_directory(file.parent)
+    return _checked(file, file.read_bytes())
+
+
+def _checked(file: Path, secret: bytes) -> bytes:
+    if len(secret) != SECRET_BYTES:
+        raise Corrupt("bad_secret", f"{file} is damaged: restore it from a copy")
+    return secret
+
+
+class Signer:
+    """Marks records so that only who can read the store's secret can make them."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._hasher = Hasher(secret)
+
+    def sign(self, data: bytes) -> bytes:
+        return self._hasher.oid(data)
+
+    def tombstone(self, record: Tombstone) -> Tombstone:
+        return msgspec.structs.replace(record, signature=self._mark(record))
+
+    def receipt(self, record: Receipt) -> Receipt:
+        return msgspec.structs.replace(record, signature=self._mark(record))
+
+    def is_mine(self, record: Tombstone | Receipt) -> bool:
+        return record.signature == self._mark(record)
+
+    def _mark(self, record: Tombstone | Receipt) -> bytes:
+        return self.sign(encode(msgspec.structs.replace(record, signature=b"")))
+
+
+def signer(hub: Hub) -> Signer:
+    return Signer(secret_of(hub.root, hub.random))
+
+
+def heir_of(catalog: Catalog, oid: Oid) -> Oid | None:
+    """What stands for an erased object; None for one that was not. Erased again, the last one."""
+    found: Oid | None = None
+    while row := catalog.row(TOMBSTONE, (found or oid).hex()):
+        found = Oid(decode(Tombstone, row.value).new)
+    return found
+
+
+def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
+    after = ""
+    while page := catalog.rows(TOMBSTONE, after):
+        for row in page:
+            record = decode(Tombstone, row.value)
+            if from_hex(row.key) != record.old:
+                raise Corrupt("bad_tombstone", f"tombstone {row.key} names another object")
+            yield record
+        after = page[-1].key
+
+
+def receipts(catalog: Catalog) -> Iterator[Receipt]:
+    """Of every erasure, oldest first."""
+    after = ""
+    while page := catalog.rows(RECEIPT, after):
+        yield from (decode(Receipt, row.value) for row in page)
+        after = page[-1].key
+
+
+def kept(record: Tombstone | Receipt) -> RowChange:
+    if isinstance(record, Tombstone):
+        return RowChange(TOMBSTONE, record.old.hex(), encode(record))
+    return RowChange(RECEIPT, record.id, encode(record))
+
+
+def erased_events(hub: Hub) -> set[tuple[str, int]]:
+    """(timeline, seq) of all that was erased here, as signed; Corrupt when a signature is not ours.
+
+    A body that is missing and not named here was taken away by somebody else.
+    """
+    mine = signer(hub)
+    found: set[tuple[str, int]] = set()
+    records: list[Tombstone | Receipt] = [*tombstones(hub.catalog), *receipts(hub.catalog)]
+    for record in records:
+        if not mine.is_mine(record):
+            raise Corrupt(
+                "bad_signature",
+                "a record of an erasure was not made by this store: restore catalog.db and "
+                "local/secret from the same copy",
+            )
+        if isinstance(record, Receipt):
+            found.update((one.timeline, one.seq) for one in record.events)
+        else:
+            found.update((record.timeline, seq) for seq in record.seqs)
+    return found

@@ -1,0 +1,107 @@
+"""The whole chain of a session checked; what cannot be hidden from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Corrupt, NotFound
+from ortet.session.hub import Hub
+
+
+def test_who_did_what_and_why(hub: Hub) -> None:
+    with hub.session("s", goal="g", budget={"usd": 1.0}) as s:
+        s.say("user", "hi")
+        s.say("assistant", [{"type": "text", "text": "x"}])
+        s.plan(["a", "b"])
+        s.note("k", 1)
+        s.act(lambda: 1, why="to see", name="look", key="k1")
+        s.decide("left", why="shorter")
+        s.commit()
+        s.think("hm")
+    report = hub.audit(s.id)
+    assert report.events == report.lines[-1].seq == len(list(hub.get(s.id).events()))
+    assert report.head == report.lines[-1].hash
+    assert 0 < report.sealed < report.events
+    lines = {(line.kind, line.what, line.why) for line in report.lines}
+    assert {
+        ("message", "user: hi", ""),
+        ("begun", "look (recorded) key k1", "to see"),
+        ("ended", "done", ""),
+        ("decision", "left", "shorter"),
+        ("plan", "a; b", ""),
+        ("lifecycle", "active -> paused", ""),
+    } <= lines
+    assert {line.actor for line in report.lines} == {hub.author}
+
+
+def test_forks_and_trimmed_rows(hub: Hub) -> None:
+    with hub.session("s") as s:
+        for number in range(5):
+            s.say("user", str(number))
+            s.commit()
+        (kid,) = s.fork(machine=False)
+        kid.say("user", "mine")
+        kid.commit()
+        kid.pause()
+    hub.catalog.trim_events(s.row.timeline, 5)
+    for id_ in (s.id, kid.id):
+        hub.audit(id_)
+    hub.verify()
+
+
+def test_unknown(hub: Hub) -> None:
+    with pytest.raises(NotFound):
+        hub.audit("0" * 32)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE events SET body = (SELECT body FROM events WHERE seq = 2) WHERE seq = 3",
+        "UPDATE events SET salt = NULL, body = NULL WHERE seq = 3",
+        "UPDATE events SET head = (SELECT head FROM events WHERE seq = 2) WHERE seq = 3",
+    ],
+)
+def test_tampered_rows(store: Path, statement: str, committed: bool) -> None:
+    with open_hub(store) as hub, hub.session("s") as s:
+        for number in range(4):
+            s.say("user", str(number))
+        if committed:
+            s.commit()
+    db = apsw.Connection(str(store / "catalog.db"))
+    db.execute(statement)
+    db.close()
+    with open_hub(store) as hub:
+        with pytest.raises(Corrupt) as caught:
+            hub.audit(s.id)
+        assert caught.value.details["seq"] in (2, 3)
+        with pytest.raises(Corrupt):
+            hub.verify()
+
+
+def test_a_chain_made_anew_is_not_the_committed_one(store: Path) -> None:
+    """Rows that are sound among themselves, but another history than the commit's."""
+    with open_hub(store) as hub:
+        for name in ("s", "t"):
+            with hub.session(name) as s:
+                s.say("user", name)
+                s.commit()
+        first, second = (hub.get(row.id).row.timeline for row in hub.sessions())
+        ids = [row.id for row in hub.sessions()]
+    db = apsw.Connection(str(store / "catalog.db"))
+    db.execute("DELETE FROM events WHERE timeline = ?", (bytes.fromhex(first),))
+    db.execute(
+        "INSERT INTO events SELECT ?, seq, head, salt, body FROM events WHERE timeline = ?",
+        (bytes.fromhex(first), bytes.fromhex(second)),
+    )
+    db.close()
+    with open_hub(store) as hub:
+        with pytest.raises(Corrupt):
+            hub.audit(ids[0])
+        with pytest.raises(Corrupt):
+            hub.verify()

@@ -1,0 +1,287 @@
+"""Erasing: the bytes are nowhere, the chain still verifies, a crash leaves nothing half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortet.codec import decompress
+from ortet.config import open_hub
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from ortet.session.hub import Hub
+from ortet.store import frame
+
+SECRET = "my card is 4111-1111-1111-1111"
+OTHER = "nothing to hide"
+
+POINTS = ["begun", "objects", "replaced", "rows", "wiped", "swept"]
+
+
+def holds(store: Path, text: str) -> list[str]:
+    """Files of a store in which a text is to be found, also packed."""
+    found = []
+    for path in sorted(store.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            if text.encode() in data or text.encode() in unpacked(data):
+                found.append(str(path.relative_to(store)))
+    return found
+
+
+def unpacked(data: bytes) -> bytes:
+    out, at = [], 0
+    while at + frame.HEADER_BYTES <= len(data):
+        try:
+            header = frame.parse_header(data[at : at + frame.HEADER_BYTES])
+            payload = data[at + header.lead : at + header.size]
+        except Exception:
+            at += 1
+            continue
+        try:
+            out.append(decompress(payload, header.raw))
+        except Corrupt:
+            out.append(payload)
+        at += max(header.size, 1)
+    return b"".join(out)
+
+
+def fill(hub: Hub) -> str:
+    """A session whose secret is in a message, a fact, a decision and an action; 3 commits."""
+    with hub.session("s", goal="help") as s:
+        s.say("user", OTHER)
+        s.commit("one")
+        s.say("user", SECRET, user="alice")
+        s.learn(f"a fact: {SECRET}")
+        s.commit("two")
+        s.act(lambda text: text, SECRET, why=SECRET, name="echo")
+        s.decide("go on", why=SECRET)
+        s.spend(tokens=5)
+        s.commit("three")
+        s.say("user", f"again {SECRET}")
+        s.learn("kept")
+        return s.id
+
+
+def seqs_of(hub: Hub, id_: str) -> list[int]:
+    return [event.seq for event in hub.get(id_).events() if SECRET in str(event.data)]
+
+
+class TestErase:
+    def test_the_bytes_are_nowhere(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            id_ = fill(hub)
+            before = hub.audit(id_)
+        assert {name.rpartition(".")[2] for name in holds(store, SECRET)} == {"db", "tail"}
+        with open_hub(store) as hub:
+            seqs = seqs_of(hub, id_)
+            receipt = hub.erase(id_, seqs=seqs)
+            assert [event.seq for event in receipt.events] == seqs
+            assert {e.hash for e in receipt.events} == {before.lines[n - 1].hash for n in seqs}
+            assert receipt.complete and receipt.replaced and receipt.session == id_
+            hub.verify()
+            after = hub.audit(id_)
+            assert [line.hash for line in after.lines[: before.events]] == [
+                line.hash for line in before.lines
+            ]
+            assert after.erased == len(seqs)
+            assert [one.id for one in after.erasures] == [receipt.id]
+        assert holds(store, SECRET) == []
+        assert holds(store, OTHER)
+        with open_hub(store) as hub, hub.session("s") as s:
+            assert [m.content for m in s.messages()] == [OTHER]
+            assert [f.text for f in s.facts()] == ["kept"]
+            assert s.decisions() == []
+            assert s.spent() == {"tokens": 5}
+            assert s.goal == "help"
+            s.say("user", "on")
+            s.commit("four")
+            s.restore("HEAD~3")
+            hub.verify()
+        with open_hub(store) as hub:
+            hub.sweep(expire_ns=0, min_garbage=0.0)
+            hub.verify()
+        assert holds(store, SECRET) == []
+
+    def test_trimmed_rows_too(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            id_ = fill(hub)
+            with hub.session("s") as s:
+                s.commit()
+                hub.catalog.trim_events(s.row.timeline, 1000)
+            hub.erase(id_, seqs=seqs_of(hub, id_))
+            hub.verify()
+        assert holds(store, SECRET) == []
+
+    def test_uncommitted_events(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("s") as s:
+                event = s.say("user", SECRET)
+            hub.erase(s.id, seqs=[event.seq])
+            hub.verify()
+            with hub.session("s") as s:
+                s.say("user", "x")
+                s.commit()
+                assert [m.content for m in s.messages()] == ["x"]
+            hub.verify()
+            hub.audit(s.id)
+        assert holds(store, SECRET) == []
+
+    def test_a_whole_session_spares_the_one_it_was_forked_from(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.say("user", "shared")
+            (kid,) = s.fork(machine=False)
+            kid.say("user", "mine")
+            kid.commit()
+            kid.pause()
+        hub.erase(kid.id)
+        assert [m.content for m in hub.get(s.id).messages()] == ["shared"]
+        assert [m.content for m in hub.get(kid.id).messages()] == ["shared"]
+        hub.erase(s.id)
+        assert hub.get(s.id).messages() == hub.get(kid.id).messages() == []
+        hub.verify()
+
+    def test_what_was_restored_away(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("s") as s:
+                s.say("user", OTHER)
+                s.commit("one")
+                s.say("user", SECRET)
+                s.commit("two")
+                s.rewind()
+                s.say("user", "else")
+            hub.erase(s.id)
+            hub.verify()
+        assert holds(store, SECRET) == holds(store, OTHER) == []
+
+    def test_a_user_in_all_sessions(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            for name in ("a", "b"):
+                with hub.session(name) as s:
+                    s.say("user", SECRET, user="alice")
+                    s.say("user", OTHER, user="bob")
+                    s.commit()
+            receipt = hub.erase(user="alice")
+            assert len(receipt.events) == 2
+            hub.verify()
+            for row in hub.sessions():
+                assert [m.content for m in hub.get(row.id).messages()] == [OTHER]
+        assert holds(store, SECRET) == []
+
+    def test_twice_is_no_harm(self, hub: Hub) -> None:
+        id_ = fill(hub)
+        seqs = seqs_of(hub, id_)
+        hub.erase(id_, seqs=seqs[:1])
+        hub.erase(id_, seqs=seqs[:1])
+        hub.erase(id_, seqs=seqs)
+        hub.verify()
+        assert hub.audit(id_).erased == len(seqs)
+
+    def test_nobody_may_be_at_work(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            event = s.say("user", SECRET)
+            with pytest.raises(Refused) as caught:
+                hub.erase(s.id, seqs=[event.seq])
+            assert caught.value.kind == "lease_held"
+            assert [m.content for m in s.messages()] == [SECRET]
+
+    def test_bad_input(self, hub: Hub) -> None:
+        id_ = fill(hub)
+        with pytest.raises(Invalid):
+            hub.erase()
+        with pytest.raises(Invalid):
+            hub.erase(seqs=[1])
+        with pytest.raises(Invalid) as caught:
+            hub.erase(id_, seqs=[999])
+        assert caught.value.kind == "no_event"
+        with pytest.raises(NotFound):
+            hub.erase("0" * 32)
+
+
+class TestTampering:
+    def test_a_body_taken_away_by_somebody_else(self, hub: Hub) -> None:
+        id_ = fill(hub)
+        hub.catalog.erase_events(hub.get(id_).row.timeline, [3])
+        for check in (hub.verify, lambda: hub.audit(id_)):
+            with pytest.raises(Corrupt):
+                check()
+
+    def test_a_forged_tombstone(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            id_ = fill(hub)
+            hub.erase(id_, seqs=seqs_of(hub, id_))
+        (store / "local" / "secret").write_bytes(bytes(32))
+        with open_hub(store) as hub, pytest.raises(Corrupt) as caught:
+            hub.verify()
+        assert "erasure" in caught.value.message
+
+
+class TestBundles:
+    def test_what_was_erased_stays_so_elsewhere(self, store: Path, tmp_path: Path) -> None:
+        old, new = tmp_path / "old.bundle", tmp_path / "new.bundle"
+        with open_hub(store) as hub:
+            id_ = fill(hub)
+            with hub.session("s") as s:
+                s.commit()
+            hub.export("s", old)
+            hub.erase(id_, seqs=seqs_of(hub, id_))
+            hub.export("s", new)
+            hub.import_(old)  # must not bring it back
+            hub.verify()
+            assert [m.content for m in hub.get(id_).messages()] == [OTHER]
+            hub.sweep(min_garbage=0.0)
+        assert holds(store, SECRET) == []
+        with open_hub(tmp_path / "second") as hub:
+            hub.import_(new)
+            hub.verify()
+        assert holds(tmp_path / "second", SECRET) == []
+        with open_hub(tmp_path / "third") as hub:
+            hub.import_(old)
+            hub.import_(new)  # takes nothing away that is whole here
+            hub.verify()
+        assert holds(tmp_path / "third", SECRET)
+
+
+ERASE = """
+import sys
+from ortet.config import open_hub
+with open_hub(sys.argv[1]) as hub:
+    hub.erase(sys.argv[2], seqs=[int(n) for n in sys.argv[3].split(",")])
+"""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_on_the_way_a_second_call_ends_it(store: Path, point: str) -> None:
+    with open_hub(store) as hub:
+        id_ = fill(hub)
+        seqs = seqs_of(hub, id_)
+    done = subprocess.run(
+        [sys.executable, "-c", ERASE, str(store), id_, ",".join(map(str, seqs))],
+        env={**os.environ, "ORTET_FAULT": f"erase.{point}:kill"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with open_hub(store) as hub:
+        receipt = hub.erase(id_, seqs=seqs)
+        assert [event.seq for event in receipt.events] == seqs
+        assert receipt.complete
+        hub.verify()
+        assert hub.audit(id_).erased == len(seqs)
+        assert hub.catalog.rows("erasing") == []
+    assert holds(store, SECRET) == []
+
+
+def test_conflicts_do_not_hide(hub: Hub) -> None:
+    """A closed session can be erased; its name stays taken."""
+    s = hub.session("s")
+    s.say("user", SECRET)
+    s.close()
+    hub.erase(s.id)
+    hub.verify()
+    with pytest.raises(Conflict):
+        hub.session("s")
