@@ -19,6 +19,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Refs
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
+from ortet.session.asides import Asides
 from ortet.session.company import ALONE, Company, Nobody, Together
 from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
@@ -42,7 +43,7 @@ _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Keeping, Custody):
+class Hub(Keeping, Custody, Asides):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
