@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ortet.graph.commits import CommitInfo
+from ortet.journal.briefing import Briefing
 from ortet.journal.compact import Loss, losses
 from ortet.journal.context import Context
 from ortet.journal.events import Event
@@ -19,7 +20,7 @@ from ortet.session.approvals import approvals_of
 from ortet.session.deeds import deeds_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
-from ortet.session.recollect import context_of, dropped_of
+from ortet.session.recollect import briefing_of, context_of, dropped_of
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -103,6 +104,10 @@ class View:
         """
         del query
         return context_of(self, tokens, count)
+
+    def briefing(self, tokens: int = 2000, *, count: Counter = estimate) -> Briefing:
+        """The mental state, for whoever goes on: as Markdown, and as data."""
+        return briefing_of(self, tokens, count)
 
     def compactions(self) -> list[Loss]:
         """What was left out of context so far, the latest first."""
