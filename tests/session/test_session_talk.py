@@ -244,3 +244,53 @@ class TestContext:
             assert list(s.context()) == []
             with pytest.raises(Invalid):
                 s.context(tokens=0)
+
+
+class TestBriefing:
+    def test_after_a_crash_it_tells_where_we_are(self, store: Path) -> None:
+        code = """
+s._add("goal", {"text": "make the suite green"})
+s.plan(["reproduce", "fix", "verify"]); s.advance()
+s.say("user", "the login test fails")
+try:
+    s.act(lambda: 1 / 0, name="build", why="is it whole?")
+except ZeroDivisionError:
+    s.lesson("divide by something")
+s.decide("patch the lexer", why="smallest change", instead_of=["rewrite"])
+s.ask("may I?")
+s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay="once")
+"""
+        assert killed(store, code) == -9
+        with open_hub(store) as hub, hub.session("s") as s:
+            told = s.briefing()
+            assert told.data["goal"] == "make the suite green"
+            assert told.data["current_step"] == "fix"
+            assert [deed["name"] for deed in told.data["unsettled"]] == ["pay"]
+            assert told.data["failed"][0]["error"] == "ZeroDivisionError: division by zero"
+            assert [lesson["text"] for lesson in told.data["lessons"]] == ["divide by something"]
+            assert told.data["messages"][-1]["content"] == "the login test fails"
+            assert str(told) == told.markdown
+            assert hub.get(s.id).briefing() == told
+            s.settle(told.data["unsettled"][0]["id"], "paid")
+            assert s.briefing().data["unsettled"] == []
+
+    def test_a_deed_that_was_restored_away_stays_unsettled(self, store: Path) -> None:
+        code = "s.say('user', 'x'); s.commit('one')\n"
+        code += "s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name='pay', key='k')"
+        assert killed(store, code) == -9
+        with open_hub(store) as hub, hub.session("s") as s:
+            first = s.head
+            assert first is not None
+            s.restore(first.oid)
+            assert [deed["name"] for deed in s.briefing().data["unsettled"]] == ["pay"]
+
+    def test_summary_and_budget(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 5}) as s:
+            s.spend(usd=1.5)
+            for number in range(30):
+                s.say("user", f"m{number}")
+            s.compact(2, lambda _: "they counted")
+            told = s.briefing()
+            assert "usd: 3.5 left" in told.markdown
+            assert "they counted" in told.markdown
+            assert [m["content"] for m in told.data["messages"]] == ["m28", "m29"]

@@ -14,6 +14,7 @@ from ortet.codec import Hasher, Record, decode, encode
 from ortet.errors import Corrupt, Invalid
 from ortet.graph.records import Header
 from ortet.ids import Oid, Random
+from ortet.journal import upcast
 from ortet.store.abc import Kind
 
 MAX_BODY = 1 << 20
@@ -33,7 +34,10 @@ class Body(Record, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened, as its readers see it. `data` is empty when it was erased."""
+    """One thing that happened, as its readers see it. `data` is empty when it was erased.
+
+    `waiting`: it came in beside the writer (see session/inbox.py) and has no number yet.
+    """
 
     seq: int
     kind: str
@@ -45,6 +49,7 @@ class Event(msgspec.Struct, frozen=True):
     refs: list[tuple[bytes, int]] = []
     version: int = 1
     erased: bool = False
+    waiting: bool = False
 
 
 class Tip(msgspec.Struct, frozen=True):
@@ -80,15 +85,16 @@ class Chain:
         seal = self._hasher.oid(salt + body)
         header = Header(seq, draft.kind, time, draft.actor, seal, tip.hash)
         head = encode(header)
+        version, data = upcast.apply(draft.kind, draft.version, draft.data)
         event = Event(
             seq=seq,
             kind=draft.kind,
             time=time,
             actor=draft.actor,
-            data=draft.data,
+            data=data,
             hash=self._hasher.oid(head),
             refs=[(oid, int(kind)) for oid, kind in draft.refs],
-            version=draft.version,
+            version=version,
         )
         return EventRow(seq, head, salt, body), event
 
@@ -96,7 +102,8 @@ class Chain:
         """An event from its row; Corrupt when the body is not the one its header commits to."""
         header = decode(Header, row.head)
         if not row.salt:
-            data, refs, version, erased = {}, [], 1, True
+            version, data = 1, dict[str, Any]()
+            refs, erased = list[tuple[bytes, int]](), True
         else:
             if self._hasher.oid(row.salt + row.body) != header.seal:
                 raise Corrupt(
@@ -106,7 +113,8 @@ class Chain:
                     seq=header.seq,
                 )
             body = decode(Body, row.body)
-            data, refs, version, erased = body.data, body.refs, body.version, False
+            version, data = upcast.apply(header.kind, body.version, body.data)
+            refs, erased = body.refs, False
         return Event(
             seq=header.seq,
             kind=header.kind,

@@ -10,7 +10,7 @@ import msgspec
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import unanswered
-from ortet.journal.things import Artifact, Decision, Effect, Fact, Message, Note, Question
+from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Note, Question
 
 KINDS = (
     "message",
@@ -31,6 +31,7 @@ KINDS = (
     "budget",
     "asked",
     "given",
+    "comment",
     "compaction",
     "goal",
     "lifecycle",
@@ -47,7 +48,11 @@ def fold(mind: Mind, events: Iterable[Event]) -> Mind:
     for event in events:
         change = _FOLDS.get(event.kind)
         if change is not None and not event.erased:
-            change(mind, event, event.data)
+            try:
+                change(mind, event, event.data)
+            except (KeyError, TypeError, ValueError):
+                if event.version <= 1:
+                    raise  # a later schema that does not fit changes nothing, and is kept
         mind.change(events=event.seq)
     return mind
 
@@ -153,6 +158,41 @@ def _begun(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         actor=event.actor,
     )
     mind.effects.set(effect.id, effect)
+    approval = mind.approvals.get(data.get("approval", ""))
+    if approval is not None:
+        mind.approvals.set(approval.id, msgspec.structs.replace(approval, used=effect.id))
+
+
+def _asked(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    approval = Approval(
+        id=data["id"],
+        what=data["what"],
+        why=data.get("why", ""),
+        digest=data.get("digest", ""),
+        seq=event.seq,
+        time=event.time,
+    )
+    mind.approvals.set(approval.id, approval)
+
+
+def _given(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    asked = mind.approvals.get(data["id"])
+    if asked is not None:
+        mind.approvals.set(asked.id, answered(asked, event))
+
+
+def answered(asked: Approval, event: Event) -> Approval:
+    """An approval after an answer; the first that came counts."""
+    if asked.state != "asked":
+        return asked
+    data = event.data
+    return msgspec.structs.replace(
+        asked,
+        state="given" if data.get("ok") else "denied",
+        by=event.actor,
+        because=data.get("why", ""),
+        answered=event.time,
+    )
 
 
 def _ended(mind: Mind, event: Event, data: dict[str, Any]) -> None:
@@ -200,6 +240,8 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "ended": _ended,
     "spend": _spend,
     "budget": _budget,
+    "asked": _asked,
+    "given": _given,
     "lifecycle": _lifecycle,
     "compaction": _compaction,
 }

@@ -11,12 +11,23 @@ from ortet.codec import decode, encode
 from ortet.graph.maps import Maps
 from ortet.graph.records import Fold
 from ortet.ids import Oid
-from ortet.journal.things import Artifact, Core, Decision, Effect, Fact, Note, Question, Thing
+from ortet.journal.things import (
+    Approval,
+    Artifact,
+    Core,
+    Decision,
+    Effect,
+    Fact,
+    Note,
+    Question,
+    Thing,
+)
 from ortet.store.abc import Kind, Objects
 
 T = TypeVar("T", bound=Thing)
 
 _TABLES: dict[str, type[Thing]] = {
+    "approvals": Approval,
     "artifacts": Artifact,
     "decisions": Decision,
     "effects": Effect,
@@ -77,6 +88,7 @@ class Mind:
     def __init__(self, maps: Maps, fold: Fold | None = None) -> None:
         roots = dict(fold.maps) if fold is not None else {}
         self.core = decode(Core, fold.core) if fold is not None else Core()
+        self.approvals = Table(maps, Approval, roots.get("approvals", b""))
         self.artifacts = Table(maps, Artifact, roots.get("artifacts", b""))
         self.decisions = Table(maps, Decision, roots.get("decisions", b""))
         self.effects = Table(maps, Effect, roots.get("effects", b""))

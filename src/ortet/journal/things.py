@@ -99,6 +99,26 @@ class Call(Thing, frozen=True):
     part: bool = False
 
 
+class Approval(Thing, frozen=True):
+    """What a human was asked to allow. `state`: asked, given, denied; `used`: by which action.
+
+    `waiting`: the answer is there, and the writer has not taken it into the journal yet.
+    """
+
+    id: str
+    what: str
+    why: str = ""
+    state: str = "asked"
+    by: str = ""
+    because: str = ""
+    digest: str = ""  # of the call that waits for it
+    used: str = ""
+    seq: int = 0
+    time: int = 0
+    answered: int = 0
+    waiting: bool = False
+
+
 class Core(Thing, frozen=True):
     """The small part of a mind, stored whole at each commit."""
 

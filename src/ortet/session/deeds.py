@@ -26,6 +26,7 @@ from ortet.session.actions import (
     plain,
     unsettled,
 )
+from ortet.session.approvals import Approvals, is_used, used_up
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import SessionRow
 from ortet.store.faults import reach
@@ -63,6 +64,7 @@ class Deeds:
         self._hub = hub
         self._row = row
         self._ledger = ledger
+        self.approvals = Approvals(hub, row, ledger)
 
     def act(
         self,
@@ -75,18 +77,21 @@ class Deeds:
         key: str | None = None,
         scope: Scope | None = None,
         name: str | None = None,
+        approve: str | None = None,
         record: Callable[[Any], Any] = plain,
+        recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
+        """`record` makes plain data of what the function returned, `recall` the reverse."""
         action = describe(function, name=name, replay=replay, key=key, scope=scope)
         said = arguments(args, kwargs)
         before = self._before(action)
         if before is not None and before.effect.state == _DONE:
-            return _outcome(before)
-        deed = self._begin(action, said, why, before)
+            return recall(outcome_of(before.effect.name, before.outcome))
+        deed = self._begin(action, said, why, before, approve)
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
-            self._end(deed, _FAILED, error=f"{type(error).__name__}: {error}"[:2000])
+            self._end(deed, _FAILED, error=said_of(error), code=getattr(error, "kind", ""))
             raise
         reach("action.done")
         self._end(deed, _DONE, outcome=record(value))
@@ -139,10 +144,23 @@ class Deeds:
                 raise unsettled(msgspec.to_builtins(deed.effect))
         return deed
 
-    def _begin(self, action: Action, said: dict[str, Any], why: str, before: Deed | None) -> Deed:
+    def _begin(
+        self,
+        action: Action,
+        said: dict[str, Any],
+        why: str,
+        before: Deed | None,
+        approve: str | None,
+    ) -> Deed:
         hub = self._hub
         id_ = before.effect.id if before else uuid7(hub.clock)
-        mark = digest(hub.objects.hasher.oid, action.name, said)
+        mark = self.mark(action, said)
+        approval, rows = "", []
+        if approve is not None:
+            approval, used = self.approvals.allow(
+                shown(action.name, said), why=approve, digest=mark, effect=id_
+            )
+            rows.append(used)
         effect = Effect(
             id=id_,
             name=action.name,
@@ -166,13 +184,17 @@ class Deeds:
             "digest": mark,
             **said,
         }
+        if approval:
+            data["approval"] = approval
         deed = Deed(effect, self._row.id)
-        rows = [RowChange(self._kind, id_, encode(deed))]
+        rows.append(RowChange(self._kind, id_, encode(deed)))
         if action.key and before is None:
             rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
         try:
             self._ledger.add(Draft("begun", data, hub.author), rows=rows)
         except Conflict as error:
+            if is_used(error):
+                raise used_up(action.name) from error
             if error.kind == "row_moved":  # a sibling was faster
                 raise in_flight(action.key, "another") from error
             raise
@@ -186,6 +208,7 @@ class Deeds:
         *,
         outcome: Any = None,
         error: str = "",
+        code: str = "",
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
@@ -194,6 +217,8 @@ class Deeds:
             data["outcome"] = outcome
         if error:
             data["error"] = error
+        if isinstance(code, str) and code:
+            data["code"] = code
         if settled:
             data["settled"] = True
         if synthetic:
@@ -202,6 +227,10 @@ class Deeds:
         ended = msgspec.structs.replace(deed, effect=effect, outcome=outcome, error=error)
         change = RowChange(self._kind, effect.id, encode(ended))
         return self._ledger.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+
+    def mark(self, action: Action, said: dict[str, Any]) -> str:
+        """The same for every call of this name with these arguments."""
+        return digest(self._hub.objects.hasher.oid, action.name, said)
 
     @property
     def _kind(self) -> str:
@@ -212,12 +241,25 @@ class Deeds:
         return f"{home}/{action.key}"
 
 
-def _outcome(deed: Deed) -> Any:
-    if is_opaque(deed.outcome):
+def outcome_of(name: str, outcome: Any) -> Any:
+    """What was recorded as the result of an action; Unsupported when that is text only."""
+    if is_opaque(outcome):
         raise Unsupported(
             "opaque_outcome",
-            f"action {deed.effect.name!r} was done, but its result is no plain data and was "
-            "recorded as text only: return JSON from actions with a key",
-            shown=deed.outcome["opaque"],
+            f"action {name!r} was done, but its result is no plain data and was recorded as text "
+            "only: return JSON from actions with a key",
+            shown=outcome["opaque"],
         )
-    return deed.outcome
+    return outcome
+
+
+def said_of(error: BaseException) -> str:
+    """A failure as it is recorded."""
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
+def shown(name: str, said: dict[str, Any]) -> str:
+    """A call as a human reads it."""
+    args = [repr(arg) for arg in said["args"]]
+    args += [f"{key}={value!r}" for key, value in said["kwargs"].items()]
+    return f"{name}({', '.join(args)})"[:1000]

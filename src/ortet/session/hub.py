@@ -18,6 +18,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref, Refs, is_name
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
+from ortet.session.asides import Asides
 from ortet.session.company import ALONE, Together
 from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
@@ -34,7 +35,7 @@ _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Minding, Keeping, Custody):
+class Hub(Minding, Keeping, Custody, Asides):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:

@@ -1,10 +1,16 @@
-"""What a session makes of its journal for those who go on with it: a shorter conversation."""
+"""What a session makes of its journal for those who go on with it: a shorter conversation, and a
+briefing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ortet.errors import Conflict, NotFound
+from ortet.journal.briefing import Briefing, brief
 from ortet.journal.compact import (
     Loss,
     Summarise,
@@ -17,11 +23,18 @@ from ortet.journal.compact import (
 )
 from ortet.journal.context import Context, gather, newest_first
 from ortet.journal.folding import message_of
+from ortet.journal.known import Failure, Known
+from ortet.journal.pairs import settled
 from ortet.journal.text import Counter
-from ortet.journal.things import Message
+from ortet.journal.things import Artifact, Effect, Message
+from ortet.session.deeds import Deed, deeds_of
 
 if TYPE_CHECKING:
     from ortet.session.view import View
+
+_LAST = 10
+"""Messages a briefing may show."""
+_OPEN = ("begun", "unsettled")
 
 
 def last_loss(view: View) -> Loss | None:
@@ -55,6 +68,56 @@ def context_of(view: View, tokens: int, count: Counter) -> Context:
         tokens=tokens,
         count=count,
     )
+
+
+def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
+    mind, loss = view.mind, last_loss(view)
+    core = mind.core
+    deeds = {deed.effect.id: deed for deed in deeds_of(view.hub.catalog, view.row.family)}
+    effects = sorted((_now(effect, deeds) for effect in mind.effects), key=lambda e: e.begun)
+    here = {effect.id for effect in effects}
+    away = [d.effect for d in deeds.values() if d.session == view.id and d.effect.id not in here]
+    facts = sorted(mind.facts, key=lambda fact: fact.seq)
+    newest = islice(newest_first(view.events, core.since, core.events), _LAST)
+    known = Known(
+        name=view.name,
+        status=view.status,
+        goal=core.goal,
+        plan=core.plan,
+        step=core.step,
+        done=[effect for effect in effects if effect.state == "done"],
+        failed=[Failure(e, _error(e, deeds)) for e in effects if e.state == "failed"],
+        lessons=[fact for fact in facts if fact.lesson],
+        facts=[fact for fact in facts if not fact.lesson],
+        decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
+        questions=sorted(view.questions(), key=lambda question: question.seq),
+        artifacts=_latest(mind.artifacts),
+        unsettled=[effect for effect in [*away, *effects] if effect.state in _OPEN],
+        limits=core.limits,
+        left={name: limit - core.spent.get(name, 0.0) for name, limit in core.limits.items()},
+        spent=core.spent,
+        notes=view.notes(),
+        summary=loss.summary if loss else "",
+        messages=settled(list(newest)[::-1]),
+    )
+    return brief(known, tokens, count)
+
+
+def _now(effect: Effect, deeds: Mapping[str, Deed]) -> Effect:
+    """As the family knows it: a deed that was settled elsewhere is settled."""
+    deed = deeds.get(effect.id)
+    return effect if deed is None else msgspec.structs.replace(effect, state=deed.effect.state)
+
+
+def _error(effect: Effect, deeds: Mapping[str, Deed]) -> str:
+    deed = deeds.get(effect.id)
+    return deed.error if deed else ""
+
+
+def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
+    """The last version of each, in the order they were made."""
+    found = {artifact.name: artifact for artifact in artifacts}
+    return sorted(found.values(), key=lambda artifact: artifact.seq)
 
 
 def dropped_of(view: View, compaction: int) -> list[Message]:

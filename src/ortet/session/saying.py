@@ -53,9 +53,8 @@ class Saying(View):
 
     def ask(self, text: str) -> str:
         """A question that stays open until it is answered; returns its id."""
-        id_ = self._new_id()
-        self._add("question", {"id": id_, "text": text})
-        return id_
+        event = self._add("question", {"id": self._new_id(), "text": text})
+        return str(event.data["id"])
 
     def answer(self, question: str, answer: Any) -> Event:
         return self._add("answer", {"id": question, "answer": answer})
@@ -85,12 +84,9 @@ class Saying(View):
 
     def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
         """A decision with the roads not taken; returns its id."""
-        id_ = self._new_id()
-        data = {"id": id_, "text": text, "why": why, "instead_of": list(instead_of)}
-        self._add("decision", data)
-        return id_
+        data = {"text": text, "why": why, "instead_of": list(instead_of)}
+        return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
 
     def _fact(self, kind: str, text: str, about: str) -> str:
-        id_ = self._new_id()
-        self._add(kind, {"id": id_, "text": text, "about": about})
-        return id_
+        event = self._add(kind, {"id": self._new_id(), "text": text, "about": about})
+        return str(event.data["id"])

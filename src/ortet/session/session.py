@@ -18,6 +18,7 @@ from ortet.session.branch import Branch
 from ortet.session.deeds import Deeds
 from ortet.session.guest import QUIET
 from ortet.session.host import Host
+from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
@@ -53,6 +54,7 @@ class Session(Saying):
         self._image = machine  # of the head: the files of a session that has none open
         self._files: Workspace | None = None
         self._deeds = Deeds(sessions.hub, row, ledger)
+        self._inbox = Inbox(sessions.hub.catalog, row.id, ledger)
         news = ledger.line.events(ledger.line.base.seq)
         self._host = Host(
             sessions,
@@ -92,15 +94,35 @@ class Session(Saying):
         key: str | None = None,
         scope: Scope | None = None,
         name: str | None = None,
+        approve: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Call a function: the intent is durable before, the outcome after, and with a key the deed
-        is done once in all forks."""
+        is done once in all forks.
+
+        With `approve`, the reason to show a human, it waits for `hub.approve`: until then each call
+        is Refused("approval_pending"), here or in the next process.
+        """
         self._live()
+        self._take_in()
         self._host.dirty = True
         return self._deeds.act(
-            function, args, kwargs, why=why, replay=replay, key=key, scope=scope, name=name
+            function,
+            args,
+            kwargs,
+            why=why,
+            replay=replay,
+            key=key,
+            scope=scope,
+            name=name,
+            approve=approve,
         )
+
+    def request_approval(self, what: str, *, why: str = "") -> str:
+        """Ask a human to allow something; returns the id. `s.approvals()` has the answer."""
+        self._live()
+        self._host.dirty = True
+        return self._deeds.approvals.ask(what, why=why)
 
     def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
         """Say what became of an action whose outcome is not known."""
@@ -152,6 +174,7 @@ class Session(Saying):
     def commit(self, message: str = "") -> CommitInfo:
         """Record mind and files together; with nothing new, the head is returned."""
         self._live()
+        self._take_in()
         files = self._workspace()
         if files is not None:
             return files.commit(message)
@@ -256,6 +279,7 @@ class Session(Saying):
         if self.holding.ended:
             return
         try:
+            self._take_in()
             self._turn(status, why)
             self._ledger.close()
         except Refused:
@@ -280,8 +304,14 @@ class Session(Saying):
         if calling := self._mind.core.calling:  # a model API would refuse the conversation
             self._host.dirty = True
             self._ledger.add(*(lost(call, self._hub.author) for call in calling))
+        self._take_in()
 
     # inside
+
+    def _take_in(self) -> None:
+        """What others left for it, into the journal."""
+        if self._inbox.drain():
+            self._host.dirty = True
 
     def _moved(self, row: SessionRow) -> None:
         """It went elsewhere: another timeline, another mind."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ortet.graph.commits import CommitInfo
+from ortet.journal.briefing import Briefing
 from ortet.journal.compact import Loss, losses
 from ortet.journal.context import Context
 from ortet.journal.events import Event
@@ -14,10 +15,12 @@ from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import settled
 from ortet.journal.text import Counter, estimate
-from ortet.journal.things import Decision, Effect, Fact, Message, Question
+from ortet.journal.things import Approval, Decision, Effect, Fact, Message, Question
+from ortet.session.approvals import approvals_of
 from ortet.session.deeds import deeds_of
+from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
-from ortet.session.recollect import context_of, dropped_of
+from ortet.session.recollect import briefing_of, context_of, dropped_of
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -82,8 +85,11 @@ class View:
     # what is known
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        """In order, from the first of the family on."""
-        return self._line.events(after, upto)
+        """In order, from the first of the family on; then, unless `upto` is given, what came in
+        beside the writer and waits to be taken in: `waiting`, without a number."""
+        yield from self._line.events(after, upto)
+        if upto is None:
+            yield from waiting(self._hub.catalog, self._row.id)
 
     def messages(self) -> list[Message]:
         """Those in context, in order."""
@@ -98,6 +104,10 @@ class View:
         """
         del query
         return context_of(self, tokens, count)
+
+    def briefing(self, tokens: int = 2000, *, count: Counter = estimate) -> Briefing:
+        """The mental state, for whoever goes on: as Markdown, and as data."""
+        return briefing_of(self, tokens, count)
 
     def compactions(self) -> list[Loss]:
         """What was left out of context so far, the latest first."""
@@ -116,6 +126,15 @@ class View:
     def questions(self) -> list[Question]:
         """Those that are open."""
         return [question for question in self._mind.questions if not question.answered]
+
+    def approvals(self) -> list[Approval]:
+        """What humans were asked to allow, and their answers, also those not taken in yet."""
+        return approvals_of(self._hub.catalog, self._row.id, self._mind)
+
+    def comments(self) -> list[Event]:
+        """What people said beside the conversation. No messages: one between a tool call and its
+        result would make a model API refuse both."""
+        return [event for event in self.events() if event.kind == "comment"]
 
     def notes(self) -> dict[str, Any]:
         """Those whose time has not run out."""

@@ -1,0 +1,59 @@
+"""What a hub does beside the writer of a session: comment, approve, ask what would have been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from ortet.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from ortet.journal.events import Draft, Event
+    from ortet.journal.things import Approval
+    from ortet.session.hub import Hub
+
+
+class Asides:
+    """The part of Hub that needs no lease. What it needs is imported where it is used."""
+
+    @property
+    def _whole(self) -> Hub:
+        return cast("Hub", self)
+
+    def comment(self, session: str, text: str, *, by: str = "") -> Event:
+        """Say something to a session, whoever writes to it; it never conflicts.
+
+        The writer takes it into the journal when it next acts or commits; readers see it at once.
+        """
+        from ortet.journal.events import Draft
+
+        if not text or not isinstance(text, str):
+            raise Invalid("bad_comment", f"{text!r}: say something, in words")
+        return self._leave(session, Draft("comment", {"text": text}, by or self._whole.author))
+
+    def approve(
+        self, session: str, approval: str, *, by: str = "", ok: bool = True, why: str = ""
+    ) -> Approval:
+        """Answer what a session asked for; returns how it stands: the first answer counts."""
+        from ortet.session.approvals import draft_answer, need
+
+        draft = draft_answer(approval, by=by or self._whole.author, ok=ok, why=why)
+        need(self._whole.get(session).approvals(), approval)
+        self._leave(session, draft)
+        return need(self._whole.get(session).approvals(), approval)
+
+    def _leave(self, session: str, draft: Draft) -> Event:
+        from ortet.session.inbox import put
+        from ortet.session.lifecycle import ARCHIVED, CLOSED
+
+        hub = self._whole
+        row = hub._minds().roll.get(session)
+        if row.status in (CLOSED, ARCHIVED):
+            raise Conflict(
+                "session_closed",
+                f"session {row.name!r} is {row.status} and takes no more: comment on one that goes "
+                "on",
+                status=row.status,
+            )
+        event = put(hub.catalog, row.id, draft, clock=hub.clock, random=hub.random)
+        hub.tell(f"session:{row.id}")
+        return event
