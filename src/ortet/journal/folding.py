@@ -36,6 +36,7 @@ KINDS = (
     "goal",
     "lifecycle",
     "record",
+    "warning",
 )
 """Every kind this release writes."""
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ortet.graph.bundle import Imported
     from ortet.journal.things import Message
     from ortet.session.audit import AuditReport
+    from ortet.session.billing import Bill, By, Since
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.tombs import Receipt
@@ -48,6 +49,12 @@ class Custody(ABC):
         from ortet.session.erasure import erase
 
         return erase(self._minds(), session, seqs, user)
+
+    def bill(self, *, since: Since = None, by: By = "session") -> list[Bill]:
+        """What was spent since a time, in totals by agent, session, model or day; see billing."""
+        from ortet.session.billing import bill
+
+        return bill(self._minds().hub.catalog, since, by)
 
     def check_minds(self) -> Iterable[tuple[str, str]]:
         """Where, and what, is wrong with the events of all sessions."""

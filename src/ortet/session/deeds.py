@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,6 +66,7 @@ class Deeds:
         self._row = row
         self._ledger = ledger
         self.approvals = Approvals(hub, row, ledger)
+        self.doing: dict[str, int] = {}  # id of each action in progress -> its thread
 
     def act(
         self,
@@ -96,6 +98,11 @@ class Deeds:
         reach("action.done")
         self._end(deed, _DONE, outcome=record(value))
         return value
+
+    def current(self) -> str:
+        """The id of the action this thread is in, "" for none."""
+        mine = get_ident()
+        return next((id_ for id_ in reversed(self.doing) if self.doing[id_] == mine), "")
 
     def settle(self, effect: str, outcome: Any, *, failed: bool) -> Event:
         row = self._hub.catalog.row(self._kind, effect)
@@ -198,6 +205,7 @@ class Deeds:
             if error.kind == "row_moved":  # a sibling was faster
                 raise in_flight(action.key, "another") from error
             raise
+        self.doing[id_] = get_ident()
         reach("action.begun")
         return deed
 
@@ -212,6 +220,7 @@ class Deeds:
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
+        self.doing.pop(deed.effect.id, None)
         data: dict[str, Any] = {"id": deed.effect.id, "state": state}
         if outcome is not None:
             data["outcome"] = outcome

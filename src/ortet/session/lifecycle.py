@@ -40,6 +40,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     path: str = ""  # its workspace
     engine: str = "auto"
     files: str = ""
+    profile: str = ""
     version: int = 0  # of the row; not stored
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ortet.backend.abc import Catalog, Signal
 from ortet.session.company import Company, Nobody
@@ -45,13 +45,19 @@ class Minding:
         workspace: str | os.PathLike[str] | None = None,
         files: Files | None = None,
         engine: str = "auto",
-        budget: Mapping[str, float] | None = None,
-        durability: Durability = "event",
+        budget: Mapping[str, Any] | None = None,
+        durability: Durability | None = None,
+        commit: str | Mapping[str, float] | None = None,
+        profile: str | None = None,
+        parent: View | str | None = None,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
-        With `workspace`, its commits hold that directory's files too; see `workspace()`.
+        With `workspace`, its commits hold that directory's files too; see `workspace()`. A session
+        that works for another, its `parent`, spends inside that one's budget. `profile` names a
+        set of policies (docs/profiles.md), `durability` and `commit` go before it.
         """
+        from ortet.session.profiles import Manner
         from ortet.session.sessions import Place
 
         place = Place()
@@ -59,8 +65,10 @@ class Minding:
             directory = keep_apart(self.root, existing(workspace))
             self.how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
+        works_for = parent if isinstance(parent, str) else parent.id if parent else ""
+        manner = Manner(durability, commit, profile, works_for)
         return self._minds().open(
-            name, agent=agent, goal=goal, budget=budget, durability=durability, place=place
+            name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )
 
     def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:

@@ -16,6 +16,8 @@ from ortet.session.view import View
 class Saying(View):
     """The half of Session that only appends."""
 
+    _note_ttl: float | None = None  # for notes that are given no time
+
     @abstractmethod
     def _add(self, kind: str, data: Mapping[str, Any]) -> Event: ...
 
@@ -36,8 +38,9 @@ class Saying(View):
         return self._add("thought", {"text": text})
 
     def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
-        """Scratch under a key, for `ttl` seconds; None takes it away."""
+        """Scratch under a key, for `ttl` seconds (else as its profile says); value None ends it."""
         data = {"key": key, "value": value}
+        ttl = self._note_ttl if ttl is None else ttl
         if ttl is not None:
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)

@@ -15,6 +15,7 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.pairs import lost
 from ortet.machine.abc import Command, Report, Result
 from ortet.session.branch import Branch
+from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds
 from ortet.session.guest import QUIET
 from ortet.session.host import Host
@@ -22,8 +23,10 @@ from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
+from ortet.session.making import Making
 from ortet.session.outcome import PARTS, Restored, check_parts, recorded
-from ortet.session.saying import Saying
+from ortet.session.policies import Pace
+from ortet.session.profiles import Profile
 
 if TYPE_CHECKING:
     from ortet.graph.diff import Change
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 
-class Session(Saying):
+class Session(Making):
     """Opened and leased. Leaving the `with` block pauses it."""
 
     def __init__(
@@ -45,6 +48,8 @@ class Session(Saying):
         branch: Branch,
         holding: Holding,
         machine: bytes,
+        profile: Profile,
+        host: str,
     ) -> None:
         super().__init__(sessions.hub, row, ledger.line, ledger.mind)
         self._sessions = sessions
@@ -55,14 +60,18 @@ class Session(Saying):
         self._files: Workspace | None = None
         self._deeds = Deeds(sessions.hub, row, ledger)
         self._inbox = Inbox(sessions.hub.catalog, row.id, ledger)
-        news = ledger.line.events(ledger.line.base.seq)
+        self._budget = Budget(sessions.hub, row, ledger, host=host)
+        self.profile = profile
+        self._note_ttl = profile.note_ttl
+        news = [e for e in ledger.line.events(ledger.line.base.seq) if e.kind != QUIET]
+        self._pace = Pace(profile.commit, self._now(), news)
         self._host = Host(
             sessions,
             row,
             ledger,
             lease=lambda: holding.lease,
             moved=self._moved,
-            dirty=any(event.kind != QUIET for event in news),
+            dirty=bool(news),
         )
 
     def __enter__(self) -> Session:
@@ -77,13 +86,6 @@ class Session(Saying):
         )
 
     # what it does
-
-    def spend(self, **amounts: float) -> Event:
-        """Use up some of the budget: tokens, usd, or any counter."""
-        for name, amount in amounts.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
-                raise Invalid("bad_amount", f"{name}={amount!r}: give a number from 0")
-        return self._add("spend", {"amounts": amounts})
 
     def act(
         self,
@@ -103,20 +105,18 @@ class Session(Saying):
         With `approve`, the reason to show a human, it waits for `hub.approve`: until then each call
         is Refused("approval_pending"), here or in the next process.
         """
-        self._live()
-        self._take_in()
-        self._host.dirty = True
-        return self._deeds.act(
-            function,
-            args,
-            kwargs,
-            why=why,
-            replay=replay,
-            key=key,
-            scope=scope,
-            name=name,
-            approve=approve,
-        )
+        with self._acting():
+            return self._deeds.act(
+                function,
+                args,
+                kwargs,
+                why=why,
+                replay=replay,
+                key=key,
+                scope=scope,
+                name=name,
+                approve=approve,
+            )
 
     def request_approval(self, what: str, *, why: str = "") -> str:
         """Ask a human to allow something; returns the id. `s.approvals()` has the answer."""
@@ -126,8 +126,7 @@ class Session(Saying):
 
     def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
         """Say what became of an action whose outcome is not known."""
-        self._live()
-        self._host.dirty = True
+        self._touch()
         return self._deeds.settle(effect, outcome, failed=failed)
 
     # what it did
@@ -152,11 +151,11 @@ class Session(Saying):
 
     def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
         """Run a command in the machine; its output and exit code are the action's outcome."""
-        self._host.dirty = True
         said = command if isinstance(command, str) else list(command)
-        result: Result = self._deeds.act(
-            self.machine.run, (said,), options, why=why, name="run", record=recorded
-        )
+        with self._acting():
+            result: Result = self._deeds.act(
+                self.machine.run, (said,), options, why=why, name="run", record=recorded
+            )
         return result
 
     def _workspace(self) -> Workspace | None:
@@ -175,6 +174,13 @@ class Session(Saying):
         """Record mind and files together; with nothing new, the head is returned."""
         self._live()
         self._take_in()
+        began = self._now()
+        info = self._record(message)
+        now = self._now()
+        self._pace.committed(now, now - began)
+        return info
+
+    def _record(self, message: str) -> CommitInfo:
         files = self._workspace()
         if files is not None:
             return files.commit(message)
@@ -253,6 +259,7 @@ class Session(Saying):
             raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         self._live()
         point = from_hex(self.commit("fork point").oid)
+        self._budget.give_back()  # so that the forks find it
         if machine and self._workspace() is not None:
             return self._sessions.fork_files(self, point, n)
         return self._sessions.fork(self, point, n)
@@ -280,6 +287,9 @@ class Session(Saying):
             return
         try:
             self._take_in()
+            if self._pace.policy.at_the_end and self._pace.tally.since:
+                self._commit_by_itself()
+            self._budget.settle()
             self._turn(status, why)
             self._ledger.close()
         except Refused:
@@ -318,11 +328,17 @@ class Session(Saying):
         self._row = row
         self._line, self._mind = self._ledger.line, self._ledger.mind
         self._deeds = Deeds(self._hub, row, self._ledger)
+        self._pace.moved(self._now())
 
     def _add(self, kind: str, data: Mapping[str, Any]) -> Event:
+        self._touch()
+        event = self._ledger.add(self._draft(kind, data))[0]
+        self._keep_pace(kind, data)
+        return event
+
+    def _touch(self) -> None:
         self._live()
         self._host.dirty = True
-        return self._ledger.add(self._draft(kind, data))[0]
 
     def _draft(self, kind: str, data: Mapping[str, Any]) -> Draft:
         return Draft(kind, dict(data), self._hub.author)

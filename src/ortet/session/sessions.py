@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
-from ortet.errors import Conflict, Invalid
+from ortet.errors import Conflict
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
@@ -17,10 +17,11 @@ from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
+from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody, Together
 from ortet.session.guest import Guest, Standing, sealed, start_of
 from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
-from ortet.session.ledger import Durability, Ledger
+from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
     ACTIVE,
     ARCHIVED,
@@ -31,6 +32,8 @@ from ortet.session.lifecycle import (
     check_agent,
     check_session,
 )
+from ortet.session.profiles import USUAL, Manner, Profile
+from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
 from ortet.session.view import View
@@ -75,12 +78,13 @@ class Sessions:
         *,
         agent: str = "default",
         goal: str = "",
-        budget: Mapping[str, float] | None = None,
-        durability: Durability = "event",
+        budget: Mapping[str, Any] | None = None,
         place: Place = NOWHERE,
+        manner: Manner = USUAL,
     ) -> Session:
         """Go on with a session, or begin one; it is leased to this process."""
         row = self.roll.find(agent, name)
+        profile = manner.over(row.profile if row else "")
         if row is None:
             try:
                 return self._begin(
@@ -88,8 +92,8 @@ class Sessions:
                     check_agent(agent),
                     goal=goal,
                     budget=budget,
-                    durability=durability,
                     place=place,
+                    manner=manner,
                 )
             except Conflict as error:
                 row = self.roll.find(agent, name)
@@ -108,9 +112,16 @@ class Sessions:
                 f"session {name!r} works in {row.path or 'no directory'}: open it without "
                 f"workspace=, or begin another for {place.path}",
             )
+        if manner.parent and (manner.parent != row.parent or row.family != row.id):
+            raise Conflict(
+                "parent_differs",
+                f"session {name!r} does not work for {manner.parent}: open it without parent=, or "
+                "begin another",
+            )
         lease = self.lease(row)
         # it may have moved on until the lease was ours
-        session = self._resume(self.roll.get(row.id), lease, durability)
+        row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
+        session = self._resume(row, lease, profile)
         session.begin()
         if goal and goal != session.goal:
             session._add("goal", {"text": goal})
@@ -145,11 +156,13 @@ class Sessions:
         agent: str,
         *,
         goal: str,
-        budget: Mapping[str, float] | None,
-        durability: Durability,
+        budget: Mapping[str, Any] | None,
         place: Place,
+        manner: Manner,
     ) -> Session:
         id_, timeline = self.new_id(), self.new_id()
+        profile, limits = manner.over(""), parse_limits(budget or {})
+        outer = self._employer(manner.parent)
         row = SessionRow(
             id=id_,
             name=name,
@@ -162,12 +175,14 @@ class Sessions:
             status=ACTIVE,
             created=self.hub.clock.now_ns(),
             family=id_,
+            parent=manner.parent,
+            profile=profile.name,
         )
         drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
         if goal:
             drafts.append(Draft("goal", {"text": goal}, self.hub.author))
         if budget:
-            drafts.append(Draft("budget", {"limits": _limits(budget)}, self.hub.author))
+            drafts.append(Draft("budget", said(limits), self.hub.author))
         tip, rows = Tip(), []
         for draft in drafts:
             made, event = self.chain.make(tip, draft, self.hub.clock.now_ns())
@@ -180,10 +195,21 @@ class Sessions:
             detail=name,
             timelines=[Timeline(timeline)],
             appends=[Append(timeline, rows)],
-            rows=Roll.added(row),
+            rows=[*Roll.added(row), *opened(row, limits, outer)],
             claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
         )
-        return self._resume(row, lease, durability)
+        return self._resume(row, lease, profile)
+
+    def _employer(self, parent: str) -> str:
+        """The family inside whose budget a session lies that works for `parent`."""
+        if not parent:
+            return ""
+        row = self.roll.get(parent)
+        if row.status in (CLOSED, ARCHIVED):
+            raise Conflict(
+                "session_closed", f"session {row.name!r} is {row.status}: nobody can work for it"
+            )
+        return row.family
 
     def _branch_at(self, place: Place) -> str:
         """The branch of a directory that is a workspace already."""
@@ -220,7 +246,7 @@ class Sessions:
                 return branch
         raise Conflict("name_taken", f"too many branches are called {name!r}: take another name")
 
-    def _resume(self, row: SessionRow, lease: Lease, durability: Durability) -> Session:
+    def _resume(self, row: SessionRow, lease: Lease, profile: Profile) -> Session:
         hub = self.hub
         holding = Holding(hub.catalog, hub.clock, lease)
         branch = self._branch(row)
@@ -233,11 +259,18 @@ class Sessions:
             mind=where.mind,
             tip=where.tip,
             holding=holding,
-            durability=durability,
+            durability=profile.durability,
             told=lambda: hub.tell(f"session:{row.id}"),
         )
         session = Session(
-            self, row, ledger=ledger, branch=branch, holding=holding, machine=where.machine
+            self,
+            row,
+            ledger=ledger,
+            branch=branch,
+            holding=holding,
+            machine=where.machine,
+            profile=profile,
+            host=self._host,
         )
         self._open.append(session)
         self._heart.add(holding)
@@ -304,7 +337,8 @@ class Sessions:
                 taken = error
         else:
             raise taken
-        return [self._resume(row, lease, "event") for row, lease in zip(rows, leases, strict=True)]
+        pairs = zip(rows, leases, strict=True)
+        return [self._resume(row, lease, parent.profile) for row, lease in pairs]
 
     def fork_files(self, parent: Session, point: Oid, n: int) -> list[Session]:
         """The same with files and processes of their own."""
@@ -321,7 +355,7 @@ class Sessions:
         made, leases = parent.machine.fork_at(point, n, minds=minds)
         sessions = []
         for row, lease, files in zip(rows, leases, made, strict=True):
-            session = self._resume(row, lease, "event")
+            session = self._resume(row, lease, parent.profile)
             session.use(files)
             sessions.append(session)
         return sessions
@@ -363,10 +397,3 @@ class Sessions:
         if self._epoch != self.hub.objects.epoch:
             self._epoch = self.hub.objects.epoch
             self.maps.forget()
-
-
-def _limits(budget: Mapping[str, float]) -> dict[str, Any]:
-    for name, limit in budget.items():
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0:
-            raise Invalid("bad_budget", f"budget {name}={limit!r}: give a number from 0")
-    return {name: float(limit) for name, limit in budget.items()}

@@ -15,8 +15,11 @@ from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import settled
 from ortet.journal.text import Counter, estimate
-from ortet.journal.things import Approval, Decision, Effect, Fact, Message, Question
+from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Question
 from ortet.session.approvals import approvals_of
+from ortet.session.artifacts import Content, Lineage, data_of, find, load
+from ortet.session.budget import left_for, levels, spent_by
+from ortet.session.calls import ModelCall, calls_of
 from ortet.session.deeds import deeds_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
@@ -147,7 +150,40 @@ class View:
         return [deed.effect for deed in deeds_of(self._hub.catalog, self._row.family)]
 
     def spent(self) -> dict[str, float]:
-        return dict(self._mind.core.spent)
+        """By the family and those who work for it: no restore refunds anything."""
+        found = spent_by(self._hub.catalog, self._row.family)
+        for name, amount in self._mind.core.spent.items():  # of a mind from another host
+            found[name] = max(found.get(name, 0.0), amount)
+        return found
+
+    def limits(self) -> dict[str, float]:
+        """The hard limits of the family."""
+        return levels(self._hub.catalog, self._row)[0].account.limits
+
+    def budget_left(self) -> dict[str, float]:
+        """Of each counter that has a limit, here or where this session works for another."""
+        return left_for(self._hub.catalog, self._row)
+
+    def model_calls(self) -> list[ModelCall]:
+        return list(calls_of(self.events()))
+
+    def content(self, content: Content) -> bytes:
+        """The bytes of a request or response."""
+        return load(self._hub.objects, content)
+
+    def artifacts(self) -> list[Artifact]:
+        """Every version, by name."""
+        return list(self._mind.artifacts)
+
+    def artifact_data(self, name: str, version: int | None = None) -> bytes:
+        """The content of a version, the last if none is given."""
+        return data_of(self._hub.objects, find(self._mind.artifacts, name, version))
+
+    def lineage(self, name: str, version: int | None = None) -> Lineage:
+        """What led to an artifact."""
+        artifact = find(self._mind.artifacts, name, version)
+        action = self._mind.effects.get(artifact.action) if artifact.action else None
+        return Lineage(artifact, action, artifact.why or (action.why if action else ""))
 
     @property
     def steps(self) -> list[str]:

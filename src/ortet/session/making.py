@@ -1,0 +1,219 @@
+"""The verbs of a session that cost or make something: spend, budget, model_call, artifact."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ortet.errors import Invalid, OrtetError, Refused
+from ortet.graph.commits import CommitInfo
+from ortet.journal.events import Draft, Event
+from ortet.journal.things import Artifact
+from ortet.session import artifacts
+from ortet.session.artifacts import Content, Orphans
+from ortet.session.budget import Budget
+from ortet.session.calls import amounts_of, as_bytes, described
+from ortet.session.deeds import Deeds
+from ortet.session.ledger import Ledger
+from ortet.session.lifecycle import PAUSED
+from ortet.session.policies import Pace
+from ortet.session.purses import SOFT, Amounts, check_amounts, parse_limits
+from ortet.session.saying import Saying
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.workspace import Workspace
+
+_SPENT = "the budget is spent"
+
+
+class Making(Saying):
+    """The half of Session whose events come with rows or objects."""
+
+    _ledger: Ledger
+    _budget: Budget
+    _deeds: Deeds
+    _pace: Pace
+    _refused = False  # the budget is spent: it pauses when its actions have ended
+
+    @abstractmethod
+    def _touch(self) -> None:
+        """It is open, and about to change."""
+
+    @abstractmethod
+    def _take_in(self) -> None: ...
+
+    @abstractmethod
+    def _workspace(self) -> Workspace | None: ...
+
+    @abstractmethod
+    def _end(self, status: str, why: str) -> None: ...
+
+    @abstractmethod
+    def commit(self, message: str = "") -> CommitInfo: ...
+
+    # money
+
+    def spend(self, *, model: str = "", **amounts: float) -> Event:
+        """Say that some of the budget was used up: tokens, usd, or any counter.
+
+        It is recorded even when it was too much; then the session is paused and
+        Refused("budget_spent") says what is left and how to raise the limit.
+        """
+        return self._spend(check_amounts(amounts), model)
+
+    def budget(self, *, soft: Mapping[str, float | None] | None = None, **limits: Any) -> Event:
+        """Set limits for this session and its forks; None takes one away, others stay.
+
+        Hard ones pause the session when they are overrun, `soft` ones record a warning once.
+        """
+        asked = parse_limits({**limits, SOFT: soft or {}})
+        if not asked.hard and not asked.soft:
+            raise Invalid("bad_budget", "no limit was given: as s.budget(usd=10)")
+        self._touch()
+        return self._budget.limit(asked)
+
+    def budget_left(self) -> dict[str, float]:
+        """Of each counter that has a limit, here or where this session works for another."""
+        return self._budget.left()
+
+    def model_call(  # noqa: PLR0917 - in the order one says it
+        self,
+        provider: str,
+        model: str,
+        params: Mapping[str, Any] | None = None,
+        usage: Mapping[str, Any] | None = None,
+        request: Any = None,
+        response: Any = None,
+    ) -> Event:
+        """Record a call that was made, and spend its usage; see `spend`. Request and response are
+        stored apart and named by the event, which is returned."""
+        usage = dict(usage or {})
+        data = described(provider, model, dict(params or {}), usage)
+        amounts = check_amounts(amounts_of(usage))
+        parts = {"request": request, "response": response}
+        said = {name: as_bytes(value) for name, value in parts.items() if value is not None}
+        self._touch()
+        with self._hub.writing():  # until the event is there, a sweep must not take them
+            refs = []
+            for name, content in said.items():
+                stored = artifacts.store(self._hub.objects, content)
+                data[name] = {"oid": stored.oid, "size": stored.size}
+                refs += stored.refs
+            self._hub.objects.flush()
+            draft = Draft("model", data, self._hub.author, refs)
+            events, refusal = self._budget.spend(amounts, model=model, drafts=[draft])
+        self._keep_pace("model", data)
+        if refusal is not None:
+            self._stop(refusal)
+        return events[0]
+
+    def _spend(self, amounts: Amounts, model: str) -> Event:
+        self._touch()
+        events, refusal = self._budget.spend(amounts, model=model)
+        self._keep_pace("spend", {})
+        if refusal is not None:
+            self._stop(refusal)
+        return events[0]
+
+    # things
+
+    def artifact(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        kind: str = "",
+        data: bytes | str | None = None,
+        media: str = "",
+        link: str = "",
+        why: str = "",
+    ) -> Artifact:
+        """Keep a thing that was made: `data`, or the file of this name, or only a `link` to it.
+
+        The same name again is the next version. Made within an action, it remembers which one.
+        """
+        self._touch()
+        text = artifacts.check_name(os.fspath(name))
+        with self._hub.writing():  # until the event is there, a sweep must not take it
+            content = Content("", 0)
+            if data is not None:
+                content = artifacts.store(self._hub.objects, as_bytes(data))
+            elif not link:
+                text, path = artifacts.locate(text, self._root())
+                content = artifacts.store_file(self._hub.objects, path)
+            self._hub.objects.flush()
+            reach("artifact.stored")
+            made = {
+                "name": text,
+                "version": artifacts.last_version(self._mind.artifacts, text) + 1,
+                "oid": content.oid,
+                "size": content.size,
+                "kind": kind,
+                "media": media or artifacts.guess_media(text, data),
+                "link": link,
+                "action": self._deeds.current(),
+                "why": why,
+            }
+            # durable at once: only what is in the catalog keeps its content from a sweep
+            self._ledger.add(Draft("artifact", made, self._hub.author, content.refs), now=True)
+        self._keep_pace("artifact", made)
+        return artifacts.find(self._mind.artifacts, text, None)
+
+    def orphans(self) -> Orphans:
+        """Artifacts whose content is lost, and files that no event accounts for."""
+        known, files = self.artifacts(), self._workspace()
+        return Orphans(
+            missing=artifacts.missing(self._hub.objects, known),
+            files=artifacts.unaccounted(files, known) if files is not None else [],
+        )
+
+    def _root(self) -> os.PathLike[str] | None:
+        files = self._workspace()
+        return files.path if files is not None else None
+
+    # between its verbs
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Around an action: not without money; behind it the session may commit, or has to stop."""
+        self._touch()
+        self._take_in()
+        refusal = self._budget.gate()
+        if refusal is not None:
+            self._stop(refusal)
+        before = self._ledger.tip.seq
+        try:
+            yield
+        finally:
+            if self._ledger.tip.seq != before:
+                self._keep_pace("ended", {})
+            if self._refused and not self._deeds.doing:
+                self._end(PAUSED, _SPENT)
+
+    def _stop(self, refusal: Refused) -> NoReturn:
+        """The budget is spent: pause, as soon as no action is in progress."""
+        if self._deeds.doing:
+            self._refused = True
+        else:
+            self._end(PAUSED, _SPENT)
+        raise refusal
+
+    def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Commit if the policy wants it: never in the middle of an action."""
+        now = self._now()
+        self._pace.saw(kind, data, now)
+        if self._pace.is_due(now) and not self._deeds.doing:
+            self._commit_by_itself()
+
+    def _commit_by_itself(self) -> None:
+        """What was recorded stays so when this fails: it is told as a warning and tried again."""
+        try:
+            self.commit(f"by policy: {self._pace.policy.when}")
+        except OrtetError as error:
+            self._pace.failed(self._now())
+            with suppress(OrtetError):
+                data = {"what": "commit", "kind": error.kind, "error": str(error)}
+                self._ledger.add(Draft("warning", data, self._hub.author))

@@ -1,0 +1,72 @@
+"""Profiles: named sets of policies, so that a session can say what it is for. docs/profiles.md has
+what each costs."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet.errors import Invalid
+from ortet.session.ledger import Durability
+from ortet.session.policies import CommitPolicy, parse
+
+_DAY = 24 * 3600.0
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a session is for, as policies. What its opener says goes before it."""
+
+    name: str = ""
+    durability: Durability = "event"
+    commit: CommitPolicy = CommitPolicy()
+    note_ttl: float | None = None  # seconds a note lives that is given no time of its own
+    carries: bool = False  # the client keeps the state
+    briefing: bool = False  # handover files are written at each commit
+    audit: bool = False  # its chain is verified when it is closed
+    hold: bool = False  # retention removes nothing of it
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How its opener wants a session; None: as its profile says."""
+
+    durability: Durability | None = None
+    commit: Any = None
+    profile: str | None = None  # None: the one it has
+    parent: str = ""  # id of the session it works for
+
+    def over(self, known: str) -> Profile:
+        """The policies of a session whose profile is `known`; Invalid when there are none such."""
+        found = find_profile(known if self.profile is None else self.profile)
+        if self.commit is not None:
+            found = replace(found, commit=parse(self.commit))
+        if self.durability is not None:
+            if self.durability not in get_args(Durability):
+                raise Invalid(
+                    "bad_policy",
+                    f"durability={self.durability!r}: give one of {get_args(Durability)}",
+                )
+            found = replace(found, durability=self.durability)
+        return found
+
+
+USUAL = Manner()
+
+_PROFILES = (
+    Profile("chatbot", durability="commit", carries=True),
+    Profile("assistant", durability="group", commit=CommitPolicy("milestone"), note_ttl=_DAY),
+    Profile("worker", commit=CommitPolicy("cost", 3.0), briefing=True),
+    Profile("enterprise", commit=CommitPolicy("action"), audit=True, hold=True),
+)
+
+
+def find_profile(name: str) -> Profile:
+    """The profile of this name; "" is none: every event durable, commits by hand."""
+    if not name:
+        return Profile()
+    for profile in _PROFILES:
+        if profile.name == name:
+            return profile
+    names = ", ".join(profile.name for profile in _PROFILES)
+    raise Invalid("bad_profile", f"profile={name!r}: give one of {names}")

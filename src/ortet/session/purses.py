@@ -1,0 +1,181 @@
+"""The arithmetic of a budget: what is granted, spent and left. No clock and no store.
+
+A family has an account; each session of it has a purse, and so has each family that works for it.
+A purse draws more than it needs at once, so that forks do not wait for each other at every spend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet.errors import Invalid
+
+Amounts = Mapping[str, float]
+SECONDS = "seconds"
+"""The counter of wall time, which a session that has a limit for it spends by itself."""
+SOFT = "soft"
+_SHARE = 8
+"""A purse that draws gets this part of what nobody holds, if that is more than it needs."""
+_DUST = 1e-9
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A family's budget. `granted` is what purses hold or have spent, of counters with a limit."""
+
+    limits: dict[str, float] = {}
+    soft: dict[str, float] = {}
+    granted: dict[str, float] = {}
+    warned: dict[str, float] = {}  # the soft limits that were told
+    outer: str = ""  # the family inside whose budget this one lies
+
+
+class Purse(msgspec.Struct, frozen=True):
+    """What one session may spend without asking, and has spent. `spent` never shrinks."""
+
+    granted: dict[str, float] = {}
+    spent: dict[str, float] = {}
+
+    def idle(self, name: str) -> float:
+        return max(0.0, self.granted.get(name, 0.0) - self.spent.get(name, 0.0))
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a caller asks for; None takes a limit away."""
+
+    hard: dict[str, float | None] = {}
+    soft: dict[str, float | None] = {}
+
+
+def pay(account: Account, purse: Purse, amounts: Amounts) -> tuple[Account, Purse]:
+    """Both after a spend. It has happened, so it is counted whatever the limits say: see `over`."""
+    spent = add(purse.spent, amounts)
+    granted, given = dict(purse.granted), dict(account.granted)
+    for name in amounts:
+        limit = account.limits.get(name)
+        short = spent[name] - granted.get(name, 0.0)
+        if limit is not None and short > 0:
+            free = limit - given.get(name, 0.0)
+            more = max(short, free / _SHARE)
+            granted[name] = granted.get(name, 0.0) + more
+            given[name] = given.get(name, 0.0) + more
+    return replace(account, granted=given), Purse(granted, spent)
+
+
+def give_back(account: Account, purse: Purse) -> tuple[Account, Purse]:
+    """Both when the purse keeps nothing that it has not spent."""
+    given = dict(account.granted)
+    for name in purse.granted:
+        given[name] = max(0.0, given.get(name, 0.0) - purse.idle(name))
+    kept = {name: amount - purse.idle(name) for name, amount in purse.granted.items()}
+    return replace(account, granted=given), Purse(kept, purse.spent)
+
+
+def over(before: Account, after: Account) -> list[str]:
+    """The counters of which a payment took more than there was."""
+    return [
+        name
+        for name, limit in after.limits.items()
+        if after.granted.get(name, 0.0) > limit + _dust(limit)
+        and after.granted.get(name, 0.0) != before.granted.get(name, 0.0)
+    ]
+
+
+def empty(account: Account, purse: Purse) -> list[str]:
+    """The counters of which this purse can get no more."""
+    return [
+        name
+        for name, limit in account.limits.items()
+        if purse.idle(name) + max(0.0, limit - account.granted.get(name, 0.0)) <= _dust(limit)
+    ]
+
+
+def total(purses: Iterable[Purse]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for purse in purses:
+        found = add(found, purse.spent)
+    return found
+
+
+def left(account: Account, spent: Amounts) -> dict[str, float]:
+    """Of each counter that has a limit, 0 when it is overrun."""
+    return {name: max(0.0, limit - spent.get(name, 0.0)) for name, limit in account.limits.items()}
+
+
+def to_warn(account: Account, spent: Amounts) -> dict[str, float]:
+    """The soft limits that are reached and were not told yet."""
+    return {
+        name: limit
+        for name, limit in account.soft.items()
+        if spent.get(name, 0.0) >= limit and account.warned.get(name) != limit
+    }
+
+
+def relimit(account: Account, purses: Mapping[str, Purse], asked: Limits) -> Account:
+    """The account under other limits. Every reservation is called in: give purses their `spent`."""
+    limits = _changed(account.limits, asked.hard)
+    spent = total(purses.values())
+    return replace(
+        account,
+        limits=limits,
+        soft=_changed(account.soft, asked.soft),
+        granted={name: spent.get(name, 0.0) for name in limits},
+    )
+
+
+def called_in(account: Account, purse: Purse) -> Purse:
+    """A purse after `relimit`."""
+    return Purse({name: purse.spent.get(name, 0.0) for name in account.limits}, purse.spent)
+
+
+def add(one: Amounts, other: Amounts) -> dict[str, float]:
+    found = dict(one)
+    for name, amount in other.items():
+        found[name] = found.get(name, 0.0) + float(amount)
+    return found
+
+
+def parse_limits(budget: Mapping[str, Any]) -> Limits:
+    """{"usd": 5.0, "soft": {"usd": 4.0}} checked; None takes a limit away."""
+    hard = {name: limit for name, limit in budget.items() if name != SOFT}
+    soft = budget.get(SOFT) or {}
+    if not isinstance(soft, Mapping):
+        raise Invalid("bad_budget", f"soft={soft!r}: give the soft limits as {{'usd': 4.0}}")
+    return Limits(_numbers(hard), _numbers(soft))
+
+
+def said(limits: Limits) -> dict[str, Any]:
+    """The data of a "budget" event."""
+    return {"limits": _changed({}, limits.hard), "soft": _changed({}, limits.soft)}
+
+
+def check_amounts(amounts: Mapping[str, Any]) -> dict[str, float]:
+    for name, amount in amounts.items():
+        if not _is_amount(amount):
+            raise Invalid("bad_amount", f"{name}={amount!r}: give a number from 0")
+    return dict(amounts)
+
+
+def _numbers(limits: Mapping[Any, Any]) -> dict[str, float | None]:
+    for name, limit in limits.items():
+        if not isinstance(name, str) or not name or not (limit is None or _is_amount(limit)):
+            raise Invalid("bad_budget", f"budget {name}={limit!r}: give a number from 0")
+    return {name: None if limit is None else float(limit) for name, limit in limits.items()}
+
+
+def _is_amount(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value < float("inf")
+
+
+def _changed(old: Amounts, asked: Mapping[str, float | None]) -> dict[str, float]:
+    merged = {**old, **asked}
+    return {name: limit for name, limit in merged.items() if limit is not None}
+
+
+def _dust(limit: float) -> float:
+    """Sums of money are not exact: less than this is nothing."""
+    return _DUST * max(1.0, limit)
