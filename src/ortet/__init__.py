@@ -19,6 +19,7 @@ from ortet.errors import (
 )
 
 if TYPE_CHECKING:
+    from ortet.journal.checkpoint import AgentCheckpoint
     from ortet.session.actions import action
     from ortet.session.hub import Hub
     from ortet.session.session import Session
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentCheckpoint",
     "Conflict",
     "Corrupt",
     "Diverged",
@@ -54,6 +56,7 @@ def open(url: str | os.PathLike[str] | None = None) -> Hub:
 
 
 _LAZY = {
+    "AgentCheckpoint": "ortet.journal.checkpoint",
     "Hub": "ortet.session.hub",
     "Session": "ortet.session.session",
     "Workspace": "ortet.session.workspace",

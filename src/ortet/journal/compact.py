@@ -26,7 +26,7 @@ _RULES = ("system", "developer")
 _MOST_RULES = 16
 
 
-class Loss(msgspec.Struct, frozen=True):
+class Compaction(msgspec.Struct, frozen=True):
     """What one compaction left out: messages from event `first` to event `last`, and their digest.
 
     `before` is the compaction before it, `rules` are the events of system messages, which stay.
@@ -43,10 +43,10 @@ class Loss(msgspec.Struct, frozen=True):
     time: int = 0
 
 
-def loss_of(event: Event) -> Loss:
+def compaction_of(event: Event) -> Compaction:
     """The record of a compaction; when it was erased, only that it happened is known."""
     data = event.data
-    return Loss(
+    return Compaction(
         first=data.get("first", 0),
         last=data.get("last", 0),
         count=data.get("count", 0),
@@ -59,9 +59,9 @@ def loss_of(event: Event) -> Loss:
     )
 
 
-def data_of(loss: Loss) -> dict[str, Any]:
+def data_of(past: Compaction) -> dict[str, Any]:
     """What the event of a compaction says."""
-    data: dict[str, Any] = msgspec.to_builtins(loss)
+    data: dict[str, Any] = msgspec.to_builtins(past)
     del data["seq"], data["time"]
     return data
 
@@ -95,8 +95,8 @@ def choose(events: Sequence[Event], keep_last: int) -> list[Event]:
 
 
 def summarised(
-    events: Sequence[Event], before: Loss | None, summarise: Summarise, hasher: Hasher
-) -> Loss:
+    events: Sequence[Event], before: Compaction | None, summarise: Summarise, hasher: Hasher
+) -> Compaction:
     """The record that stands for these messages."""
     messages = settled([message_of(event) for event in events if not event.erased])
     earlier = [summary_message(before)] if before is not None and before.summary else []
@@ -108,7 +108,7 @@ def summarised(
             "messages that returns str",
         )
     rules = [message.seq for message in messages if message.role in _RULES]
-    return Loss(
+    return Compaction(
         first=events[0].seq,
         last=events[-1].seq,
         count=len(events),
@@ -124,32 +124,32 @@ def digest_of(events: Iterable[Event], hasher: Hasher) -> str:
     return hasher.oid(b"".join(event.hash for event in events)).hex()
 
 
-def recovered(loss: Loss, events: Iterable[Event], hasher: Hasher) -> list[Message]:
+def recovered(past: Compaction, events: Iterable[Event], hasher: Hasher) -> list[Message]:
     """The messages of a span again; Corrupt when they are not those that were left out."""
     found = said(events)
-    if loss.digest and (len(found), digest_of(found, hasher)) != (loss.count, loss.digest):
+    if past.digest and (len(found), digest_of(found, hasher)) != (past.count, past.digest):
         raise Corrupt(
             "bad_compaction",
-            f"messages {loss.first} to {loss.last} are not those that compaction {loss.seq} left "
+            f"messages {past.first} to {past.last} are not those that compaction {past.seq} left "
             "out: run `ortet verify`",
-            seq=loss.seq,
+            seq=past.seq,
         )
     return [message_of(event) for event in found if not event.erased]
 
 
-def losses(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Loss]:
+def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
     """The compaction at an event and all before it, newest first."""
     while at:
         (event,) = read(at - 1, at)
-        loss = loss_of(event)
-        yield loss
-        at = loss.before
+        past = compaction_of(event)
+        yield past
+        at = past.before
 
 
-def summary_message(loss: Loss) -> Message:
+def summary_message(past: Compaction) -> Message:
     """A summary as models take it: said by the user, since some refuse a late system message."""
-    text = f"Summary of {loss.count} earlier messages:\n{loss.summary}"
-    return Message(loss.seq, "user", text, loss.time, {"summary": True})
+    text = f"Summary of what was said before:\n{past.summary}"
+    return Message(past.seq, "user", text, past.time, {"summary": True})
 
 
 def extract(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:

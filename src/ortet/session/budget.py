@@ -56,12 +56,17 @@ def kind_of(family: str) -> str:
     return f"spend/{family}"
 
 
-def opened(row: SessionRow, limits: Limits, outer: str) -> list[RowChange]:
-    """The account of a session that begins, inside the budget of the family `outer` if any."""
-    account = purses.relimit(Account(outer=outer), {}, limits)
-    if account == Account():
-        return []
-    return [RowChange(kind_of(row.family), _ACCOUNT, encode(account), expect=0)]
+def opened(row: SessionRow, limits: Limits, outer: str, spent: Amounts) -> list[RowChange]:
+    """The account of a session that begins, inside the budget of the family `outer` if any, and
+    its purse, if it has `spent` something in another store."""
+    purse = Purse(spent=dict(spent))
+    account = purses.relimit(Account(outer=outer), {row.id: purse}, limits)
+    kind, found = kind_of(row.family), []
+    if account != Account():
+        found.append(RowChange(kind, _ACCOUNT, encode(account), expect=0))
+    if spent:
+        found.append(RowChange(kind, row.id, encode(purses.called_in(account, purse)), expect=0))
+    return found
 
 
 def levels(catalog: Catalog, row: SessionRow) -> list[Level]:

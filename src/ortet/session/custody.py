@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ortet.backend.abc import RowChange
     from ortet.graph.bundle import Imported
+    from ortet.journal.checkpoint import AgentCheckpoint
     from ortet.journal.things import Message
     from ortet.session.audit import AuditReport
     from ortet.session.billing import Bill, By, Since
@@ -95,3 +96,15 @@ class Custody(ABC):
         from ortet.session.carry import from_carry
 
         return from_carry(self._minds(), text)
+
+    def from_checkpoint(
+        self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
+    ) -> Session:
+        """A new session that knows what a checkpoint holds; name and agent are its own by default.
+
+        Deeds done once are not done again, here or in another store, and unsettled ones stay so.
+        Invalid("bad_checkpoint") names the field that is wrong; nothing is made then.
+        """
+        from ortet.session.checkpoints import from_checkpoint
+
+        return from_checkpoint(self._minds(), checkpoint, name, agent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,24 @@ def deeds_of(catalog: Catalog, family: str) -> list[Deed]:
         found += [decode(Deed, row.value) for row in page]
         after = page[-1].key
     return found
+
+
+def carried(row: SessionRow, deeds: Sequence[Deed]) -> list[RowChange]:
+    """Rows by which a new family knows of deeds that were done, or begun, in another store."""
+    found: list[RowChange] = []
+    for deed in deeds:
+        effect = deed.effect
+        kept = msgspec.structs.replace(deed, session=row.id)
+        found.append(RowChange(f"deed/{row.family}", effect.id, encode(kept), expect=0))
+        if effect.key:
+            key = key_of(row, effect.scope, effect.key)
+            found.append(RowChange("deed-key", key, effect.id.encode(), expect=0))
+    return found
+
+
+def key_of(row: SessionRow, scope: str, key: str) -> str:
+    home = row.timeline if scope == "timeline" else row.family
+    return f"{home}/{key}"
 
 
 class Deeds:
@@ -246,8 +264,7 @@ class Deeds:
         return f"deed/{self._row.family}"
 
     def _key(self, action: Action) -> str:
-        home = self._row.family if action.scope == "family" else self._row.timeline
-        return f"{home}/{action.key}"
+        return key_of(self._row, action.scope, action.key)
 
 
 def outcome_of(name: str, outcome: Any) -> Any:

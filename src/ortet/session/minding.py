@@ -58,7 +58,7 @@ class Minding:
         set of policies (docs/profiles.md), `durability` and `commit` go before it.
         """
         from ortet.session.profiles import Manner
-        from ortet.session.sessions import Place
+        from ortet.session.starting import Place
 
         place = Place()
         if workspace is not None:

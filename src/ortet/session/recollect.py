@@ -12,10 +12,10 @@ import msgspec
 from ortet.errors import Conflict, NotFound
 from ortet.journal.briefing import Briefing, brief
 from ortet.journal.compact import (
-    Loss,
+    Compaction,
     Summarise,
     choose,
-    losses,
+    compactions,
     recovered,
     said,
     summarised,
@@ -23,7 +23,7 @@ from ortet.journal.compact import (
 )
 from ortet.journal.context import Context, gather, newest_first
 from ortet.journal.folding import message_of
-from ortet.journal.known import Failure, Known
+from ortet.journal.known import Failure, Known, Wish
 from ortet.journal.pairs import settled
 from ortet.journal.text import Counter
 from ortet.journal.things import Artifact, Effect, Message
@@ -37,46 +37,58 @@ _LAST = 10
 _OPEN = ("begun", "unsettled")
 
 
-def last_loss(view: View) -> Loss | None:
+def last_compaction(view: View) -> Compaction | None:
     """The compaction that stands for all that went out of context."""
-    return next(losses(view.mind.core.summary, view.events), None)
+    return next(compactions(view.mind.core.summary, view.events), None)
 
 
-def compaction(view: View, keep_last: int, summarise: Summarise) -> Loss | None:
+def compacted(view: View, keep_last: int, summarise: Summarise) -> Compaction | None:
     """The record of leaving out all but the last messages; None when that is nothing."""
     core = view.mind.core
     gone = choose(said(view.events(core.since)), keep_last)
     if not gone:
         return None
-    loss = summarised(gone, last_loss(view), summarise, view.hub.objects.hasher)
+    past = summarised(gone, last_compaction(view), summarise, view.hub.objects.hasher)
     if view.mind.core.summary != core.summary:
         raise Conflict(
             "compacted", "the conversation was compacted meanwhile: look at it, then repeat"
         )
-    return loss
+    return past
+
+
+def rules_of(view: View) -> list[Message]:
+    """System messages that compactions left out: they hold for good."""
+    past = last_compaction(view)
+    found: list[Message] = []
+    for seq in past.rules if past else ():
+        found += [message_of(event) for event in view.events(seq - 1, seq) if not event.erased]
+    return found
+
+
+def unsettled_of(view: View) -> list[Effect]:
+    """Deeds whose outcome is not known: this mind's, and those that were restored away."""
+    deeds = deeds_of(view.hub.catalog, view.row.family)
+    here = {effect.id for effect in view.mind.effects}
+    mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
+    return [effect for effect in mine if effect.state in _OPEN]
 
 
 def context_of(view: View, tokens: int, count: Counter) -> Context:
-    core, loss = view.mind.core, last_loss(view)
-    rules: list[Message] = []
-    for seq in loss.rules if loss else ():
-        rules += [message_of(event) for event in view.events(seq - 1, seq) if not event.erased]
+    core, past = view.mind.core, last_compaction(view)
     return gather(
         newest_first(view.events, core.since, core.events),
-        rules=rules,
-        summary=summary_message(loss) if loss and loss.summary else None,
+        rules=rules_of(view),
+        summary=summary_message(past) if past and past.summary else None,
         tokens=tokens,
         count=count,
     )
 
 
 def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
-    mind, loss = view.mind, last_loss(view)
+    mind, past = view.mind, last_compaction(view)
     core = mind.core
     deeds = {deed.effect.id: deed for deed in deeds_of(view.hub.catalog, view.row.family)}
     effects = sorted((_now(effect, deeds) for effect in mind.effects), key=lambda e: e.begun)
-    here = {effect.id for effect in effects}
-    away = [d.effect for d in deeds.values() if d.session == view.id and d.effect.id not in here]
     facts = sorted(mind.facts, key=lambda fact: fact.seq)
     newest = islice(newest_first(view.events, core.since, core.events), _LAST)
     known = Known(
@@ -92,12 +104,13 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
         decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
         questions=sorted(view.questions(), key=lambda question: question.seq),
         artifacts=_latest(mind.artifacts),
-        unsettled=[effect for effect in [*away, *effects] if effect.state in _OPEN],
+        unsettled=unsettled_of(view),
+        approvals=[Wish(a.id, a.what, a.why) for a in view.approvals() if a.state == "asked"],
         limits=view.limits(),
         left=view.budget_left(),
         spent=view.spent(),
         notes=view.notes(),
-        summary=loss.summary if loss else "",
+        summary=past.summary if past else "",
         messages=settled(list(newest)[::-1]),
     )
     return brief(known, tokens, count)
@@ -122,10 +135,10 @@ def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
 
 def dropped_of(view: View, compaction: int) -> list[Message]:
     found: list[list[Message]] = []
-    for loss in losses(view.mind.core.summary, view.events):
-        if compaction in (0, loss.seq):
-            events = view.events(loss.first - 1, loss.last)
-            found.append(recovered(loss, events, view.hub.objects.hasher))
+    for past in compactions(view.mind.core.summary, view.events):
+        if compaction in (0, past.seq):
+            events = view.events(past.first - 1, past.last)
+            found.append(recovered(past, events, view.hub.objects.hasher))
     if compaction and not found:
         raise NotFound(
             "no_compaction",

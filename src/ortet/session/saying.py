@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortet.errors import Invalid
-from ortet.journal.compact import Loss, Summarise, data_of, extract, loss_of
+from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of, extract
 from ortet.journal.events import Event
-from ortet.session.recollect import compaction
+from ortet.session.recollect import compacted
 from ortet.session.view import View
 
 
@@ -45,14 +45,14 @@ class Saying(View):
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)
 
-    def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Loss | None:
+    def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Compaction | None:
         """Leave all but the newest messages out of context, with a summary in their place.
 
         Nothing is deleted: `dropped()` reads them. None when there is nothing to leave out.
         """
         self._live()
-        loss = compaction(self, keep_last, summarise or extract)
-        return None if loss is None else loss_of(self._add("compaction", data_of(loss)))
+        past = compacted(self, keep_last, summarise or extract)
+        return None if past is None else compaction_of(self._add("compaction", data_of(past)))
 
     def ask(self, text: str) -> str:
         """A question that stays open until it is answered; returns its id."""

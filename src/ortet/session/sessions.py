@@ -36,6 +36,7 @@ from ortet.session.profiles import USUAL, Manner, Profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
+from ortet.session.starting import FRESH, NOWHERE, Place, Start
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -43,17 +44,6 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 _TRIES = 100
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a session has its files: nowhere, or in a directory."""
-
-    path: str = ""
-    engine: str = "auto"
-    files: Files | None = None
-
-
-NOWHERE = Place()
 
 
 class Sessions:
@@ -87,7 +77,7 @@ class Sessions:
         profile = manner.over(row.profile if row else "")
         if row is None:
             try:
-                return self._begin(
+                return self.begin(
                     check_session(name),
                     check_agent(agent),
                     goal=goal,
@@ -150,16 +140,18 @@ class Sessions:
 
     # beginning
 
-    def _begin(
+    def begin(
         self,
         name: str,
         agent: str,
         *,
-        goal: str,
-        budget: Mapping[str, Any] | None,
-        place: Place,
-        manner: Manner,
+        goal: str = "",
+        budget: Mapping[str, Any] | None = None,
+        place: Place = NOWHERE,
+        manner: Manner = USUAL,
+        start: Start = FRESH,
     ) -> Session:
+        """A new session; Conflict("row_moved") when there is one of this name."""
         id_, timeline = self.new_id(), self.new_id()
         profile, limits = manner.over(""), parse_limits(budget or {})
         outer = self._employer(manner.parent)
@@ -174,8 +166,8 @@ class Sessions:
             files=place.files or "",
             status=ACTIVE,
             created=self.hub.clock.now_ns(),
-            family=id_,
-            parent=manner.parent,
+            family=start.family or id_,
+            parent=manner.parent or start.parent,
             profile=profile.name,
         )
         drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
@@ -183,6 +175,7 @@ class Sessions:
             drafts.append(Draft("goal", {"text": goal}, self.hub.author))
         if budget:
             drafts.append(Draft("budget", said(limits), self.hub.author))
+        drafts += start.drafts
         tip, rows = Tip(), []
         for draft in drafts:
             made, event = self.chain.make(tip, draft, self.hub.clock.now_ns())
@@ -195,7 +188,11 @@ class Sessions:
             detail=name,
             timelines=[Timeline(timeline)],
             appends=[Append(timeline, rows)],
-            rows=[*Roll.added(row), *opened(row, limits, outer)],
+            rows=[
+                *Roll.added(row),
+                *opened(row, limits, outer, start.spent),
+                *start.rows(row),
+            ],
             claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
         )
         return self._resume(row, lease, profile)

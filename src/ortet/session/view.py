@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.graph.commits import CommitInfo
 from ortet.journal.briefing import Briefing
-from ortet.journal.compact import Loss, losses
+from ortet.journal.compact import Compaction, compactions
 from ortet.journal.context import Context
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
@@ -26,6 +26,7 @@ from ortet.session.lifecycle import SessionRow
 from ortet.session.recollect import briefing_of, context_of, dropped_of
 
 if TYPE_CHECKING:
+    from ortet.journal.checkpoint import AgentCheckpoint
     from ortet.session.hub import Hub
 
 
@@ -112,9 +113,15 @@ class View:
         """The mental state, for whoever goes on: as Markdown, and as data."""
         return briefing_of(self, tokens, count)
 
-    def compactions(self) -> list[Loss]:
+    def checkpoint(self) -> AgentCheckpoint:
+        """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
+        from ortet.session.checkpoints import checkpoint_of
+
+        return checkpoint_of(self)
+
+    def compactions(self) -> list[Compaction]:
         """What was left out of context so far, the latest first."""
-        return list(losses(self._mind.core.summary, self.events))
+        return list(compactions(self._mind.core.summary, self.events))
 
     def dropped(self, compaction: int = 0) -> list[Message]:
         """Messages that compactions left out, in order: of all, or of the one at an event."""
