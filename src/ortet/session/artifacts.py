@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 _LONGEST = 1000
+_MEDIA = {
+    ".jsonl": "application/jsonl",
+    ".md": "text/markdown",
+    ".parquet": "application/vnd.apache.parquet",
+    ".toml": "application/toml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+"""What agents make and Python's own table has only in later releases, or not."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -119,7 +128,8 @@ def check_name(name: str) -> str:
 
 def guess_media(name: str, data: bytes | str | None) -> str:
     """By the name's ending; the same on every host."""
-    guessed = mimetypes.MimeTypes().guess_type(name)[0]
+    known = _MEDIA.get(os.path.splitext(name)[1].lower())
+    guessed = known or mimetypes.MimeTypes().guess_type(name)[0]
     if guessed:
         return guessed
     return "text/plain" if isinstance(data, str) else "application/octet-stream"

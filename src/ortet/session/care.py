@@ -52,7 +52,8 @@ def expired(hub: Hub) -> Expired:
 
 
 def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
-    """What must stay: heads, the reflog that is not `gone`, images private machines rest on."""
+    """What must stay: heads, the reflog that is not `gone`, images private machines rest on, and
+    what events name that no commit holds yet."""
     after = ""
     while heads := hub.catalog.heads("", after):
         yield from (Link(head.oid, Kind.COMMIT) for head in heads)
@@ -74,6 +75,7 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
     for session in Roll(hub.catalog).all():
         if session.sealed:
             yield Link(Oid(session.sealed), Kind.JOURNAL)
+    yield from hub.unsealed()
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:

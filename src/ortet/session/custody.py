@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.tombs import Receipt
+    from ortet.store.abc import Link
 
 
 class Custody(ABC):
@@ -56,6 +57,12 @@ class Custody(ABC):
         from ortet.session.billing import bill
 
         return bill(self._minds().hub.catalog, since, by)
+
+    def unsealed(self) -> Iterator[Link]:
+        """Objects that only events outside of commits name."""
+        from ortet.session.unsealed import unsealed
+
+        return unsealed(self._minds())
 
     def check_minds(self) -> Iterable[tuple[str, str]]:
         """Where, and what, is wrong with the events of all sessions."""

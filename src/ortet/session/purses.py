@@ -70,7 +70,7 @@ def give_back(account: Account, purse: Purse) -> tuple[Account, Purse]:
     given = dict(account.granted)
     for name in purse.granted:
         given[name] = max(0.0, given.get(name, 0.0) - purse.idle(name))
-    kept = {name: amount - purse.idle(name) for name, amount in purse.granted.items()}
+    kept = {name: min(held, purse.spent.get(name, 0.0)) for name, held in purse.granted.items()}
     return replace(account, granted=given), Purse(kept, purse.spent)
 
 

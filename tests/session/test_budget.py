@@ -1,0 +1,344 @@
+"""Budgets: limits that hold in every fork, spend that no restore refunds, bills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.session.budget import levels, purse_rows
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.testing.clock import ManualClock
+
+HOUR = 3600 * 10**9
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def hub(store: Path, clock: ManualClock) -> Iterator[Hub]:
+    with open_hub(store, clock=clock) as hub:
+        yield hub
+
+
+def refused(verb: Any, *args: Any, **amounts: float) -> Refused:
+    with pytest.raises(Refused) as caught:
+        verb(*args, **amounts)
+    assert caught.value.kind == "budget_spent"
+    return caught.value
+
+
+def kinds(s: Any, kind: str) -> list[dict[str, Any]]:
+    return [event.data for event in s.events() if event.kind == kind]
+
+
+class TestLimits:
+    def test_a_hard_limit_pauses_and_says_how_to_go_on(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 5, "pages": 100})
+        s.spend(usd=4, pages=1)
+        assert s.budget_left() == {"usd": 1, "pages": 99}
+        error = refused(s.spend, usd=2)
+        assert error.details["left"] == {"usd": 0, "pages": 99}
+        assert "usd 6 of 5" in str(error)
+        assert "s.budget(usd=" in str(error)
+        assert hub.get(s.id).status == "paused"
+        assert hub.get(s.id).spent() == {"usd": 6, "pages": 1}  # it was spent all the same
+        assert kinds(hub.get(s.id), "lifecycle")[-1]["why"] == "the budget is spent"
+        with pytest.raises(Invalid):
+            s.say("user", "x")
+
+    def test_raising_it_lets_the_session_go_on(self, hub: Hub) -> None:
+        refused(hub.session("s", budget={"usd": 1}).spend, usd=2)
+        s = hub.session("s")
+        refused(s.act, len, "abc")
+        s = hub.session("s")
+        s.budget(usd=10)
+        assert s.act(len, "abc") == 3
+        s.spend(usd=7)
+        assert s.budget_left() == {"usd": 1}
+        assert kinds(s, "budget")[-1] == {"limits": {"usd": 10}, "soft": {}}
+
+    def test_exactly_all_of_it(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 1})
+        for _ in range(10):
+            s.spend(usd=0.1)
+        assert s.status == "active"
+        refused(s.act, len, "abc")
+        assert s.status == "paused"
+
+    def test_a_limit_can_be_lowered_and_taken_away(self, hub: Hub) -> None:
+        s = hub.session("s")
+        s.spend(usd=3)
+        s.budget(usd=2)
+        refused(s.act, len, "abc")
+        s = hub.session("s")
+        s.budget(usd=None)
+        assert s.budget_left() == {}
+        s.act(len, "abc")
+
+    def test_a_soft_limit_warns_once(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 5, "soft": {"usd": 2}}) as s:
+            s.spend(usd=1)
+            assert kinds(s, "warning") == []
+            s.spend(usd=1.5)
+            s.spend(usd=1)
+            assert kinds(s, "warning") == [
+                {"what": "budget", "name": "usd", "limit": 2, "spent": 2.5}
+            ]
+            s.budget(soft={"usd": 4})
+            s.spend(usd=1)
+            assert len(kinds(s, "warning")) == 2
+
+    def test_wall_time(self, hub: Hub, clock: ManualClock) -> None:
+        with hub.session("s", budget={"seconds": 100}) as s:
+            clock.advance(30 * 10**9)
+            assert s.budget_left() == {"seconds": 70}
+            s.act(len, "abc")
+        clock.advance(HOUR)  # paused: this is nobody's time
+        s = hub.session("s")
+        assert s.spent() == {"seconds": 30}
+        s.spend(usd=1)
+        clock.advance(70 * 10**9)
+        refused(s.act, len, "abc")
+        assert hub.get(s.id).spent() == {"usd": 1, "seconds": 100}
+
+    def test_time_without_a_limit_leaves_no_trace(self, hub: Hub, clock: ManualClock) -> None:
+        with hub.session("s") as s:
+            clock.advance(HOUR)
+        assert hub.get(s.id).spent() == {}
+        assert kinds(hub.get(s.id), "spend") == []
+
+    def test_inside_an_action_it_pauses_when_that_has_ended(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 1})
+
+        def work() -> str:
+            with pytest.raises(Refused):
+                s.spend(usd=2)
+            s.say("assistant", "still here")
+            return "done"
+
+        assert s.act(work) == "done"
+        assert s.status == "paused"
+        assert [e.state for e in hub.get(s.id).effects()] == ["done"]
+
+    def test_wrong_values_change_nothing(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 1}) as s:
+            before = len(list(s.events()))
+            for wrong in (
+                s.budget,
+                lambda: s.budget(usd=-1),
+                lambda: s.budget(usd="much"),
+                lambda: s.budget(soft={"usd": float("inf")}),
+                lambda: s.spend(usd=float("nan")),
+                lambda: s.spend(usd=True),
+            ):
+                with pytest.raises(Invalid):
+                    wrong()
+            assert len(list(s.events())) == before
+        for budget in ({"usd": -1}, {"usd": "x"}, {"soft": 1}):
+            with pytest.raises(Invalid):
+                hub.session("t", budget=budget)
+        assert [row.name for row in hub.sessions()] == ["s"]
+
+
+class TestFamily:
+    def test_a_restore_refunds_nothing(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 5})
+        s.think("before")
+        point = s.commit("before")
+        s.spend(usd=4)
+        s.restore(point.oid)
+        assert s.spent() == {"usd": 4}
+        assert s.budget_left() == {"usd": 1}
+        refused(s.spend, usd=2)
+
+    def test_forks_share_it(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 8})
+        s.spend(usd=1)
+        one, two = s.fork(2)
+        one.spend(usd=3)
+        assert s.budget_left() == two.budget_left() == {"usd": 4}
+        assert s.spent() == {"usd": 4}
+        refused(two.spend, usd=5)
+        assert s.spent() == {"usd": 9}
+        refused(s.act, len, "abc")
+
+    def test_what_others_hold_is_told_and_given_back(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 8})
+        one, two = s.fork(2)
+        one.spend(usd=0.1)  # and holds 1
+        error = refused(two.spend, usd=7.5)
+        assert "other sessions hold 0.4 until they pause" in str(error)
+        two = hub.session("s/2")
+        refused(two.act, len, "abc")
+        one.pause()
+        two = hub.session("s/2")
+        assert two.act(len, "abc") == 3
+        two.spend(usd=0.3)
+        assert s.spent() == {"usd": pytest.approx(7.9)}
+
+    def test_a_dead_process_holds_nothing(self, store: Path) -> None:
+        code = (
+            "import ortet, sys, os, signal\n"
+            "s = ortet.open(sys.argv[1]).session('s', budget={'usd': 8})\n"
+            "a, b = s.fork(2)\n"
+            "a.spend(usd=0.1)\n"
+            "b.pause()\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(store)], check=False)
+        assert done.returncode == -signal.SIGKILL
+        with open_hub(store) as hub, hub.session("s/2") as s:
+            s.spend(usd=7.8)
+            assert s.budget_left() == {"usd": pytest.approx(0.1)}
+
+    def test_many_at_once_never_exceed_it_untold(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"n": 60})
+        forks = s.fork(4)
+        told: list[Exception] = []
+
+        def work(fork: Session) -> None:
+            try:
+                for _ in range(40):
+                    fork.spend(n=1)
+            except Refused as error:
+                told.append(error)
+
+        threads = [Thread(target=work, args=(fork,)) for fork in forks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(told) == 4
+        spent = s.spent()["n"]
+        assert 60 - 4 <= spent <= 60 + 4
+        recorded = [
+            event.data["amounts"]["n"]
+            for fork in forks
+            for event in hub.get(fork.id).events()
+            if event.kind == "spend"
+        ]
+        assert sum(recorded) == spent
+        (level,) = levels(hub.catalog, s.row)
+        assert level.account.granted["n"] == pytest.approx(spent)
+        assert all(purse.idle("n") == 0 for _, purse in purse_rows(hub.catalog, s.row.family))
+
+    @pytest.mark.parametrize("point", ["budget.before-spend", "journal.before-append"])
+    def test_a_kill_before_the_event_counts_nothing(self, store: Path, point: str) -> None:
+        assert self.killed(store, f"{point}:kill:2") == (1, 1)
+
+    def test_a_kill_behind_the_event_counts_it(self, store: Path) -> None:
+        assert self.killed(store, "journal.after-append:kill:2") == (2, 2)
+
+    def killed(self, store: Path, fault: str) -> tuple[float, float]:
+        """Spends 1 again and again: what the rows and what the events say then."""
+        code = (
+            "import ortet, sys\n"
+            "s = ortet.open(sys.argv[1]).session('s', budget={'n': 100})\n"
+            "for _ in range(9): s.spend(n=1)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(store)],
+            env={**os.environ, "ORTET_FAULT": fault},
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        with open_hub(store) as hub, hub.session("s") as s:
+            events = sum(data["amounts"]["n"] for data in kinds(s, "spend"))
+            (line,) = hub.bill()
+            assert line.amounts == {"n": events}
+            return s.spent()["n"], events
+
+
+class TestWorkers:
+    def test_a_child_spends_inside_its_parent(self, hub: Hub) -> None:
+        boss = hub.session("boss", budget={"usd": 5, "tokens": 1000})
+        child = hub.session("child", parent=boss, budget={"usd": 2})
+        child.spend(usd=1, tokens=400)
+        assert child.budget_left() == {"usd": 1, "tokens": 600}
+        assert boss.budget_left() == {"usd": 4, "tokens": 600}
+        assert boss.spent() == {"usd": 1, "tokens": 400}
+        refused(child.spend, usd=1.5)
+        assert boss.status == "active"
+        assert hub.get(child.id).row.parent == boss.id
+
+    def test_what_the_parent_has_left_is_the_end(self, hub: Hub) -> None:
+        boss = hub.session("boss", budget={"usd": 5})
+        child = hub.session("child", parent=boss.id, budget={"usd": 100})
+        grandchild = hub.session("grandchild", parent=child)
+        boss.spend(usd=1)
+        grandchild.spend(usd=3)
+        assert child.budget_left() == {"usd": 1}
+        error = refused(grandchild.spend, usd=2)
+        assert boss.id in str(error)
+        assert boss.spent() == {"usd": 6}
+        boss.budget(usd=10)
+        assert child.budget_left() == {"usd": 4}
+
+    def test_only_for_one_who_is_there(self, hub: Hub) -> None:
+        with pytest.raises(NotFound):
+            hub.session("child", parent="0" * 32)
+        boss = hub.session("boss")
+        other = hub.session("other")
+        hub.session("child", parent=boss).pause()
+        hub.session("child", parent=boss).pause()
+        with pytest.raises(Conflict) as caught:
+            hub.session("child", parent=other)
+        assert caught.value.kind == "parent_differs"
+        other.close()
+        with pytest.raises(Conflict) as caught:
+            hub.session("late", parent=other)
+        assert caught.value.kind == "session_closed"
+
+
+class TestBill:
+    def test_by_all_it_can_be(self, hub: Hub, clock: ManualClock) -> None:
+        a = hub.session("a", agent="one")
+        a.spend(usd=1, model="large")
+        clock.advance(24 * HOUR)
+        a.spend(usd=2)
+        (fork,) = a.fork()
+        fork.spend(usd=3, tokens=10, model="large")
+        b = hub.session("b", agent="two", parent=a)
+        b.spend(usd=4, model="small")
+
+        def rows(**options: Any) -> dict[str, float]:
+            return {line.name: line.amounts["usd"] for line in hub.bill(**options)}
+
+        assert rows() == {"a": 3, "a/1": 3, "b": 4}
+        assert rows(by="agent") == {"one": 6, "two": 4}
+        assert rows(by="model") == {"": 2, "large": 4, "small": 4}
+        assert rows(by="day") == {"2023-11-14": 1, "2023-11-15": 9}
+        assert hub.bill(by="agent")[0].spends == 3
+        for since in (
+            "2023-11-15",
+            date(2023, 11, 15),
+            datetime(2023, 11, 15, tzinfo=UTC),
+            clock.now_ns(),
+        ):
+            assert rows(by="agent", since=since) == {"one": 5, "two": 4}
+        assert hub.bill(since="2024-01-01") == []
+
+    def test_wrong_questions(self, hub: Hub) -> None:
+        for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):
+            with pytest.raises(Invalid):
+                hub.bill(**wrong)  # type: ignore[arg-type]
