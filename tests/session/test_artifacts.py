@@ -86,7 +86,7 @@ class TestArtifacts:
         with hub.session("s") as s:
             made = s.artifact("review", link="https://example.org/pr/1", kind="pull request")
             assert (made.oid, made.size) == ("", 0)
-            with pytest.raises(NotFound, match="example.org"):
+            with pytest.raises(NotFound, match=r"example\.org"):
                 s.artifact_data("review")
             assert s.orphans().missing == []
 

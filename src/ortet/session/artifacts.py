@@ -128,7 +128,7 @@ def check_name(name: str) -> str:
 
 def guess_media(name: str, data: bytes | str | None) -> str:
     """By the name's ending; the same on every host."""
-    known = _MEDIA.get(os.path.splitext(name)[1].lower())
+    known = _MEDIA.get(Path(name).suffix.lower())
     guessed = known or mimetypes.MimeTypes().guess_type(name)[0]
     if guessed:
         return guessed
