@@ -150,12 +150,14 @@ class Line:
                 "catalog nor in the commit: run `ortet verify`",
             )
 
-    def seal(self, tip: Tip) -> bytes:
-        """Put what `base` does not hold yet into segments; returns the last one."""
-        segment = self.base.segment
+    def seal(self, tip: Tip, on: Journal | None = None) -> bytes:
+        """Put what `base`, or an earlier journal of this line, does not hold yet into segments;
+        returns the last one."""
+        base = on or self.base
+        segment = base.segment
         run: list[EventRow] = []
         of = ""
-        for timeline, row in self._rows(self.base.seq, tip.seq):
+        for timeline, row in self._rows(base.seq, tip.seq):
             if run and timeline != of:
                 segment = seal(self._objects, of, run, segment)
                 run = []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ortet.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from ortet.journal.events import Draft, Event
+    from ortet.journal.rundiff import RunDiff
     from ortet.journal.things import Approval
     from ortet.session.hub import Hub
+    from ortet.session.session import Session
+    from ortet.session.view import View
 
 
 class Asides:
@@ -40,6 +43,24 @@ class Asides:
         need(self._whole.get(session).approvals(), approval)
         self._leave(session, draft)
         return need(self._whole.get(session).approvals(), approval)
+
+    def whatif(
+        self, session: str | View, at: int, *, machine: bool = True, **change: Any
+    ) -> Session:
+        """Fork a session at event `at` with one change, `message`, `result` or `error`, and go on
+        live; the session itself is left alone, whoever writes to it."""
+        from ortet.session.whatif import whatif
+
+        hub = self._whole
+        view = hub.get(session) if isinstance(session, str) else session
+        return whatif(hub._minds(), view, at, machine=machine, **change)
+
+    def diff_runs(self, a: str | View, b: str | View) -> RunDiff:
+        """Where two sessions part, and then what each did; str() of it is readable."""
+        from ortet.journal.rundiff import diff_runs
+
+        left, right = (self._whole.get(x) if isinstance(x, str) else x for x in (a, b))
+        return diff_runs(left.events(), right.events())
 
     def _leave(self, session: str, draft: Draft) -> Event:
         from ortet.session.inbox import put

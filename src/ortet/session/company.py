@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from ortet.backend.abc import Claim, Lease, RowChange, Timeline
+from ortet.backend.abc import Append, Claim, Lease, RowChange, Timeline
 from ortet.ids import Oid
 
 
@@ -17,6 +17,7 @@ class Together(msgspec.Struct, frozen=True):
     rows: list[RowChange] = []
     timelines: list[Timeline] = []
     claims: list[Claim] = []
+    appends: list[Append] = []
 
 
 ALONE = Together()

@@ -142,12 +142,31 @@ class Deeds:
         return deed.session == self._row.id and deed.effect.state != _FAILED
 
     def close_dangling(self) -> None:
-        """What a killed process had begun: mark it, so that every begin has an end."""
-        for effect in self._ledger.mind.effects:
+        """What a killed process had begun: mark it, so that every begin has an end.
+
+        On a timeline that forked off in the middle of an action, its end is told as the family
+        knows it, and what the family knows stays.
+        """
+        for effect in list(self._ledger.mind.effects):
             if effect.state == _BEGUN:
                 row = self._hub.catalog.row(self._kind, effect.id)
-                if row is not None:
-                    self._end(decode(Deed, row.value), _UNSETTLED, synthetic=True)
+                deed = decode(Deed, row.value) if row is not None else None
+                if deed is None:
+                    continue
+                if deed.effect.state == _BEGUN and deed.session == self._row.id:
+                    self._end(deed, _UNSETTLED, synthetic=True)
+                else:
+                    self._tell(deed)
+
+    def _tell(self, deed: Deed) -> None:
+        """The end of a deed that was done elsewhere."""
+        state = _UNSETTLED if deed.effect.state == _BEGUN else deed.effect.state
+        data = {"id": deed.effect.id, "state": state, "synthetic": True}
+        if deed.outcome is not None:
+            data["outcome"] = deed.outcome
+        if deed.error:
+            data["error"] = deed.error
+        self._ledger.add(Draft("ended", data, self._hub.author))
 
     def _before(self, action: Action) -> Deed | None:
         """The deed that was done, or begun, under the same key."""

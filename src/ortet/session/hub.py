@@ -355,6 +355,7 @@ class Hub(Minding, Keeping, Custody, Asides):
                     ],
                     timelines=together.timelines,
                     claims=together.claims,
+                    appends=together.appends,
                 )
                 return named, leases
             except Conflict as error:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ortet.backend.abc import Catalog, Signal
 from ortet.session.company import Company, Nobody
@@ -50,12 +50,16 @@ class Minding:
         commit: str | Mapping[str, float] | None = None,
         profile: str | None = None,
         parent: View | str | None = None,
+        replay: bool | Literal["live"] = False,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
         With `workspace`, its commits hold that directory's files too; see `workspace()`. A session
         that works for another, its `parent`, spends inside that one's budget. `profile` names a
         set of policies (docs/profiles.md), `durability` and `commit` go before it.
+
+        With `replay` it starts at the first event: each step gets what it got then, and the first
+        that was not recorded is Diverged, or with "live" goes on from there on a new timeline.
         """
         from ortet.session.profiles import Manner
         from ortet.session.starting import Place
@@ -66,7 +70,7 @@ class Minding:
             self.how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
         works_for = parent if isinstance(parent, str) else parent.id if parent else ""
-        manner = Manner(durability, commit, profile, works_for)
+        manner = Manner(durability, commit, profile, works_for, replay)
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )

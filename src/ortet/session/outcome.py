@@ -47,6 +47,11 @@ def recorded(result: Result) -> dict[str, Any]:
     }
 
 
+def recalled(outcome: dict[str, Any]) -> Result:
+    """The reverse; how long it took was not recorded."""
+    return Result(outcome["exit_code"], outcome["stdout"], outcome["stderr"], duration=0.0)
+
+
 def _ends(text: str) -> str:
     if len(text) <= 2 * _KEPT:
         return text

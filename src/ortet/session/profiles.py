@@ -35,9 +35,12 @@ class Manner(msgspec.Struct, frozen=True):
     commit: Any = None
     profile: str | None = None  # None: the one it has
     parent: str = ""  # id of the session it works for
+    replay: bool | str = False  # True, or "live"
 
     def over(self, known: str) -> Profile:
         """The policies of a session whose profile is `known`; Invalid when there are none such."""
+        if not isinstance(self.replay, bool) and self.replay != "live":
+            raise Invalid("bad_replay", f"replay={self.replay!r}: give True, False or 'live'")
         found = find_profile(known if self.profile is None else self.profile)
         if self.commit is not None:
             found = replace(found, commit=parse(self.commit))

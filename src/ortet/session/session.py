@@ -307,10 +307,22 @@ class Session(Making):
         self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row)])
         self._row = self._host.row = row
 
+    def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
+        """Another session, as if event `at` had had this `message`, `result` or `error`."""
+        from ortet.session.whatif import whatif
+
+        self._live()
+        self._ledger.flush()
+        return whatif(self._sessions, self, at, machine=machine, **change)
+
+    def tie_up(self) -> None:
+        """Every action that was begun has an end."""
+        self._deeds.close_dangling()
+
     def begin(self) -> None:
         """It is being worked on, by this process."""
         self._turn(ACTIVE, "")
-        self._deeds.close_dangling()
+        self.tie_up()
         if calling := self._mind.core.calling:  # a model API would refuse the conversation
             self._host.dirty = True
             self._ledger.add(*(lost(call, self._hub.author) for call in calling))

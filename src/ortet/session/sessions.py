@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
-from ortet.errors import Conflict
+from ortet.errors import Conflict, NotFound
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
@@ -32,7 +32,7 @@ from ortet.session.lifecycle import (
     check_agent,
     check_session,
 )
-from ortet.session.profiles import USUAL, Manner, Profile
+from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
@@ -76,6 +76,8 @@ class Sessions:
         row = self.roll.find(agent, name)
         profile = manner.over(row.profile if row else "")
         if row is None:
+            if manner.replay is True:
+                raise NotFound("no_session", f"there is no session {name!r} to replay")
             try:
                 return self.begin(
                     check_session(name),
@@ -89,6 +91,8 @@ class Sessions:
                 row = self.roll.find(agent, name)
                 if error.kind != "row_moved" or row is None:
                     raise
+        if manner.replay is True:
+            return self._rehearse(row, profile, live=False)
         if row.status in (CLOSED, ARCHIVED):
             raise Conflict(
                 "session_closed",
@@ -108,6 +112,8 @@ class Sessions:
                 f"session {name!r} does not work for {manner.parent}: open it without parent=, or "
                 "begin another",
             )
+        if manner.replay:
+            return self._rehearse(row, profile, live=True)
         lease = self.lease(row)
         # it may have moved on until the lease was ours
         row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
@@ -115,6 +121,17 @@ class Sessions:
         session.begin()
         if goal and goal != session.goal:
             session._add("goal", {"text": goal})
+        return session
+
+    def _rehearse(self, row: SessionRow, profile: Profile, *, live: bool) -> Session:
+        """From the first event on, as it was recorded."""
+        from ortet.session.replaying import Rehearsal, Stage
+
+        lease = self.lease(row)
+        row = self.roll.get(row.id)
+        session = self._resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
+        assert isinstance(session, Rehearsal)
+        session.start(live=live)
         return session
 
     def get(self, id_: str) -> View:
@@ -243,12 +260,20 @@ class Sessions:
                 return branch
         raise Conflict("name_taken", f"too many branches are called {name!r}: take another name")
 
-    def _resume(self, row: SessionRow, lease: Lease, profile: Profile) -> Session:
+    def _resume(
+        self,
+        row: SessionRow,
+        lease: Lease,
+        profile: Profile,
+        *,
+        session_of: type[Session] = Session,
+        ledger_of: type[Ledger] = Ledger,
+    ) -> Session:
         hub = self.hub
         holding = Holding(hub.catalog, hub.clock, lease)
         branch = self._branch(row)
         where = self.standing(row)
-        ledger = Ledger(
+        ledger = ledger_of(
             hub.catalog,
             where.line,
             self.chain,
@@ -259,7 +284,7 @@ class Sessions:
             durability=profile.durability,
             told=lambda: hub.tell(f"session:{row.id}"),
         )
-        session = Session(
+        session = session_of(
             self,
             row,
             ledger=ledger,
@@ -310,14 +335,19 @@ class Sessions:
 
     # forking
 
-    def fork(self, parent: Session, point: Oid, n: int) -> list[Session]:
-        """n sessions, minds only, on timelines of their own that begin at a commit."""
+    def fork(
+        self, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+    ) -> list[Session]:
+        """n sessions, minds only, on timelines of their own that begin at a commit.
+
+        `first`: where that commit ends, and the event that follows it in each of them.
+        """
         for _ in range(_TRIES):
             rows = [
                 msgspec.structs.replace(self._child(parent.row, name, point), path="")
                 for name in self.roll.free_forks(parent.row, n)
             ]
-            together = self._together(parent, rows)
+            together = self._together(parent, rows, first)
             try:
                 leases = self.hub.catalog.move(
                     [Move(f"branch:{row.branch}", None, point) for row in rows],
@@ -328,6 +358,7 @@ class Sessions:
                     timelines=together.timelines,
                     rows=together.rows,
                     claims=together.claims,
+                    appends=together.appends,
                 )
                 break
             except Conflict as error:
@@ -335,9 +366,11 @@ class Sessions:
         else:
             raise taken
         pairs = zip(rows, leases, strict=True)
-        return [self._resume(row, lease, parent.profile) for row, lease in pairs]
+        return [self._resume(row, lease, _profile(parent)) for row, lease in pairs]
 
-    def fork_files(self, parent: Session, point: Oid, n: int) -> list[Session]:
+    def fork_files(
+        self, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+    ) -> list[Session]:
         """The same with files and processes of their own."""
         rows: list[SessionRow] = []
 
@@ -347,21 +380,32 @@ class Sessions:
                 msgspec.structs.replace(self._child(parent.row, name, point), files="private")
                 for name in names
             ]
-            return self._together(parent, rows)
+            return self._together(parent, rows, first)
 
-        made, leases = parent.machine.fork_at(point, n, minds=minds)
+        if isinstance(parent, Session) and first is None:
+            made, leases = parent.machine.fork_at(point, n, minds=minds)
+        else:  # at a commit that is not the present of its machine
+            known = self.hub.registry.need(parent.row.branch)
+            made, leases = self.hub.fork_with(known, None, point, n, minds=minds)
         sessions = []
         for row, lease, files in zip(rows, leases, made, strict=True):
-            session = self._resume(row, lease, parent.profile)
+            session = self._resume(row, lease, _profile(parent))
             session.use(files)
             sessions.append(session)
         return sessions
 
-    def _together(self, parent: Session, rows: Sequence[SessionRow]) -> Together:
+    def _together(
+        self, parent: View, rows: Sequence[SessionRow], first: tuple[Tip, Draft] | None
+    ) -> Together:
         """What makes these forks, to be written in one transaction."""
         start = start_of(self, rows[0])
+        appends = []
+        if first is not None:
+            event, _ = self.chain.make(*first, self.hub.clock.now_ns())
+            appends = [Append(row.timeline, [event]) for row in rows]
         return Together(
-            lease=parent.holding.lease,
+            lease=parent.holding.lease if isinstance(parent, Session) else None,
+            appends=appends,
             rows=[change for row in rows for change in Roll.added(row)],
             timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
             claims=[Claim(f"session:{row.id}", self._owner(), TTL_NS) for row in rows],
@@ -394,3 +438,8 @@ class Sessions:
         if self._epoch != self.hub.objects.epoch:
             self._epoch = self.hub.objects.epoch
             self.maps.forget()
+
+
+def _profile(parent: View) -> Profile:
+    """The policies of its forks."""
+    return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

@@ -1,0 +1,364 @@
+"""A session that re-enacts what it did: nothing runs and nothing is written until it goes live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.backend.abc import RowChange
+from ortet.errors import Diverged, Refused
+from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.folding import fold
+from ortet.journal.mind import Mind
+from ortet.journal.replay import AROUND, Cursor, Recorded, failure_of
+from ortet.machine.abc import Command, Result
+from ortet.session.actions import (
+    Action,
+    Replay,
+    Scope,
+    arguments,
+    describe,
+    is_opaque,
+    plain,
+    unsettled,
+)
+from ortet.session.budget import Budget
+from ortet.session.deeds import Deeds, outcome_of
+from ortet.session.ledger import Ledger
+from ortet.session.lifecycle import ACTIVE
+from ortet.session.outcome import PARTS, Restored, recalled, recorded
+from ortet.session.points import commit_at
+from ortet.session.purses import Amounts, Limits
+from ortet.session.session import Session
+
+if TYPE_CHECKING:
+    from ortet.graph.commits import CommitInfo
+    from ortet.ids import Oid
+    from ortet.session.workspace import Workspace
+
+_RERUN = ("pure", "idempotent")
+
+
+class Stage(Ledger):
+    """A ledger that, while it has a cursor, gives back what was recorded and writes nothing.
+
+    `left` is called with the error when a step was not recorded: it raises, or goes live.
+    """
+
+    cursor: Cursor | None = None
+    left: Callable[[Diverged], None]
+
+    def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
+        with self._lock:
+            found: list[Event] = []
+            for at, draft in enumerate(drafts):
+                if self.cursor is None:
+                    return [*found, *super().add(*drafts[at:], rows=rows, now=now)]
+                event = self.tell(draft)
+                if event is None and draft.kind in AROUND:
+                    event = Event(0, draft.kind, 0, draft.actor, draft.data, b"")
+                if event is None:
+                    self.left(self.cursor.diverged(draft.kind, draft.data))
+                    return [*found, *super().add(*drafts[at:], rows=rows, now=now)]
+                found.append(event)
+        return found
+
+    def tell(self, draft: Draft) -> Event | None:
+        """What was recorded of such a step."""
+        with self._lock:
+            found = self.cursor.say(draft.kind, draft.data) if self.cursor is not None else None
+            self.pass_by()
+        return found
+
+    def recall(self, name: str, digest: str) -> Recorded | None:
+        with self._lock:
+            found = self.cursor.call(name, digest) if self.cursor is not None else None
+            self.pass_by()
+        return found
+
+    def pass_by(self) -> None:
+        """Know what the cursor has passed."""
+        if self.cursor is not None:
+            fold(self.mind, self.cursor.news)
+            self.cursor.news.clear()
+            self.tip = Tip(self.cursor.seq)
+
+
+class Recalled(Deeds):
+    """Actions that are given their recorded outcomes. `now` gives those of the session that went
+    live."""
+
+    _ledger: Stage
+    now: Callable[[], Deeds]
+
+    def act(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        why: str = "",
+        replay: Replay | None = None,
+        key: str | None = None,
+        scope: Scope | None = None,
+        name: str | None = None,
+        approve: str | None = None,
+        record: Callable[[Any], Any] = plain,
+        recall: Callable[[Any], Any] = lambda outcome: outcome,
+    ) -> Any:
+        action = describe(function, name=name, replay=replay, key=key, scope=scope)
+        stage = self._ledger
+        if stage.cursor is not None:
+            said = arguments(args, kwargs)
+            mark = self.mark(action, said)
+            found = stage.recall(action.name, mark)
+            if found is not None and self._is_known(action, found):
+                return recall(_again(found))
+            if action.replay == "pure":
+                return function(*args, **kwargs)
+            done = self._before(action) if found is None else None
+            if done is not None and done.effect.state == "done":
+                return recall(outcome_of(action.name, done.outcome))
+            if found is not None and action.replay not in _RERUN:
+                raise unsettled(msgspec.to_builtins(found.begun.data))
+            data = {"name": action.name, "digest": mark, **said}
+            stage.left(stage.cursor.diverged("begun", data))
+            return self.now().act(
+                function,
+                args,
+                kwargs,
+                why=why,
+                replay=replay,
+                key=key,
+                scope=scope,
+                name=name,
+                approve=approve,
+                record=record,
+                recall=recall,
+            )
+        return super().act(
+            function,
+            args,
+            kwargs,
+            why=why,
+            replay=replay,
+            key=key,
+            scope=scope,
+            name=name,
+            approve=approve,
+            record=record,
+            recall=recall,
+        )
+
+    def _is_known(self, action: Action, found: Recorded) -> bool:
+        """Whether what became of it was recorded, so that it can be told."""
+        if found.state == "failed":
+            return True
+        opaque = found.ended is not None and is_opaque(found.ended.data.get("outcome"))
+        return found.state == "done" and not (opaque and action.replay == "pure")
+
+
+class Unpaid(Budget):
+    """What was spent then is not spent again. `now` gives the budget of the session that went
+    live."""
+
+    _ledger: Stage
+    now: Callable[[], Budget]
+
+    def spend(
+        self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = ()
+    ) -> tuple[list[Event], Refused | None]:
+        stage, found = self._ledger, list[Event]()
+        data = {"amounts": amounts, **({"model": model} if model else {})}
+        for at, draft in enumerate([*drafts, Draft("spend", data)]):
+            event = stage.tell(draft)
+            if event is None and stage.cursor is not None:
+                stage.left(stage.cursor.diverged(draft.kind, draft.data))
+            if event is None:
+                events, refusal = self.now().spend(amounts, model=model, drafts=drafts[at:])
+                return [*found, *events], refusal
+            found.append(event)
+        return found, None
+
+    def limit(self, asked: Limits) -> Event:
+        data = {"limits": dict(asked.hard), "soft": dict(asked.soft)}
+        return self._ledger.add(self._draft("budget", data))[0]
+
+    def gate(self) -> None:
+        """Nothing is to be paid."""
+
+    def settle(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
+
+class Rehearsal(Session):
+    """With `live`, the first step that was not recorded makes it an ordinary session, on a new
+    timeline from there; the old one stays. `restored` then says what stays done."""
+
+    _ledger: Stage
+    _as_it_was = False
+    restored: Restored | None = None
+
+    def start(self, *, live: bool) -> None:
+        self._live_then = live
+        self._ledger.left = self._leave
+        self._paid = self._budget
+        self._ledger.mind = self._mind = Mind(self._sessions.maps)
+        self._ledger.cursor = Cursor(self._ledger.line.events())
+        self._ledger.pass_by()
+        self._recall()
+
+    @property
+    def replaying(self) -> bool:
+        return self._ledger.cursor is not None
+
+    def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        cursor = self._ledger.cursor
+        if cursor is not None:
+            upto = cursor.seq if upto is None else min(upto, cursor.seq)
+        return super().events(after, upto)
+
+    def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
+        if not self.replaying:
+            return super().run(command, why=why, **options)
+        said = command if isinstance(command, str) else list(command)
+        with self._acting():
+            result: Result = self._deeds.act(
+                self._run_here,
+                (said,),
+                options,
+                why=why,
+                name="run",
+                record=recorded,
+                recall=recalled,
+            )
+        return result
+
+    def _run_here(self, command: Command, **options: Any) -> Result:
+        """The machine is started only when it comes to that."""
+        return self.machine.run(command, **options)
+
+    def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
+        self._must_be_live("settle")
+        return super().settle(effect, outcome, failed=failed)
+
+    @property
+    def machine(self) -> Workspace:
+        if self.replaying:
+            raise _replaying("use a machine")
+        return super().machine
+
+    def commit(self, message: str = "") -> CommitInfo:
+        """While replaying nothing is new: the head."""
+        cursor, head = self._ledger.cursor, self.head
+        if cursor is None:
+            return super().commit(message)
+        if head is not None and (cursor.expected is not None or not self._live_then):
+            return head
+        self._must_be_live("commit")
+        return super().commit(message)
+
+    def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
+        self._must_be_live("fork")
+        return super().fork(n, machine=machine)
+
+    def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+        self._must_be_live(verb)
+        return super()._go(target, verb, parts)
+
+    # going live
+
+    def _must_be_live(self, verb: str) -> None:
+        if self.replaying:
+            if not self._live_then:
+                raise _replaying(verb)
+            self._go_live()
+
+    def _leave(self, diverged: Diverged) -> None:
+        if not self._live_then:
+            raise diverged
+        self._go_live()
+
+    def _go_live(self) -> None:
+        stage, timeline = self._ledger, self._row.timeline
+        cursor, mind, tip = stage.cursor, stage.mind, stage.tip
+        assert cursor is not None
+        expected, stage.cursor = cursor.expected, None
+        self._as_it_was = True
+        try:
+            where = self._sessions.standing(self._row)
+            stage.go(where.line, where.mind, where.tip)
+            self._moved(self._row)
+            self._budget = self._paid
+            if expected is not None:
+                with self._hub.writing():
+                    point = commit_at(self._sessions, self._row, where.line, expected.seq - 1)
+                    self.restored = super()._go(point, "replay", PARTS)
+        except BaseException:
+            if self._row.timeline == timeline:  # it has not gone there
+                stage.cursor = cursor
+                stage.go(self._line, mind, tip)
+                self._moved(self._row)
+                self._recall()
+            raise
+        finally:
+            self._as_it_was = False
+        self._turn(ACTIVE, "replay")
+        self.tie_up()
+        self._take_in()
+        refusal = self._paid.gate()
+        if refusal is not None:
+            self._stop(refusal)
+
+    def _recall(self) -> None:
+        self._deeds = deeds = Recalled(self._hub, self._row, self._ledger)
+        deeds.now = lambda: self._deeds
+        self._budget = unpaid = Unpaid(self._hub, self._row, self._ledger, host="")
+        unpaid.now = lambda: self._paid
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """What nobody does costs nothing."""
+        if self.replaying:
+            self._live()
+            yield
+        else:
+            with super()._acting():
+                yield
+
+    def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
+        if not self.replaying:
+            super()._keep_pace(kind, data)
+
+    def _take_in(self) -> None:
+        """Letters are for what comes now, not for what is left behind."""
+        if not self.replaying and not self._as_it_was:
+            super()._take_in()
+
+    def _end(self, status: str, why: str) -> None:
+        if not self.replaying:
+            super()._end(status, why)
+        elif not self.holding.ended:
+            self._sessions.forget(self)
+            self._ledger.close()
+            self.holding.end()
+
+
+def _again(found: Recorded) -> Any:
+    name = found.begun.data["name"]
+    data = found.ended.data if found.ended is not None else {}
+    if found.state == "failed":
+        raise failure_of(name, data)
+    return outcome_of(name, data.get("outcome"))
+
+
+def _replaying(verb: str) -> Refused:
+    return Refused(
+        "replaying",
+        f"a replay cannot {verb}: it changes nothing; open the session without replay=, or with "
+        "replay='live' to go on from where it differs",
+    )

@@ -1,0 +1,307 @@
+"""Replay: what was recorded is told again and nothing is done; the first difference is shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Conflict, Diverged, Invalid, NotFound, Refused, Unsettled, Unsupported
+from ortet.journal.events import Chain, Tip
+from ortet.journal.replay import RecordedFailure
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def hub(store: Path) -> Iterator[Hub]:
+    with open_hub(store) as hub:
+        yield hub
+
+
+class World:
+    """Counts what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def search(self, what: str) -> dict[str, Any]:
+        self.done.append(what)
+        return {"hits": [what, len(self.done)]}
+
+    def fail(self, error: BaseException) -> None:
+        self.done.append("fail")
+        raise error
+
+
+def program(s: Session, world: World, *words: str) -> list[Any]:
+    s.say("user", "find them")
+    s.plan(["search", "tell"])
+    found = []
+    for word in words:
+        found.append(s.act(world.search, word, name="search", why="told to"))
+        s.spend(tokens=len(world.done))
+    fact = s.learn(f"{len(words)} found")
+    s.advance()
+    s.note("fact", fact, ttl=60)
+    s.say("assistant", str(found))
+    return found
+
+
+def everything(hub: Hub, session: str) -> list[tuple[int, str, bytes]]:
+    return [(event.seq, event.kind, event.hash) for event in hub.get(session).events()]
+
+
+def count_deeds(hub: Hub, session: str) -> int:
+    return len(hub.get(session).effects())
+
+
+class TestStrict:
+    def test_all_is_told_again_and_nothing_done(self, hub: Hub) -> None:
+        world = World()
+        with hub.session("s", goal="g") as s:
+            first = program(s, world, "a", "b", "a")
+            s.commit("done")
+        before, deeds = everything(hub, s.id), count_deeds(hub, s.id)
+        with hub.session("s", replay=True) as s:
+            assert (s.goal, s.messages(), s.facts(), s.step) == ("g", [], [], 0)
+            assert program(s, world, "a", "b", "a") == first
+            assert s.step == 1
+            assert [m.content for m in s.messages()] == ["find them", str(first)]
+            assert s.notes()["fact"] == s.facts()[0].id
+            assert s.commit("again") == s.head
+        assert len(world.done) == 3
+        assert everything(hub, s.id) == before
+        assert count_deeds(hub, s.id) == deeds
+        with hub.session("s") as s:  # it can be gone on with
+            s.say("user", "next")
+
+    def test_the_first_difference_is_shown(self, hub: Hub) -> None:
+        world = World()
+        with hub.session("s") as s:
+            program(s, world, "a", "b")
+        with hub.session("s", replay=True) as s, pytest.raises(Diverged) as caught:
+            program(s, world, "a", "c")
+        details = caught.value.details
+        assert details["expected"]["data"]["args"] == ["b"]
+        assert details["got"]["data"]["args"] == ["c"]
+        wanted = [e.seq for e in hub.get(s.id).events() if e.kind == "begun"][1]
+        assert details["seq"] == wanted
+        assert "search('b')" in str(caught.value)
+        assert "search('c')" in str(caught.value)
+        assert len(world.done) == 2
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda s: s.say("user", "something else"),
+            lambda s: s.act(len, "x"),
+            lambda s: s.learn("new"),
+        ],
+    )
+    def test_steps_that_were_not_recorded(self, hub: Hub, step: Callable[[Session], Any]) -> None:
+        with hub.session("s") as s:
+            s.say("user", "one")
+        before = everything(hub, s.id)
+        with hub.session("s", replay=True) as s:
+            s.say("user", "one")
+            with pytest.raises(Diverged) as caught:
+                step(s)
+            assert caught.value.details["expected"] is None
+        assert everything(hub, s.id) == before
+
+    @pytest.mark.parametrize(
+        ("error", "again"),
+        [
+            (ZeroDivisionError("by zero"), ZeroDivisionError),
+            (NotFound("no_page", "nothing there"), NotFound),
+            (subprocess.TimeoutExpired("x", 3), RecordedFailure),
+            (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), RecordedFailure),
+        ],
+    )
+    def test_failures_fail_again(self, hub: Hub, error: Exception, again: type[Exception]) -> None:
+        world = World()
+        with hub.session("s") as s, pytest.raises(type(error)):
+            s.act(world.fail, error, name="fail")
+        with hub.session("s", replay=True) as s, pytest.raises(again) as caught:
+            s.act(world.fail, error, name="fail")
+        assert str(error) in str(caught.value)
+        if isinstance(caught.value, NotFound):
+            assert caught.value.kind == "no_page"
+        assert world.done == ["fail"]
+
+    def test_pure_actions_may_run(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.act(len, "abc", replay="pure")
+        with hub.session("s", replay=True) as s:
+            assert s.act(len, "abc", replay="pure") == 3
+            assert s.act(len, "abcd", replay="pure") == 4
+
+    def test_a_key_that_was_used_before_is_known(self, hub: Hub) -> None:
+        world = World()
+        with hub.session("s") as s:
+            first = s.act(world.search, "a", key="k")
+            assert s.act(world.search, "a", key="k") == first
+        with hub.session("s", replay=True) as s:
+            assert s.act(world.search, "a", key="k") == first
+            assert s.act(world.search, "a", key="k") == first
+        assert world.done == ["a"]
+
+    def test_what_was_recorded_as_text_only(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.act(object)
+        with hub.session("s", replay=True) as s, pytest.raises(Unsupported):
+            s.act(object)
+
+    def test_closed_sessions_can_be_replayed(self, hub: Hub) -> None:
+        s = hub.session("s")
+        s.act(len, "x")
+        s.close()
+        with hub.session("s", replay=True) as s:
+            assert s.act(len, "x") == 1
+        assert hub.get(s.id).status == "closed"
+        with pytest.raises(Conflict):
+            hub.session("s", replay="live")
+
+    def test_it_changes_nothing(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.say("user", "x")
+            head = s.commit()
+        with hub.session("s", replay=True) as s:
+            for verb in (
+                s.fork,
+                s.rewind,
+                lambda: s.restore(head.oid),
+                lambda: s.settle("x"),
+                lambda: s.machine,
+            ):
+                with pytest.raises((Refused, NotFound)):
+                    verb()
+            hub.comment(s.id, "waits")
+        assert [event.waiting for event in hub.get(s.id).comments()] == [True]
+
+    def test_bad_input(self, hub: Hub) -> None:
+        with pytest.raises(NotFound):
+            hub.session("nope", replay=True)
+        with pytest.raises(Invalid):
+            hub.session("s", replay="dead")  # type: ignore[arg-type]
+
+    def test_commands_are_not_run(self, hub: Hub, tmp_path: Path) -> None:
+        work = tmp_path / "work"
+        work.mkdir()
+        with hub.session("s", workspace=work) as s:
+            s.run("echo hi; echo x >> log")
+        with hub.session("s", replay=True) as s:
+            result = s.run("echo hi; echo x >> log")
+            assert (result.exit_code, result.stdout) == (0, "hi\n")
+        assert (work / "log").read_text() == "x\n"
+
+
+class TestLive:
+    def test_it_goes_on_from_the_difference(self, hub: Hub) -> None:
+        world = World()
+        with hub.session("s") as s:
+            program(s, world, "a", "b")
+            old = s.commit("first run")
+        before, line = everything(hub, s.id), hub.get(s.id).row.timeline
+        with hub.session("s", replay="live") as s:
+            assert s.row.timeline == line
+            program(s, world, "a", "c")
+            assert s.row.timeline != line
+            assert [f.text for f in s.facts()] == ["2 found"]
+            assert len(s.messages()) == 2
+            now = [e.data["args"] for e in s.events() if e.kind == "begun"]
+            assert now == [["a"], ["c"]]
+            Chain(hub.objects.hasher, os.urandom).check(Tip(), s.line.rows())
+            s.commit("second run")
+            s.restore(old.oid)
+            assert everything(hub, s.id)[: len(before) - 1] == before[:-1]
+        assert world.done == ["a", "b", "c"]
+        hub.verify()
+
+    def test_uncommitted_events_are_kept_first(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.act(len, "a")
+            s.say("user", "never committed")
+        with hub.session("s", replay="live") as s:
+            s.act(len, "b")
+            assert s.messages() == []
+            kept = [c for c in hub.log(f"{s.row.branch}@{{1}}") if c.message == "before replay"]
+            s.restore(kept[0].oid)
+            assert [m.content for m in s.messages()] == ["never committed"]
+
+    def test_behind_the_record_it_just_goes_on(self, hub: Hub) -> None:
+        world = World()
+        with hub.session("s") as s:
+            s.act(world.search, "a")
+        line = hub.get(s.id).row.timeline
+        with hub.session("s", replay="live") as s:
+            s.act(world.search, "a")
+            hub.comment(s.id, "go on")
+            s.act(world.search, "b")
+            assert s.row.timeline == line
+            assert [event.waiting for event in s.comments()] == [False]
+            assert s.status == "active"
+        assert world.done == ["a", "b"]
+
+    def test_a_new_name_begins(self, hub: Hub) -> None:
+        with hub.session("new", replay="live") as s:
+            s.act(len, "a")
+        assert count_deeds(hub, s.id) == 1
+
+    def test_killed_in_the_middle_it_is_unsettled(self, store: Path) -> None:
+        code = f"""
+import ortet, os
+s = ortet.open({str(store)!r}).session("s")
+s.act(len, "a")
+s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
+"""
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        with open_hub(store) as hub, hub.session("s", replay="live") as s:
+            assert s.act(len, "a") == 1
+            with pytest.raises(Unsettled) as caught:
+                s.act(lambda _a, _b: 1, 7, 9, name="pay")
+            s.settle(caught.value.details["id"], "paid")
+            assert [e.state for e in s.effects()] == ["done", "done"]
+            s.act(len, "bc")
+            assert len([e for e in s.events() if e.kind == "begun"]) == 3
+
+    def test_files_go_along(self, hub: Hub, tmp_path: Path) -> None:
+        work = tmp_path / "work"
+        work.mkdir()
+        with hub.session("s", workspace=work) as s:
+            s.run("echo 1 > a")
+            s.commit()
+            s.run("echo 2 > a")
+            s.commit()
+        with hub.session("s", replay="live") as s:
+            s.run("echo 1 > a")
+            s.run("echo 3 >> a")
+            assert (work / "a").read_text() == "1\n3\n"
+
+    @pytest.mark.parametrize("point", ["commit.before-flush", "journal.before-append"])
+    def test_killed_while_it_goes_live(self, store: Path, point: str) -> None:
+        world = World()
+        with open_hub(store) as hub, hub.session("s") as s:
+            program(s, world, "a", "b")
+        code = f"import ortet\ns = ortet.open({str(store)!r}).session('s', replay='live')\n"
+        code += "s.say('user', 'find them'); s.say('user', 'other')"
+        env = {**os.environ, "ORTET_FAULT": f"{point}:kill"}
+        assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+        with open_hub(store) as hub:
+            with hub.session("s", replay="live") as s:
+                s.say("user", "find them")
+                s.say("user", "other")
+                assert [m.content for m in s.messages()] == ["find them", "other"]
+            hub.verify()

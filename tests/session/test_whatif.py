@@ -1,0 +1,184 @@
+"""What-if: a fork at any event with one change; and where two runs part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Invalid, NotFound
+from ortet.journal.events import Chain, Event, Tip
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with open_hub(tmp_path / "store") as hub:
+        yield hub
+
+
+def run(s: Session) -> None:
+    for word in ("one", "two", "three"):
+        s.say("user", word)
+        s.act(len, word)
+
+
+def find(s: Session, kind: str, at: int = 0) -> Event:
+    return [event for event in s.events() if event.kind == kind][at]
+
+
+def said(s: Session) -> list[str]:
+    return [message.content for message in s.messages()]
+
+
+def check(hub: Hub, s: Session) -> None:
+    Chain(hub.objects.hasher, os.urandom).check(Tip(), s.line.rows())
+
+
+class TestWhatIf:
+    @pytest.mark.parametrize("commits", ["none", "after", "middle"])
+    def test_another_message(self, hub: Hub, commits: str) -> None:
+        with hub.session("s") as s:
+            run(s)
+            if commits == "middle":
+                s.commit()
+                run(s)
+            if commits != "none":
+                s.commit()
+            before = [event.hash for event in s.events()]
+            two = find(s, "message", 1)
+            kid = s.whatif(two.seq, message="zwei")
+            assert said(kid) == ["one", "zwei"]
+            first = next(event for event in kid.events() if event.timeline == kid.row.timeline)
+            assert (first.seq, first.data["whatif"]) == (two.seq, {"session": s.id, "seq": two.seq})
+            kid.act(len, "zwei")
+            kid.say("user", "on")
+            kid.commit("what if")
+            check(hub, kid)
+            assert [event.hash for event in s.events()] == before
+            kid.pause()
+        with hub.session(kid.name) as kid:
+            assert said(kid) == ["one", "zwei", "on"]
+        hub.sweep(expire_ns=0, min_garbage=0.0)
+        hub.verify()
+
+    def test_in_a_segment_whose_rows_are_trimmed(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            run(s)
+            s.commit()
+            two = find(s, "message", 1)
+            line = s.row.timeline
+        hub.catalog.trim_events(line, 100)
+        kid = hub.whatif(s.id, at=two.seq, message="zwei")
+        assert said(kid) == ["one", "zwei"]
+        check(hub, kid)
+        hub.verify()
+
+    def test_another_result_and_a_failure(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            run(s)
+            ended, begun = find(s, "ended", 1), find(s, "begun", 1)
+            kid = hub.whatif(s, at=ended.seq, result=99)
+            assert find(kid, "ended", -1).data["outcome"] == 99
+            worse = hub.whatif(s.id, at=begun.seq, error="OSError: gone")
+            last = list(worse.events())[-1]
+            assert (last.seq, last.data["state"]) == (ended.seq, "failed")
+            assert {effect.state for effect in s.effects()} == {"done"}
+
+    def test_in_the_middle_of_an_action(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.act(lambda: s.say("user", "inside") and 5, name="long")
+            kid = s.whatif(find(s, "message").seq, message="other")
+            assert find(kid, "ended").data["synthetic"] is True
+            assert [effect.state for effect in s.effects()] == ["done"]
+
+    def test_a_fork_of_a_fork(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            run(s)
+            (kid,) = s.fork()
+            kid.say("user", "mine")
+            other = kid.whatif(find(s, "message", 0).seq, message="eins")
+            assert said(other) == ["eins"]
+            again = other.whatif(find(other, "message", 0).seq, message="uno")
+            assert said(again) == ["uno"]
+            check(hub, again)
+
+    def test_files_of_the_last_commit_come_along(self, hub: Hub, tmp_path: Path) -> None:
+        work = tmp_path / "work"
+        work.mkdir()
+        with hub.session("s", workspace=work) as s:
+            s.run("echo 1 > a")
+            s.commit()
+            s.say("user", "now")
+            s.run("echo 2 > a")
+            s.commit()
+            kid = s.whatif(find(s, "message").seq, message="then")
+            assert kid.run("cat a").stdout == "1\n"
+            assert (work / "a").read_text() == "2\n"
+
+    def test_bad_input(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            run(s)
+            message, begun = find(s, "message").seq, find(s, "begun").seq
+            for at, change in (
+                (message, {}),
+                (message, {"message": "x", "result": 1}),
+                (message, {"result": 1}),
+                (begun, {"message": "x"}),
+                (message, {"plan": []}),
+                (0, {"message": "x"}),
+                (True, {"message": "x"}),
+                (message, {"message": object()}),
+            ):
+                with pytest.raises(Invalid):
+                    s.whatif(at, **change)
+            with pytest.raises(NotFound):
+                s.whatif(999, message="x")
+            with pytest.raises(NotFound):
+                hub.whatif("nope", at=1, message="x")
+            assert len(hub.sessions()) == 1
+
+
+class TestRunDiff:
+    def test_where_two_runs_part(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            for s in (a, b):
+                s.say("user", "hello")
+                s.learn("same")
+            a.say("user", "left")
+            a.think("only here")
+            b.say("user", "right")
+            a.act(len, "x")
+            b.act(len, "x")
+        diff = hub.diff_runs(a.id, b.id)
+        assert diff.first is not None
+        assert diff.first.left is not None
+        assert diff.first.right is not None
+        assert diff.first.left.data["content"] == "left"
+        assert diff.first.right.data["content"] == "right"
+        assert diff.seq == diff.first.left.seq
+        assert [pair.same for pair in diff.pairs] == [True, True, False, False, True, True]
+        text = str(diff)
+        assert f"part at event {diff.seq}" in text
+        assert "user left" in text
+        assert "user right" in text
+
+    def test_the_same_run_twice(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            run(a)
+        with hub.session("a"), hub.session("b") as b:
+            run(b)
+        diff = hub.diff_runs(a.id, b.id)
+        assert diff.first is None
+        assert "the same" in str(diff)
+
+    def test_a_what_if_parts_where_it_was_changed(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            run(s)
+            at = find(s, "message", 1).seq
+            kid = s.whatif(at, message="zwei")
+            assert hub.diff_runs(s, kid).seq == at
