@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ortet.config import open_hub
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.journal.compact import extract
 from ortet.journal.pairs import LOST
 from ortet.journal.things import Message
@@ -294,3 +294,12 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert "usd: 3.5 left" in told.markdown
             assert "they counted" in told.markdown
             assert [m["content"] for m in told.data["messages"]] == ["m28", "m29"]
+
+    def test_what_waits_for_a_human(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            with pytest.raises(Refused):
+                s.act(len, "abc", name="deploy", approve="it is friday")
+            (waiting,) = s.briefing().data["approvals"]
+            assert waiting["why"] == "it is friday"
+            hub.approve(s.id, waiting["id"], by="ann")
+            assert s.briefing().data["approvals"] == []
