@@ -35,7 +35,7 @@ class Ortet:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        kept = ("PATH", "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START")
+        kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "COVERAGE_PROCESS_START")
         self.env = {name: os.environ[name] for name in kept if name in os.environ}
         self.env |= {"HOME": str(home), "LC_ALL": "C.UTF-8", "ORTET_AUTHOR": "tester"}
 

@@ -17,6 +17,7 @@ from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.segments import segments, unseal
+from ortet.session.lifecycle import ARCHIVED
 from ortet.session.replacing import journals
 from ortet.session.tombs import Receipt, erased_events, receipts, tombstones
 from ortet.store.abc import Kind
@@ -160,6 +161,8 @@ def _check_rows(sessions: Sessions, gone: set[tuple[str, int]]) -> Iterator[tupl
     """Each timeline once, from the event before its first."""
     done: dict[str, int] = {}
     for row in sessions.all():
+        if row.status == ARCHIVED and sessions.hub.catalog.head(f"branch:{row.branch}") is None:
+            continue  # its events are in its bundle
         try:
             line = sessions.standing(row).line
             for span in line.path():

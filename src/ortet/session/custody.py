@@ -1,9 +1,11 @@
-"""What a hub does with what is recorded: audit, erase, turn by turn, carried by the client."""
+"""What a hub does with what is recorded: audit, erase, archive, retain, hand to clients."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,8 +13,12 @@ if TYPE_CHECKING:
     from ortet.graph.bundle import Imported
     from ortet.journal.checkpoint import AgentCheckpoint
     from ortet.journal.things import Message
+    from ortet.session.archives import Archived
     from ortet.session.audit import AuditReport
     from ortet.session.billing import Bill, By, Since
+    from ortet.session.holds import Hold
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.retention import Policy, RetainReport
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.tombs import Receipt
@@ -115,3 +121,65 @@ class Custody(ABC):
         from ortet.session.checkpoints import from_checkpoint
 
         return from_checkpoint(self._minds(), checkpoint, name, agent)
+
+    # how long what is kept
+
+    def archive(self, session_id: str, why: str = "") -> Archived:
+        """Put a paused or closed session away: one verified bundle in the bucket, rows trimmed.
+
+        It can still be read. When it is cut short, the next call does it.
+        """
+        from ortet.session.archives import archive
+
+        return archive(self._minds(), session_id, why)
+
+    def unarchive(self, session_id: str) -> SessionRow:
+        """Bring an archived session back, as paused."""
+        from ortet.session.archives import unarchive
+
+        return unarchive(self._minds(), session_id)
+
+    def remove(self, session_id: str) -> None:
+        """Take a session and its events out of the store; its commits stay until reflog expires."""
+        from ortet.session.removing import remove
+
+        remove(self._minds(), session_id)
+
+    def retention(
+        self,
+        agent: str = "default",
+        *,
+        keep_messages: float | None = None,
+        archive_after: float | None = None,
+    ) -> Policy:
+        """Set how many days an agent's messages are kept, and after how many idle ones its sessions
+        are archived; None: for ever, never."""
+        from ortet.session.retention import Policy, set_policy
+
+        return set_policy(self._minds().hub, agent, Policy(keep_messages, archive_after))
+
+    def hold(self, session_id: str, why: str = "") -> Hold:
+        """Let nothing of a session go, whatever a policy or an erasure says, until `release`."""
+        from ortet.session.holds import hold
+
+        return hold(self._minds(), session_id, why)
+
+    def release(self, session_id: str) -> None:
+        """End a hold."""
+        from ortet.session.holds import release
+
+        release(self._minds().hub, session_id)
+
+    def retain(self, *, dry_run: bool = False) -> RetainReport:
+        """Apply all policies: erase, archive, trim rows that commits hold. `dry_run` only tells."""
+        from ortet.session.retention import retain
+
+        return retain(self._minds(), dry_run=dry_run)
+
+    def export_jsonl(
+        self, path: str | os.PathLike[str], *, sessions: Sequence[str] | None = None
+    ) -> int:
+        """Write sessions as an evaluation data set, one JSON object a line; returns how many."""
+        from ortet.session.datasets import export_jsonl
+
+        return export_jsonl(self._minds(), Path(path), sessions)

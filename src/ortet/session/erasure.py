@@ -14,8 +14,11 @@ from ortet.errors import Invalid
 from ortet.ids import Oid
 from ortet.journal.events import Event
 from ortet.journal.line import Line, Span
+from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
+from ortet.session.holds import check_hold
+from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import SessionRow
 from ortet.session.replacing import replace_objects
 from ortet.session.tombs import PENDING, Erased, Receipt, Tombstone, kept, signer
@@ -39,6 +42,7 @@ class Pending(msgspec.Struct, frozen=True):
     session: str
     events: list[Erased]
     effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
+    letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
     replaced: list[tuple[str, str]] = []
 
 
@@ -54,16 +58,17 @@ def erase(
     receipt = finish(sessions)
     rows = [sessions.roll.get(session)] if session is not None else sessions.all()
     events, effects = _meant(sessions, rows, seqs, user)
-    pending = Pending(sessions.new_id(), hub.author, session or "", events, effects)
+    waiting = _letters(sessions, rows, user) if seqs is None else []
+    pending = Pending(sessions.new_id(), hub.author, session or "", events, effects, waiting)
     if receipt is not None and {(e.timeline, e.seq) for e in events} <= {
         (e.timeline, e.seq) for e in receipt.events
     }:
         return receipt  # it is what the one that was cut short had begun
     with ExitStack() as held:
-        _hold(sessions, events, held)
+        known = _hold(sessions, events, held)
         hub.catalog.put_row(PENDING, pending.id, encode(pending))
         reach("erase.begun")
-        return _run(sessions, pending)
+        return _run(sessions, pending, known)
 
 
 def finish(sessions: Sessions) -> Receipt | None:
@@ -72,12 +77,12 @@ def finish(sessions: Sessions) -> Receipt | None:
     for row in sessions.hub.catalog.rows(PENDING):
         pending = decode(Pending, row.value)
         with ExitStack() as held:
-            _hold(sessions, pending.events, held)
-            receipt = _run(sessions, pending)
+            known = _hold(sessions, pending.events, held)
+            receipt = _run(sessions, pending, known)
     return receipt
 
 
-def _run(sessions: Sessions, pending: Pending) -> Receipt:
+def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> Receipt:
     hub = sessions.hub
     with hub.objects.gate.busy(alone=True), hub.objects.gate.exclusive(_PATIENCE):
         # nobody commits a mind that still knows what is to go
@@ -90,7 +95,9 @@ def _run(sessions: Sessions, pending: Pending) -> Receipt:
         _wipe(hub, pending)
         reach("erase.wiped")
         hub.objects.forget(hub.objects.gate.bump())
-        sessions.forget_pages()
+        sessions.maps.forget()
+    for row in known:
+        rewrite(sessions, row.id)
     # what the old objects held goes with the packs they were in
     sweep_store(hub, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
     reach("erase.swept")
@@ -141,6 +148,8 @@ def _wipe(hub: Hub, pending: Pending) -> None:
             effect = msgspec.structs.replace(deed.effect, why="")
             bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
             hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
+    for session, key in pending.letters:
+        drop(hub.catalog, session, key)
     hub.catalog.scrub()
 
 
@@ -168,6 +177,7 @@ def _meant(
             found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
             if event.kind in ("begun", "ended") and "id" in event.data:
                 effects[row.family, str(event.data["id"])] = None
+        _add_summaries(sessions, row, found)
         if missing := (wanted or set()) - seen:
             raise Invalid(
                 "no_event",
@@ -175,6 +185,35 @@ def _meant(
                 f"{f' of {user}' if user else ''}: `ortet journal {row.name}` lists them",
             )
     return sorted(found.values(), key=lambda one: (one.timeline, one.seq)), list(effects)
+
+
+def _add_summaries(
+    sessions: Sessions, row: SessionRow, found: dict[tuple[str, int], Erased]
+) -> None:
+    """A compaction may quote the messages it stands for: it goes with them."""
+    line = sessions.standing(row).line
+    meant: set[int] = set()
+    for event in line.events():
+        if (event.timeline, event.seq) in found:
+            meant.add(event.seq)
+        elif event.kind == "compaction" and any(
+            event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
+        ):
+            meant.add(event.seq)
+            key = event.timeline, event.seq
+            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+
+
+def _letters(
+    sessions: Sessions, rows: Sequence[SessionRow], user: str | None
+) -> list[tuple[str, str]]:
+    catalog = sessions.hub.catalog
+    return [
+        (row.id, key)
+        for row in rows
+        for key, event in letters(catalog, row.id)
+        if user is None or _is_of(event, user)
+    ]
 
 
 def _is_of(event: Event, user: str) -> bool:
@@ -223,14 +262,19 @@ def _path(sessions: Sessions, row: SessionRow) -> list[Span]:
     return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline).path()
 
 
-def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> None:
-    """Nobody may write to a session that knows one of these events: Refused("lease_held")."""
+def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> list[SessionRow]:
+    """Nobody may write to a session that knows one of these events: Refused("lease_held"). Those
+    sessions."""
     hub = sessions.hub
+    known: list[SessionRow] = []
     meant: dict[str, int] = {}
     for event in events:
         meant[event.timeline] = min(event.seq, meant.get(event.timeline, event.seq))
     for row in sessions.all():
         path = _path(sessions, row)
         if any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
+            check_hold(hub, row)
             lease = sessions.lease(row)
             held.callback(hub.catalog.release, lease)
+            known.append(row)
+    return known

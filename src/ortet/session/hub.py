@@ -224,7 +224,7 @@ class Hub(Minding, Keeping, Custody, Asides):
                 parent=row.name,
                 base=row.base if private else image,
             )
-            rows = [replace(child, machine=self._new_id()) for _ in range(n)]
+            rows = [replace(child, machine=self.new_id()) for _ in range(n)]
             with self._machines.copies(rows, image, machine) as lives:
                 reach("fork.after-machines")
                 rows, leases = self._name_forks(rows, point, minds)
@@ -316,9 +316,9 @@ class Hub(Minding, Keeping, Custody, Asides):
         self._machines.check(draft.engine)  # refuse before anything is stored
         with self.writing():  # until the row holds the base, a sweep must not take it
             if draft.files == "private":
-                draft = replace(draft, base=self._machines.photograph(draft, self._new_id()))
+                draft = replace(draft, base=self._machines.photograph(draft, self.new_id()))
                 self.objects.flush()
-            draft = replace(draft, machine=self._new_id())
+            draft = replace(draft, machine=self.new_id())
             for _ in range(_TRIES):
                 registry = self.registry
                 free = registry.free_name(draft) if name is None else registry.claim(name, draft)
@@ -386,5 +386,5 @@ class Hub(Minding, Keeping, Custody, Asides):
         with suppress(Refused, Unavailable):
             self.objects.close()
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
         return uuid7(self.clock, self._parts.random)

@@ -41,10 +41,20 @@ def put(catalog: Catalog, session: str, draft: Draft, *, clock: Clock, random: R
 
 def waiting(catalog: Catalog, session: str) -> Iterator[Event]:
     """What is not in the journal yet, in the order it came."""
+    return (event for _, event in letters(catalog, session))
+
+
+def letters(catalog: Catalog, session: str) -> Iterator[tuple[str, Event]]:
+    """The same, each with its key."""
     after = ""
     while page := catalog.rows(_kind(session), after, _PAGE):
-        yield from (_event(decode(Letter, row.value)) for row in page)
+        yield from ((row.key, _event(decode(Letter, row.value))) for row in page)
         after = page[-1].key
+
+
+def drop(catalog: Catalog, session: str, key: str) -> None:
+    """Throw a letter away unread."""
+    catalog.drop_row(_kind(session), key)
 
 
 class Inbox:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,9 +29,11 @@ from ortet.session.policies import Pace
 from ortet.session.profiles import Profile
 
 if TYPE_CHECKING:
+    from ortet.backend.abc import RowChange
     from ortet.graph.diff import Change
     from ortet.graph.textmerge import Favor
     from ortet.session.actions import Replay, Scope
+    from ortet.session.archives import Archived
     from ortet.session.sessions import Sessions
     from ortet.session.workspace import Workspace
 
@@ -300,11 +302,26 @@ class Session(Making):
             if self._files is not None:
                 self._files.close()
 
-    def _turn(self, status: str, why: str) -> None:
+    def archive(self, why: str = "") -> Archived:
+        """Let go of it and put it away in one bundle; `hub.unarchive` brings it back."""
+        self.pause(why)
+        return self._hub.archive(self.id, why)
+
+    def turn_to(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
+        """Another state, written together with these rows."""
+        self._turn(status, why, rows)
+
+    def let_go(self) -> None:
+        """Give the lease back and leave the state as it is."""
+        self._ledger.close()
+        self._sessions.forget(self)
+        self.holding.end()
+
+    def _turn(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
         check_move(self.name, self.status, status)
         row = msgspec.structs.replace(self._row, status=status)
         data = {"from": self.status, "to": status, "why": why}
-        self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row)])
+        self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row), *rows])
         self._row = self._host.row = row
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:

@@ -117,7 +117,7 @@ class Sessions:
         lease = self.lease(row)
         # it may have moved on until the lease was ours
         row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
-        session = self._resume(row, lease, profile)
+        session = self.resume(row, lease, profile)
         session.begin()
         if goal and goal != session.goal:
             session._add("goal", {"text": goal})
@@ -129,7 +129,7 @@ class Sessions:
 
         lease = self.lease(row)
         row = self.roll.get(row.id)
-        session = self._resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
+        session = self.resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
         assert isinstance(session, Rehearsal)
         session.start(live=live)
         return session
@@ -212,7 +212,7 @@ class Sessions:
             ],
             claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
         )
-        return self._resume(row, lease, profile)
+        return self.resume(row, lease, profile)
 
     def _employer(self, parent: str) -> str:
         """The family inside whose budget a session lies that works for `parent`."""
@@ -260,7 +260,7 @@ class Sessions:
                 return branch
         raise Conflict("name_taken", f"too many branches are called {name!r}: take another name")
 
-    def _resume(
+    def resume(
         self,
         row: SessionRow,
         lease: Lease,
@@ -271,7 +271,7 @@ class Sessions:
     ) -> Session:
         hub = self.hub
         holding = Holding(hub.catalog, hub.clock, lease)
-        branch = self._branch(row)
+        branch = self.branch_of(row)
         where = self.standing(row)
         ledger = ledger_of(
             hub.catalog,
@@ -321,7 +321,7 @@ class Sessions:
         row = self.roll.of_branch(branch)
         return Nobody() if row is None else Guest(self, row)
 
-    def _branch(self, row: SessionRow) -> Branch:
+    def branch_of(self, row: SessionRow) -> Branch:
         hub = self.hub
         return Branch(
             hub.catalog,
@@ -366,7 +366,7 @@ class Sessions:
         else:
             raise taken
         pairs = zip(rows, leases, strict=True)
-        return [self._resume(row, lease, _profile(parent)) for row, lease in pairs]
+        return [self.resume(row, lease, _profile(parent)) for row, lease in pairs]
 
     def fork_files(
         self, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
@@ -389,7 +389,7 @@ class Sessions:
             made, leases = self.hub.fork_with(known, None, point, n, minds=minds)
         sessions = []
         for row, lease, files in zip(rows, leases, made, strict=True):
-            session = self._resume(row, lease, _profile(parent))
+            session = self.resume(row, lease, _profile(parent))
             session.use(files)
             sessions.append(session)
         return sessions
@@ -429,10 +429,6 @@ class Sessions:
 
     def _owner(self) -> str:
         return owner_here(self._host, self.new_id())
-
-    def forget_pages(self) -> None:
-        """Objects were replaced: what is remembered of maps may be gone."""
-        self.maps.forget()
 
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:

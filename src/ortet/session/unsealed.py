@@ -13,7 +13,7 @@ from ortet.ids import Oid
 from ortet.journal.events import Body
 from ortet.journal.line import Line
 from ortet.session.guest import sealed
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.store.abc import Link
 from ortet.store.source import kind_of
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 def unsealed(sessions: Sessions) -> Iterator[Link]:
     """What the events of all sessions name that are not in a commit."""
     for row in sessions.roll.all():
+        if row.status == ARCHIVED:  # all of it is sealed, and its branch may be gone
+            continue
         for event in _rows(sessions, row):
             if event.salt:  # else it is erased
                 for oid, kind in decode(Body, event.body).refs:

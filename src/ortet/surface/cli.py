@@ -27,6 +27,11 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop")},
     "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
+    "Minds": {
+        "cmd_session": ("session", "say", "plan", "facts", "decide"),
+        "cmd_journal": ("journal", "brief", "effects", "act"),
+        "cmd_life": ("pause", "resume", "close", "archive", "audit", "retain"),
+    },
     "Store": {
         "cmd_store": ("verify", "sweep", "export", "import", "stats"),
         "cmd_doctor": ("doctor",),

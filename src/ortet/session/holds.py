@@ -1,0 +1,54 @@
+"""Legal holds: while one is on a session, nothing of it may go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.codec import decode, encode
+from ortet.errors import Refused
+from ortet.session.lifecycle import SessionRow
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.sessions import Sessions
+
+_HOLD = "hold"
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Nothing of this session may be erased, archived or removed."""
+
+    session: str
+    why: str
+    by: str
+    time: int
+
+
+def hold(sessions: Sessions, id_: str, why: str) -> Hold:
+    hub, row = sessions.hub, sessions.roll.get(id_)
+    record = Hold(row.id, why, hub.author, hub.clock.now_ns())
+    hub.catalog.put_row(_HOLD, row.id, encode(record))
+    return record
+
+
+def hold_of(hub: Hub, id_: str) -> Hold | None:
+    row = hub.catalog.row(_HOLD, id_)
+    return decode(Hold, row.value) if row else None
+
+
+def release(hub: Hub, id_: str) -> None:
+    hub.catalog.drop_row(_HOLD, id_)
+
+
+def check_hold(hub: Hub, row: SessionRow) -> None:
+    """Refused("on_hold") when nothing of it may go."""
+    held = hold_of(hub, row.id)
+    if held is not None:
+        raise Refused(
+            "on_hold",
+            f"session {row.name!r} is on hold ({held.why or 'no reason given'}, by {held.by}): "
+            "release it first",
+            session=row.id,
+        )

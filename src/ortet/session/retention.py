@@ -1,0 +1,121 @@
+"""How long what is kept: policies by agent, holds that win over them, and applying both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.codec import decode, encode
+from ortet.errors import Invalid, Refused
+from ortet.journal.events import Event
+from ortet.session.archives import archive, trim
+from ortet.session.erasure import erase
+from ortet.session.holds import hold_of
+from ortet.session.lifecycle import ARCHIVED, CLOSED, PAUSED, SessionRow, check_agent
+from ortet.session.profiles import find_profile
+from ortet.store.faults import reach
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.sessions import Sessions
+
+_POLICY = "retention"
+_DAY_NS = 86_400 * 10**9
+_SAID = frozenset({"message", "thought", "model", "compaction"})
+"""Kinds that "messages" means: what was said, and what repeats it."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Of one agent, in days; None: for ever, never."""
+
+    keep_messages: float | None = None
+    archive_after: float | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What was done, or would be, to one session: erase, archive, trim or keep; and why."""
+
+    what: str
+    session: str
+    name: str
+    why: str
+    events: int = 0
+
+
+class RetainReport(msgspec.Struct, frozen=True):
+    dry_run: bool
+    deeds: list[Done]
+
+
+def set_policy(hub: Hub, agent: str, policy: Policy) -> Policy:
+    for days in (policy.keep_messages, policy.archive_after):
+        if days is not None and (isinstance(days, bool) or not days >= 0):
+            raise Invalid("bad_age", f"{days!r} days: give a number from 0, or None for never")
+    hub.catalog.put_row(_POLICY, check_agent(agent), encode(policy))
+    return policy
+
+
+def policy_of(hub: Hub, agent: str) -> Policy:
+    row = hub.catalog.row(_POLICY, check_agent(agent))
+    return decode(Policy, row.value) if row else Policy()
+
+
+def retain(sessions: Sessions, *, dry_run: bool) -> RetainReport:
+    """See Hub.retain."""
+    deeds: list[Done] = []
+    for row in sessions.all():
+        deeds += _apply(sessions, row, dry_run=dry_run)
+        reach("retain.session")
+    return RetainReport(dry_run, deeds)
+
+
+def _apply(sessions: Sessions, row: SessionRow, *, dry_run: bool) -> list[Done]:
+    hub = sessions.hub
+    held = hold_of(hub, row.id)
+    if held is not None:
+        return [Done("keep", row.id, row.name, f"on hold: {held.why}")]
+    if find_profile(row.profile).hold:
+        return [Done("keep", row.id, row.name, f"its profile is {row.profile}")]
+    if row.status not in (PAUSED, CLOSED, ARCHIVED):
+        return [Done("keep", row.id, row.name, "in use")]
+    try:
+        return _steps(sessions, row, dry_run=dry_run)
+    except Refused as error:  # somebody works on it, or on a fork that shares with it, or holds one
+        return [Done("keep", row.id, row.name, error.message)]
+
+
+def _steps(sessions: Sessions, row: SessionRow, *, dry_run: bool) -> list[Done]:
+    hub, now = sessions.hub, sessions.hub.clock.now_ns()
+    policy = policy_of(hub, row.agent)
+    events = list(sessions.standing(row).line.events())
+    deeds: list[Done] = []
+    old = _old(events, policy.keep_messages, now)
+    if old:
+        why = f"said more than {policy.keep_messages:g} days ago"
+        deeds.append(Done("erase", row.id, row.name, why, len(old)))
+        if not dry_run:
+            erase(sessions, row.id, old, None)
+    idle = now - events[-1].time if events else 0
+    late = policy.archive_after is not None and idle > policy.archive_after * _DAY_NS
+    if late and row.status != ARCHIVED:
+        why = f"idle for more than {policy.archive_after:g} days"
+        deeds.append(Done("archive", row.id, row.name, why, len(events)))
+        if not dry_run:
+            archive(sessions, row.id, why)
+            return deeds
+    base = sessions.standing(row).line.base.seq
+    rows = hub.catalog.events(row.timeline, limit=base) if base and not late else []
+    behind = [one for one in rows if one.seq <= base][: None if base < events[-1].seq else -1]
+    if behind:
+        deeds.append(Done("trim", row.id, row.name, "kept in commits", len(behind)))
+        if not dry_run:
+            trim(sessions, row)
+    return deeds
+
+
+def _old(events: list[Event], days: float | None, now: int) -> list[int]:
+    if days is None:
+        return []
+    since = now - int(days * _DAY_NS)
+    return [e.seq for e in events if e.kind in _SAID and e.time < since and not e.erased]

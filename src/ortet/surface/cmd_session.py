@@ -1,0 +1,243 @@
+"""session new/ls/show/rm, say, plan, facts, decide: what a mind holds, and what it is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.errors import Invalid
+from ortet.surface import render
+from ortet.surface.call import Call, as_text, common, verb
+from ortet.surface.sessions import find, read, row_data, session_argument, session_option, write
+
+if TYPE_CHECKING:
+    from ortet.session.lifecycle import SessionRow
+
+
+@click.group(invoke_without_command=True)
+@common
+@click.pass_context
+def session(ctx: click.Context) -> None:
+    """Begin, list, show and remove sessions: the minds of agents.
+
+    \b
+    Example:
+      ortet session new fix-42 --goal "make the suite green"
+      ortet session ls
+      ortet session show fix-42
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@verb()
+@click.argument("name")
+@click.option("--goal", default="", metavar="TEXT", help="What it is to achieve.")
+@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
+@click.option("-w", "--workspace", "directory", metavar="DIR", help="Its commits hold these files.")
+@click.option(
+    "--budget", multiple=True, metavar="NAME=LIMIT", help="Such as usd=5; may be repeated."
+)
+def new(
+    call: Call, name: str, *, goal: str, agent: str, directory: str | None, budget: tuple[str, ...]
+) -> None:
+    """Begin a session, or go on with the one of this name.
+
+    \b
+    Example:
+      ortet session new fix-42 --goal "make the suite green" -w . --budget usd=5
+    """
+    hub = call.open_hub(create=True)
+    opened = hub.session(
+        name, agent=agent, goal=as_text(goal), workspace=directory, budget=_budget(budget)
+    )
+    opened.pause()
+    row = next(row for row in hub.sessions() if row.id == opened.id)
+    call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+
+
+def _budget(words: tuple[str, ...]) -> dict[str, float] | None:
+    limits: dict[str, float] = {}
+    for word in words:
+        name, _, limit = word.partition("=")
+        try:
+            limits[name] = float(limit)
+        except ValueError:
+            raise Invalid(
+                "bad_budget", f"--budget {word!r}: write a name and a number, as in usd=5"
+            ) from None
+    return limits or None
+
+
+@verb()
+@click.option("--agent", metavar="NAME", help="Only those of this agent.")
+@click.option("--status", metavar="STATUS", help="Only open, active, paused, closed or archived.")
+def ls(call: Call, agent: str | None, status: str | None) -> None:
+    """List sessions, oldest first.
+
+    \b
+    Example:
+      ortet session ls --status paused
+    """
+    rows = [
+        row
+        for row in call.hub.sessions()
+        if agent in (None, row.agent) and status in (None, row.status)
+    ]
+    call.emit([row_data(row) for row in rows], render.table(map(_cells, rows)))
+
+
+def _cells(row: SessionRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        row.status,
+        render.when(row.created),
+        row.agent,
+        render.short(row.id),
+        render.safe(row.path),
+    )
+
+
+@verb()
+@session_argument
+def show(call: Call, session: str | None) -> None:
+    """Show where a session stands: goal, plan, what it knows, what it spent.
+
+    \b
+    Example:
+      ortet session show fix-42
+    """
+    view = read(call, session)
+    head = view.head
+    data = {
+        **row_data(view.row),
+        "goal": view.goal,
+        "plan": view.steps,
+        "step": view.step,
+        "messages": len(view.messages()),
+        "facts": [fact.text for fact in view.facts()],
+        "decisions": [decision.text for decision in view.decisions()],
+        "questions": [question.text for question in view.questions()],
+        "spent": view.spent(),
+        "events": view.line.tip().seq,
+        "head": head.oid if head else None,
+    }
+    lines = [
+        f"{view.name}, {view.status}, of {view.agent}",
+        *([f"goal    {render.safe(view.goal)}"] if view.goal else []),
+        *_plan_lines(view.steps, view.step),
+        f"holds   {render.plural(data['messages'], 'message')}, "
+        f"{render.plural(len(view.facts()), 'fact')}, "
+        f"{render.plural(len(view.decisions()), 'decision')}, {data['events']} events",
+        f"commit  {render.short(head.oid) if head else 'none yet'}",
+    ]
+    call.emit(data, lines)
+
+
+@verb()
+@click.argument("name", metavar="SESSION")
+def rm(call: Call, name: str) -> None:
+    """Remove a session with its events; nobody may have it open.
+
+    Commits stay in the reflog until that expires and a sweep frees them. To destroy what was said
+    at once, and with a receipt, erase it first.
+
+    \b
+    Example:
+      ortet session rm fix-42
+    """
+    row = find(call, name)
+    call.hub.remove(row.id)
+    call.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
+
+
+for _command in (new, ls, show, rm):
+    session.add_command(_command)
+
+
+@verb()
+@click.argument("text", required=False)
+@click.option("--role", default="user", show_default=True, help="Who speaks.")
+@session_option
+def say(call: Call, text: str | None, *, role: str, session: str | None) -> None:
+    """Add a message to a session; without TEXT it is read from standard input.
+
+    \b
+    Example:
+      ortet say -s fix-42 "the login test fails"
+      ortet say -s fix-42 --role assistant < answer.txt
+    """
+    said = as_text(text) if text is not None else sys.stdin.read()
+    opened = write(call, session)
+    event = opened.say(role, said)
+    call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
+
+
+@verb()
+@click.argument("steps", nargs=-1)
+@click.option("--advance", is_flag=True, help="On to the next step.")
+@session_option
+def plan(call: Call, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
+    """Show the plan of a session, make a new one, or go on to its next step.
+
+    \b
+    Example:
+      ortet plan -s fix-42 reproduce fix verify
+      ortet plan -s fix-42 --advance
+    """
+    if steps and advance:
+        raise Invalid("bad_usage", "a new plan begins at its first step: leave --advance out")
+    if steps or advance:
+        opened = write(call, session)
+        if steps:
+            opened.plan([as_text(step) for step in steps])
+        else:
+            opened.advance()
+        found = opened.steps, opened.step
+    else:
+        view = read(call, session)
+        found = view.steps, view.step
+    call.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
+
+
+def _plan_lines(steps: list[str], step: int) -> list[str]:
+    marks = ["done" if n < step else "now" if n == step else "" for n in range(len(steps))]
+    return [
+        f"{mark:<6}  {render.title(text)}".rstrip() for mark, text in zip(marks, steps, strict=True)
+    ]
+
+
+@verb()
+@session_argument
+def facts(call: Call, session: str | None) -> None:
+    """List what a session knows; lessons are marked.
+
+    \b
+    Example:
+      ortet facts fix-42
+    """
+    found = read(call, session).facts()
+    lines = [f"{'lesson' if f.lesson else 'fact':<6}  {render.title(f.text)}" for f in found]
+    call.emit([render.fields(fact) for fact in found], lines)
+
+
+@verb()
+@click.argument("text")
+@click.option("--why", default="", metavar="TEXT", help="The reason.")
+@click.option("--instead-of", multiple=True, metavar="TEXT", help="A road not taken; repeatable.")
+@session_option
+def decide(
+    call: Call, text: str, *, why: str, instead_of: tuple[str, ...], session: str | None
+) -> None:
+    """Record a decision with its reason and the roads not taken.
+
+    \b
+    Example:
+      ortet decide -s fix-42 "patch the lexer" --why "smallest change" --instead-of "rewrite it"
+    """
+    opened = write(call, session)
+    roads = [as_text(road) for road in instead_of]
+    id_ = opened.decide(as_text(text), why=as_text(why), instead_of=roads)
+    call.emit({"id": id_}, [f"decided: {render.title(text)}"])

@@ -1,0 +1,205 @@
+"""Sessions through a real process: what they hold, what they did, how they live."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+
+from .conftest import Commit, Ortet
+
+
+@pytest.fixture
+def here(ortet: Ortet, tmp_path: Path) -> Path:
+    """A place with a session `s` of its store."""
+    ortet("session", "new", "s", "--goal", "be green", "--budget", "usd=5", cwd=tmp_path)
+    return tmp_path
+
+
+def break_off(ortet: Ortet) -> str:
+    """A process killed in the middle of an action; the id of that."""
+    code = (
+        "import os, signal, sys\n"
+        "from ortet.config import open_hub\n"
+        "hub = open_hub(sys.argv[1])\n"
+        "s = hub.session('s')\n"
+        "s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name='pay', key='k', why='due')\n"
+    )
+    done = subprocess.run(
+        [ortet.argv()[0], "-c", code, str(ortet.store)], env=ortet.env, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    with open_hub(ortet.store) as hub:
+        (row,) = hub.sessions()
+        id_: str = hub.get(row.id).effects()[0].id
+        return id_
+
+
+class TestSession:
+    def test_new_ls_show_rm(self, ortet: Ortet, here: Path) -> None:
+        (row,) = ortet.json("session", "ls", cwd=here)
+        assert (row["name"], row["status"], row["agent"]) == ("s", "paused", "default")
+        again = ortet.json("session", "new", "s", cwd=here)
+        assert again["id"] == row["id"]
+        ortet("session", "new", "t", "--agent", "other", cwd=here)
+        assert len(ortet.json("session", "ls", cwd=here)) == 2
+        assert len(ortet.json("session", "ls", "--agent", "other", cwd=here)) == 1
+        assert ortet.json("session", "ls", "--status", "closed", cwd=here) == []
+        shown = ortet.json("session", "show", "s", cwd=here)
+        assert shown["goal"] == "be green" and shown["head"] is None
+        for word in (row["id"], row["id"][:-1], "default/s"):
+            found = ortet("session", "show", word, "--json", cwd=here, code=None)
+            assert found.code == 0, word
+        out = ortet("session", "show", "s", cwd=here).out
+        assert "be green" in out and out.startswith("s, paused")
+        assert ortet("session", "ls", cwd=here).out.startswith("s ")
+        assert ortet.json("session", "rm", "s", cwd=here)["name"] == "s"
+        assert ortet.kind("session", "show", "s", cwd=here, code=4) == "no_session"
+        assert "rm" in ortet("session", cwd=here).out
+
+    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+        assert ortet.kind("session", "new", "a b", cwd=here, code=2) == "bad_name"
+        assert ortet.kind("session", "new", "x", "--budget", "usd", cwd=here, code=2)
+        assert ortet.kind("say", "hi", cwd=here, code=4) == "no_session"
+        assert ortet.kind("say", "-s", "nobody", "hi", cwd=here, code=4) == "no_session"
+        assert ortet.kind("session", "rm", cwd=here, code=2) == "bad_usage"
+
+    def test_a_name_of_two_agents(self, ortet: Ortet, here: Path) -> None:
+        ortet("session", "new", "s", "--agent", "other", cwd=here)
+        assert ortet.kind("facts", "s", cwd=here, code=5) == "ambiguous"
+        assert ortet.json("facts", "other/s", cwd=here) == []
+
+    def test_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
+        assert ortet.kind("session", "ls", cwd=tmp_path, code=4) == "no_store"
+
+    def test_the_one_of_this_directory(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+        ortet("session", "new", "w", "-w", ".", cwd=proj)
+        ortet("say", "here", cwd=proj)
+        assert ortet.json("session", "show", cwd=proj)["messages"] == 1
+        commit("both", **{"a.txt": "two\n"})
+        assert ortet.json("session", "show", cwd=proj)["head"]
+
+
+class TestMind:
+    def test_say_plan_decide(self, ortet: Ortet, here: Path) -> None:
+        first = ortet.json("say", "-s", "s", "hi", cwd=here)
+        ortet("say", "-s", "s", "--role", "assistant", cwd=here, stdin=b"from a pipe")
+        ortet("plan", "-s", "s", "look", "fix", cwd=here)
+        assert ortet("plan", "-s", "s", "--advance", cwd=here).out.split() == [
+            *("done", "look", "now", "fix")
+        ]
+        assert ortet.json("plan", "-s", "s", cwd=here) == {"plan": ["look", "fix"], "step": 1}
+        assert ortet.kind("plan", "-s", "s", "x", "--advance", cwd=here, code=2) == "bad_usage"
+        ortet("decide", "-s", "s", "left", "--why", "near", "--instead-of", "right", cwd=here)
+        shown = ortet.json("session", "show", "s", cwd=here)
+        assert shown["messages"] == 2 and shown["decisions"] == ["left"]
+        events = ortet.json("journal", "s", "--kind", "message", cwd=here)
+        assert [e["data"]["content"] for e in events] == ["hi", "from a pipe"]
+        assert events[0]["hash"] == first["hash"]
+        assert len(ortet.json("journal", "s", "-n", "2", cwd=here)) == 2
+        assert "(near)" in ortet("journal", "s", cwd=here).out
+        assert "be green" in ortet("brief", "s", cwd=here).out
+        assert ortet.json("brief", "s", "--tokens", "500", cwd=here)["markdown"]
+
+    def test_facts(self, ortet: Ortet, here: Path) -> None:
+        with open_hub(ortet.store) as hub, hub.session("s") as s:
+            s.learn("known")
+            s.lesson("bitter")
+        assert set(ortet("facts", "s", cwd=here).out.splitlines()) == {
+            "fact    known",
+            "lesson  bitter",
+        }
+
+    def test_follow(self, ortet: Ortet, here: Path) -> None:
+        process = subprocess.Popen(
+            ortet.argv("--json", "journal", "s", "--follow", "--kind", "message"),
+            cwd=here,
+            env=ortet.env,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            for word in ("one", "two"):
+                ortet("say", "-s", "s", word, cwd=here)
+                assert json.loads(process.stdout.readline())["data"]["content"] == word
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            process.communicate()
+
+
+class TestActions:
+    def test_settle(self, ortet: Ortet, here: Path) -> None:
+        id_ = break_off(ortet)
+        (effect,) = ortet.json("effects", "s", "--unsettled", cwd=here)
+        assert (effect["id"], effect["why"]) == (id_, "due")
+        assert "pay" in ortet("act", "ls", "-s", "s", cwd=here).out
+        ortet("act", "settle", id_[-8:], "-s", "s", "--outcome", '{"paid": true}', cwd=here)
+        assert ortet.json("effects", "s", "--unsettled", cwd=here) == []
+        assert ortet.kind("act", "settle", id_, "-s", "s", cwd=here, code=5) == "settled"
+        assert ortet("act", "settle", "zz", "-s", "s", cwd=here, code=None).code == 4
+        with open_hub(ortet.store) as hub, hub.session("s") as s:
+            assert s.act(lambda: 0, name="pay", key="k") == {"paid": True}
+
+
+class TestLife:
+    def test_moves(self, ortet: Ortet, here: Path) -> None:
+        assert ortet.json("pause", "s", "--why", "lunch", cwd=here)["status"] == "paused"
+        assert ortet.json("resume", "s", cwd=here)["status"] == "paused"
+        archived = ortet.json("archive", "s", cwd=here)
+        assert archived["key"].startswith("archives/")
+        assert ortet.kind("close", "s", cwd=here, code=5) == "session_closed"
+        assert ortet.json("resume", "s", cwd=here)["status"] == "paused"
+        assert ortet.json("close", "s", "--why", "done", cwd=here)["status"] == "closed"
+        assert ortet.kind("resume", "s", cwd=here, code=5) == "illegal_move"
+        assert ortet.kind("say", "-s", "s", "x", cwd=here, code=5) == "session_closed"
+        ortet("archive", "s", cwd=here)
+        ortet("verify", cwd=here)
+
+    def test_a_killed_one_is_paused(self, ortet: Ortet, here: Path) -> None:
+        break_off(ortet)
+        assert ortet.json("session", "ls", cwd=here)[0]["status"] == "active"
+        assert ortet.json("pause", "s", cwd=here)["status"] == "paused"
+
+    def test_in_use(self, ortet: Ortet, here: Path) -> None:
+        with open_hub(ortet.store) as hub, hub.session("s"):
+            assert ortet.kind("say", "-s", "s", "x", cwd=here, code=6) == "lease_held"
+
+    def test_audit(self, ortet: Ortet, here: Path) -> None:
+        ortet("say", "-s", "s", "hi", cwd=here)
+        report = ortet.json("audit", "s", cwd=here)
+        assert report["lines"][-1]["hash"] == report["head"]
+        last = ortet("audit", "s", cwd=here).out.splitlines()[-1]
+        assert last == f"sound: {report['events']} events, head {report['head']}"
+        with open_hub(ortet.store) as hub:
+            (row,) = hub.sessions()
+            hub.catalog.erase_events(row.timeline, [2])
+        assert ortet.kind("audit", "s", cwd=here, code=8) == "missing_body"
+
+    def test_retain(self, ortet: Ortet, here: Path) -> None:
+        assert ortet("retain", "--dry-run", cwd=here).out == "nothing to do\n"
+        with open_hub(ortet.store) as hub:
+            hub.retention(keep_messages=0)
+        ortet("say", "-s", "s", "x", cwd=here)
+        dry = ortet.json("retain", "--dry-run", cwd=here)
+        assert dry["dry_run"] and [deed["what"] for deed in dry["deeds"]] == ["erase"]
+        assert ortet("retain", cwd=here).out.startswith("erase s: ")
+        assert ortet.json("session", "show", "s", cwd=here)["messages"] == 0
+
+    def test_quiet(self, ortet: Ortet, here: Path) -> None:
+        for words in (
+            *(["session", "ls"], ["session", "show", "s"], ["say", "-s", "s", "x"]),
+            *(["journal", "s"], ["plan", "-s", "s", "a"], ["facts", "s"], ["effects", "s"]),
+            *(["pause", "s"], ["resume", "s"], ["audit", "s"], ["retain"], ["brief", "s"]),
+            *(["archive", "s"], ["session", "rm", "s"]),
+        ):
+            done = ortet(*words, "-q", cwd=here)
+            assert (done.out, done.err) == ("", ""), words
+        assert os.listdir(here) == ["home"]
