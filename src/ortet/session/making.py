@@ -203,6 +203,8 @@ class Making(Saying):
 
     def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
         """Commit if the policy wants it: never in the middle of an action."""
+        if self._pace.policy.when == "manual":
+            return
         now = self._now()
         self._pace.saw(kind, data, now)
         if self._pace.is_due(now) and not self._deeds.doing:

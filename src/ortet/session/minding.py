@@ -55,8 +55,9 @@ class Minding:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
         With `workspace`, its commits hold that directory's files too; see `workspace()`. A session
-        that works for another, its `parent`, spends inside that one's budget. `profile` names a
-        set of policies (docs/profiles.md), `durability` and `commit` go before it.
+        that works for another, its `parent`, spends inside that one's budget. `budget` is for a new
+        one: `s.budget(usd=…)` changes it. `profile` names a set of policies (docs/profiles.md),
+        `durability` and `commit` go before it.
 
         With `replay` it starts at the first event: each step gets what it got then, and the first
         that was not recorded is Diverged, or with "live" goes on from there on a new timeline.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -90,14 +90,16 @@ def counted(tally: Tally, kind: str, data: Mapping[str, Any], now: int, before: 
 class Pace:
     """Keeps count for one session."""
 
-    def __init__(self, policy: CommitPolicy, now: int, events: Iterable[Event] = ()) -> None:
-        """`events` are those that an earlier process left uncommitted."""
+    def __init__(self, policy: CommitPolicy, now: int) -> None:
         self.policy = policy
         self.tally = Tally()
-        self._last = 0
+        self._last = now
         self._commit_ns = 0
+
+    def take_up(self, events: Sequence[Event]) -> None:
+        """Count what an earlier process left uncommitted; the time since then is not work."""
+        now, self._last = self._last, events[0].time
         for event in events:
-            self._last = self._last or event.time
             self.saw(event.kind, event.data, event.time)
         self._last = now
 

@@ -65,15 +65,18 @@ class Session(Making):
         self._budget = Budget(sessions.hub, row, ledger, host=host)
         self.profile = profile
         self._note_ttl = profile.note_ttl
-        news = [e for e in ledger.line.events(ledger.line.base.seq) if e.kind != QUIET]
-        self._pace = Pace(profile.commit, self._now(), news)
+        news = (e for e in ledger.line.events(ledger.line.base.seq) if e.kind != QUIET)
+        first = next(news, None)
+        self._pace = Pace(profile.commit, self._now())
+        if first is not None and profile.commit.when != "manual":  # else nobody has to read them
+            self._pace.take_up([first, *news])
         self._host = Host(
             sessions,
             row,
             ledger,
             lease=lambda: holding.lease,
             moved=self._moved,
-            dirty=bool(news),
+            dirty=first is not None,
         )
 
     def __enter__(self) -> Session:
