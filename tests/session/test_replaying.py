@@ -305,3 +305,76 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
                 s.say("user", "other")
                 assert [m.content for m in s.messages()] == ["find them", "other"]
             hub.verify()
+
+
+class TestAround:
+    """What other parts of a session do while it is replayed."""
+
+    def test_nothing_is_spent_again(self, hub: Hub) -> None:
+        def work(s: Session) -> None:
+            s.spend(usd=3.0)
+            s.model_call("p", "m", usage={"input_tokens": 5}, request="q", response="r")
+            s.artifact("report", data="text")
+            s.act(len, "x")
+
+        with hub.session("s", budget={"usd": 5.0, "seconds": 1000}) as s:
+            work(s)
+            left = s.budget_left()["usd"]
+        before = everything(hub, s.id)
+        with hub.session("s", replay=True) as s:
+            work(s)
+            assert s.spent()["usd"] == 3.0
+        assert everything(hub, s.id) == before
+        with hub.session("s", replay="live") as s:
+            work(s)
+            s.spend(usd=1.0)
+            assert s.budget_left()["usd"] == left - 1.0
+            assert s.spent()["usd"] == 4.0
+
+    def test_a_spent_budget_stops_it_when_it_goes_live(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 1.0}) as s:
+            s.act(len, "x")
+            s.spend(usd=1.0)
+        with hub.session("s", replay="live") as s:
+            assert s.act(len, "x") == 1
+            s.spend(usd=1.0)
+            with pytest.raises(Refused) as caught:
+                s.act(len, "y")
+            assert caught.value.kind == "budget_spent"
+
+    def test_what_an_action_said_is_passed_with_it(self, hub: Hub) -> None:
+        def body(s: Session) -> int:
+            s.say("user", "inside")
+            return 1
+
+        def work(s: Session) -> None:
+            s.act(lambda: body(s), name="body")
+            s.say("user", "inside")
+
+        with hub.session("s") as s:
+            work(s)
+        line = s.row.timeline
+        with hub.session("s", replay="live") as s:
+            work(s)
+            s.say("user", "after")
+            assert s.row.timeline == line
+            assert [m.content for m in s.messages()] == ["inside", "inside", "after"]
+
+    def test_an_approval_is_not_asked_for_again(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            with pytest.raises(Refused) as caught:
+                s.act(len, "x", approve="look")
+            hub.approve(s.id, caught.value.details["id"])
+            s.act(len, "x", approve="look")
+        with hub.session("s", replay=True) as s:
+            assert s.act(len, "x", approve="look") == 1
+            assert [a.state for a in s.approvals()] == ["given"]
+
+    def test_commits_by_policy_wait_until_it_is_live(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.act(len, "x")
+        with hub.session("s", replay="live", commit="action") as s:
+            s.act(len, "x")
+            assert s.head is None
+            s.act(len, "y")
+            assert s.head is not None

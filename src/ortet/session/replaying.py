@@ -325,7 +325,10 @@ class Rehearsal(Session):
         """What nobody does costs nothing."""
         if self.replaying:
             self._live()
-            yield
+            try:
+                yield
+            finally:
+                self._keep_pace("ended", {})
         else:
             with super()._acting():
                 yield

@@ -1,0 +1,97 @@
+"""The cursor: what was recorded, found again by what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortet.errors import NotFound
+from ortet.journal.events import Event
+from ortet.journal.replay import Cursor, RecordedFailure, failure_of
+from ortet.journal.rundiff import diff_runs, render
+
+
+def events(*drafts: tuple[str, dict[str, Any]]) -> list[Event]:
+    return [Event(seq, kind, seq, "me", data, b"") for seq, (kind, data) in enumerate(drafts, 1)]
+
+
+def begun(id_: str, digest: str) -> tuple[str, dict[str, Any]]:
+    return "begun", {"id": id_, "name": "f", "digest": digest, "args": [digest]}
+
+
+def ended(id_: str, state: str, outcome: Any = None) -> tuple[str, dict[str, Any]]:
+    return "ended", {"id": id_, "state": state, "outcome": outcome}
+
+
+def test_calls_match_by_what_they_are_and_how_often() -> None:
+    cursor = Cursor(
+        events(begun("1", "a"), begun("2", "b"), ended("2", "done", 2), ended("1", "done", 1))
+    )
+    second = cursor.call("f", "b")
+    assert second is not None
+    assert second.ended is not None
+    assert second.ended.data["outcome"] == 2
+    assert cursor.call("f", "b") is None
+    first = cursor.call("f", "a")
+    assert first is not None
+    assert first.state == "done"
+    assert cursor.expected is None
+    assert cursor.seq == 4
+
+
+def test_the_last_end_counts() -> None:
+    cursor = Cursor(
+        events(begun("1", "a"), ended("1", "unsettled"), begun("1", "a"), ended("1", "done", 7))
+    )
+    states = [found.state for _ in range(2) if (found := cursor.call("f", "a"))]
+    assert states == ["unsettled", "done"]
+
+
+def test_what_nobody_asks_for_is_passed() -> None:
+    cursor = Cursor(
+        events(
+            ("lifecycle", {"to": "active"}),
+            ("of a later release", {}),
+            ("message", {"role": "user", "content": "a"}),
+            ("comment", {"text": "x"}),
+        )
+    )
+    assert cursor.seq == 2
+    assert cursor.expected is not None
+    assert cursor.expected.kind == "message"
+    assert [event.seq for event in cursor.news] == [1, 2]
+    found = cursor.say("message", {"role": "user", "content": "a"})
+    assert found is not None
+    assert cursor.seq == 4
+    assert cursor.diverged("thought", {"text": "t"}).details["expected"] is None
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ({"error": "NotFound: x", "code": "no_page"}, NotFound),
+        ({"error": "ValueError: x"}, ValueError),
+        ({"error": "KeyboardInterrupt: x"}, RecordedFailure),
+        ({"error": "open: x"}, RecordedFailure),
+        ({"error": ""}, RecordedFailure),
+        ({}, RecordedFailure),
+    ],
+)
+def test_failures(data: dict[str, Any], kind: type[Exception]) -> None:
+    assert type(failure_of("f", data)) is kind
+
+
+def test_runs_side_by_side() -> None:
+    one = [("message", {"role": "user", "content": str(n)}) for n in range(20)]
+    other = [*one[:10], ("thought", {"text": "new\nline"}), *one[11:]]
+    diff = diff_runs(events(("lifecycle", {"to": "active"}), *one), events(*other))
+    assert diff.seq == 12
+    lines = render(diff, width=60).splitlines()
+    assert lines[0] == "they part at event 12"
+    assert lines[1] == "... 7 the same"
+    assert any("user 10" in line and "| 11 thought new line" in line for line in lines)
+    assert diff_runs([], []).first is None
+    longer = diff_runs([], events(*one[:1]))
+    assert longer.first is not None
+    assert (longer.first.left, longer.seq) == (None, 1)
