@@ -260,14 +260,16 @@ class Session(Making):
     def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
         """n sessions that go on from here, with minds of their own, and files unless `machine` is
         False; all or none."""
+        from ortet.session.forking import fork_files, fork_minds
+
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         self._live()
         point = from_hex(self.commit("fork point").oid)
         self._budget.give_back()  # so that the forks find it
         if machine and self._workspace() is not None:
-            return self._sessions.fork_files(self, point, n)
-        return self._sessions.fork(self, point, n)
+            return fork_files(self._sessions, self, point, n)
+        return fork_minds(self._sessions, self, point, n)
 
     def land(self, *, favor: Favor | None = None) -> Report:
         """Apply what this session changed to the original directory, all or nothing."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.backend.abc import Append, Claim, Lease, Move, Timeline
+from ortet.backend.abc import Append, Claim, Lease, Timeline
 from ortet.errors import Conflict, NotFound
 from ortet.graph.maps import Maps
-from ortet.ids import Oid, uuid7
+from ortet.ids import uuid7
 from ortet.journal.events import Chain, Draft, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
-from ortet.session.company import Company, Nobody, Together
-from ortet.session.guest import Guest, Standing, sealed, start_of
+from ortet.session.company import Company, Nobody
+from ortet.session.guest import Guest, Standing, sealed
 from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
@@ -32,7 +32,7 @@ from ortet.session.lifecycle import (
     check_agent,
     check_session,
 )
-from ortet.session.profiles import USUAL, Manner, Profile, find_profile
+from ortet.session.profiles import USUAL, Manner, Profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
@@ -210,7 +210,7 @@ class Sessions:
                 *opened(row, limits, outer, start.spent),
                 *start.rows(row),
             ],
-            claims=[Claim(f"session:{id_}", self._owner(), TTL_NS)],
+            claims=[Claim(f"session:{id_}", self.owner(), TTL_NS)],
         )
         return self.resume(row, lease, profile)
 
@@ -314,7 +314,7 @@ class Sessions:
 
     def lease(self, row: SessionRow) -> Lease:
         """The right to write to it; Refused while another process has it."""
-        return take(self.hub.catalog, f"session:{row.id}", self._owner(), self._host)
+        return take(self.hub.catalog, f"session:{row.id}", self.owner(), self._host)
 
     def guest(self, branch: str) -> Company:
         """Who goes with the files of a branch that is opened without its session."""
@@ -333,109 +333,12 @@ class Sessions:
             told=hub.tell,
         )
 
-    # forking
-
-    def fork(
-        self, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
-    ) -> list[Session]:
-        """n sessions, minds only, on timelines of their own that begin at a commit.
-
-        `first`: where that commit ends, and the event that follows it in each of them.
-        """
-        for _ in range(_TRIES):
-            rows = [
-                msgspec.structs.replace(self._child(parent.row, name, point), path="")
-                for name in self.roll.free_forks(parent.row, n)
-            ]
-            together = self._together(parent, rows, first)
-            try:
-                leases = self.hub.catalog.move(
-                    [Move(f"branch:{row.branch}", None, point) for row in rows],
-                    verb="fork",
-                    actor=self.hub.author,
-                    detail=parent.name,
-                    lease=together.lease,
-                    timelines=together.timelines,
-                    rows=together.rows,
-                    claims=together.claims,
-                    appends=together.appends,
-                )
-                break
-            except Conflict as error:
-                taken = error
-        else:
-            raise taken
-        pairs = zip(rows, leases, strict=True)
-        return [self.resume(row, lease, _profile(parent)) for row, lease in pairs]
-
-    def fork_files(
-        self, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
-    ) -> list[Session]:
-        """The same with files and processes of their own."""
-        rows: list[SessionRow] = []
-
-        def minds(branches: Sequence[str]) -> Together:
-            names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
-            rows[:] = [
-                msgspec.structs.replace(self._child(parent.row, name, point), files="private")
-                for name in names
-            ]
-            return self._together(parent, rows, first)
-
-        if isinstance(parent, Session) and first is None:
-            made, leases = parent.machine.fork_at(point, n, minds=minds)
-        else:  # at a commit that is not the present of its machine
-            known = self.hub.registry.need(parent.row.branch)
-            made, leases = self.hub.fork_with(known, None, point, n, minds=minds)
-        sessions = []
-        for row, lease, files in zip(rows, leases, made, strict=True):
-            session = self.resume(row, lease, _profile(parent))
-            session.use(files)
-            sessions.append(session)
-        return sessions
-
-    def _together(
-        self, parent: View, rows: Sequence[SessionRow], first: tuple[Tip, Draft] | None
-    ) -> Together:
-        """What makes these forks, to be written in one transaction."""
-        start = start_of(self, rows[0])
-        appends = []
-        if first is not None:
-            event, _ = self.chain.make(*first, self.hub.clock.now_ns())
-            appends = [Append(row.timeline, [event]) for row in rows]
-        return Together(
-            lease=parent.holding.lease if isinstance(parent, Session) else None,
-            appends=appends,
-            rows=[change for row in rows for change in Roll.added(row)],
-            timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
-            claims=[Claim(f"session:{row.id}", self._owner(), TTL_NS) for row in rows],
-        )
-
-    def _child(self, parent: SessionRow, name: str, point: Oid) -> SessionRow:
-        return msgspec.structs.replace(
-            parent,
-            id=self.new_id(),
-            name=name,
-            timeline=self.new_id(),
-            branch=parent.branch + name.removeprefix(parent.name),
-            status=ACTIVE,
-            created=self.hub.clock.now_ns(),
-            parent=parent.id,
-            sealed=self.hub.history.state(point).journal,
-            version=0,
-        )
-
     # inside
 
-    def _owner(self) -> str:
+    def owner(self) -> str:
         return owner_here(self._host, self.new_id())
 
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:
             self._epoch = self.hub.objects.epoch
             self.maps.forget()
-
-
-def _profile(parent: View) -> Profile:
-    """The policies of its forks."""
-    return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

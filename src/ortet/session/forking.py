@@ -1,0 +1,125 @@
+"""Forks: sessions that go on from a commit of another, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.backend.abc import Append, Claim, Move
+from ortet.errors import Conflict
+from ortet.ids import Oid
+from ortet.journal.events import Draft, Tip
+from ortet.session.company import Together
+from ortet.session.guest import start_of
+from ortet.session.leases import TTL_NS
+from ortet.session.lifecycle import ACTIVE, Roll, SessionRow
+from ortet.session.profiles import Profile, find_profile
+from ortet.session.session import Session
+from ortet.session.view import View
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+
+_TRIES = 100
+"""How often names that another process was faster to take are replaced by the next."""
+
+
+def fork_minds(
+    sessions: Sessions, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+) -> list[Session]:
+    """n sessions, minds only, on timelines of their own that begin at a commit.
+
+    `first`: where that commit ends, and the event that follows it in each of them.
+    """
+    for _ in range(_TRIES):
+        rows = [
+            msgspec.structs.replace(_child(sessions, parent.row, name, point), path="")
+            for name in sessions.roll.free_forks(parent.row, n)
+        ]
+        together = _together(sessions, parent, rows, first)
+        try:
+            leases = sessions.hub.catalog.move(
+                [Move(f"branch:{row.branch}", None, point) for row in rows],
+                verb="fork",
+                actor=sessions.hub.author,
+                detail=parent.name,
+                lease=together.lease,
+                timelines=together.timelines,
+                rows=together.rows,
+                claims=together.claims,
+                appends=together.appends,
+            )
+            break
+        except Conflict as error:
+            taken = error
+    else:
+        raise taken
+    pairs = zip(rows, leases, strict=True)
+    return [sessions.resume(row, lease, _profile(parent)) for row, lease in pairs]
+
+
+def fork_files(
+    sessions: Sessions, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+) -> list[Session]:
+    """The same with files and processes of their own."""
+    rows: list[SessionRow] = []
+
+    def minds(branches: Sequence[str]) -> Together:
+        names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
+        rows[:] = [
+            msgspec.structs.replace(_child(sessions, parent.row, name, point), files="private")
+            for name in names
+        ]
+        return _together(sessions, parent, rows, first)
+
+    if isinstance(parent, Session) and first is None:
+        made, leases = parent.machine.fork_at(point, n, minds=minds)
+    else:  # at a commit that is not the present of its machine
+        known = sessions.hub.registry.need(parent.row.branch)
+        made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds)
+    made_of = []
+    for row, lease, files in zip(rows, leases, made, strict=True):
+        session = sessions.resume(row, lease, _profile(parent))
+        session.use(files)
+        made_of.append(session)
+    return made_of
+
+
+def _together(
+    sessions: Sessions, parent: View, rows: Sequence[SessionRow], first: tuple[Tip, Draft] | None
+) -> Together:
+    """What makes these forks, to be written in one transaction."""
+    start = start_of(sessions, rows[0])
+    appends = []
+    if first is not None:
+        event, _ = sessions.chain.make(*first, sessions.hub.clock.now_ns())
+        appends = [Append(row.timeline, [event]) for row in rows]
+    return Together(
+        lease=parent.holding.lease if isinstance(parent, Session) else None,
+        appends=appends,
+        rows=[change for row in rows for change in Roll.added(row)],
+        timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
+        claims=[Claim(f"session:{row.id}", sessions.owner(), TTL_NS) for row in rows],
+    )
+
+
+def _child(sessions: Sessions, parent: SessionRow, name: str, point: Oid) -> SessionRow:
+    return msgspec.structs.replace(
+        parent,
+        id=sessions.new_id(),
+        name=name,
+        timeline=sessions.new_id(),
+        branch=parent.branch + name.removeprefix(parent.name),
+        status=ACTIVE,
+        created=sessions.hub.clock.now_ns(),
+        parent=parent.id,
+        sealed=sessions.hub.history.state(point).journal,
+        version=0,
+    )
+
+
+def _profile(parent: View) -> Profile:
+    """The policies of its forks."""
+    return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)
