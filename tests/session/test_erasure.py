@@ -172,6 +172,24 @@ class TestErase:
                 assert [m.content for m in hub.get(row.id).messages()] == [OTHER]
         assert holds(store, SECRET) == []
 
+    def test_summaries_and_letters_go_too(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("s") as s:
+                for text in (SECRET, OTHER, "last"):
+                    s.say("user", text)
+                s.compact(keep_last=1)
+                s.commit()
+                assert SECRET in s.compactions()[0].summary
+            first = next(e.seq for e in s.line.events() if e.kind == "message")
+            receipt = hub.erase(s.id, seqs=[first])
+            assert [event.kind for event in receipt.events] == ["message", "compaction"]
+            hub.verify()
+            assert [m.content for m in hub.get(s.id).messages()] == [OTHER, "last"]
+            hub.comment(s.id, f"beside: {SECRET}")
+            hub.erase(s.id)
+            hub.verify()
+        assert holds(store, SECRET) == holds(store, OTHER) == []
+
     def test_twice_is_no_harm(self, hub: Hub) -> None:
         id_ = fill(hub)
         seqs = seqs_of(hub, id_)
