@@ -323,7 +323,6 @@ class FolderMachine(Machine):
             self._margin = granularity(self.path)
         now = self._clock.now_ns()
         index.horizon = now - self._margin if self._margin else CALM
-        index.device = os.stat(self.path).st_dev
         index.abroad = now - COARSE  # nobody tried how fine their times are
         self._losses = []
         try:

@@ -102,6 +102,7 @@ class Walk:
     def _begin(self, fd: int, plan: Plan | None) -> None:
         index = self._index
         st = os.fstat(fd)
+        index.device = st.st_dev
         if index.root_seen[1:3] != (st.st_ino, st.st_dev):
             index.forget(b"")
             plan = None
