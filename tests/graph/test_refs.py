@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -285,9 +286,7 @@ def test_messages_have_no_internal_names(refs: Refs, line: list[Oid]) -> None:
         return caught.value.message
 
     for text in ("HEAD", "HEAD~1", "HEAD@{1}"):
-        assert said(lambda text=text: refs.resolve(text, "main")) == (
-            "no commit yet: run `ortet commit`"
-        )
+        assert said(partial(refs.resolve, text, "main")) == ("no commit yet: run `ortet commit`")
     refs.create("feat", line[1])
     refs.create("v1", line[1], kind="tag")
     assert "there is a branch 'feat' already" in said(lambda: refs.create("feat", line[2]))

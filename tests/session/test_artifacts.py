@@ -121,9 +121,9 @@ class TestArtifacts:
                 with pytest.raises((NotFound, Invalid)) as caught:
                     s.artifact(wrong)
                 assert caught.value.kind == kind
-            for wrong in (work / "pipe", "", "a\0b", "x" * 2000):
+            for name in (work / "pipe", "", "a\0b", "x" * 2000):
                 with pytest.raises(Invalid):
-                    s.artifact(wrong)
+                    s.artifact(name)
             with pytest.raises(Invalid):
                 s.artifact("x", data={1: 2})  # type: ignore[arg-type]
             assert len(list(s.events())) == before
@@ -277,6 +277,6 @@ class TestModelCalls:
                 lambda: s.model_call("p", "m", request=object()),
             ):
                 with pytest.raises(Invalid):
-                    wrong()
+                    wrong()  # type: ignore[no-untyped-call]
             assert len(list(s.events())) == before
             assert s.spent() == {}

@@ -152,7 +152,7 @@ class TestLimits:
                 lambda: s.spend(usd=True),
             ):
                 with pytest.raises(Invalid):
-                    wrong()
+                    wrong()  # type: ignore[no-untyped-call]
             assert len(list(s.events())) == before
         for budget in ({"usd": -1}, {"usd": "x"}, {"soft": 1}):
             with pytest.raises(Invalid):
@@ -341,4 +341,4 @@ class TestBill:
     def test_wrong_questions(self, hub: Hub) -> None:
         for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):
             with pytest.raises(Invalid):
-                hub.bill(**wrong)  # type: ignore[arg-type]
+                hub.bill(**wrong)

@@ -208,5 +208,5 @@ class TestProfiles:
             hub.session("s", profile="boss")
         assert caught.value.kind == "bad_profile"
         with pytest.raises(Invalid):
-            hub.session("s", durability="never")
+            hub.session("s", durability="never")  # type: ignore[arg-type]
         assert hub.sessions() == []

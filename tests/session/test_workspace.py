@@ -773,7 +773,8 @@ class TestWhatIsAskedFor:
 
     def test_parts_a_workspace_does_not_have(self, ws: Workspace) -> None:
         head = ws.commit("first")
-        for only in ("mind", {"files", "mind"}, []):
+        parts: tuple[str | set[str], ...] = ("mind", {"files", "mind"}, set())
+        for only in parts:
             with pytest.raises(Invalid, match="holds files only"):
                 ws.restore(head, only=only)
 
