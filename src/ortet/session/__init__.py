@@ -1,1 +1,1 @@
-"""Hub, workspace and (later) session: lifecycle over graph and machine."""
+"""Hub, workspace and session: an opened store, and lifecycle over graph, journal and machine."""
