@@ -89,6 +89,7 @@ def _command(plan: Plan, home: Path) -> Iterator[Sample]:
     program, env = str(Path(sys.executable).with_name("ortet")), {"ORTET_URL": str(home / "store")}
     for words in (["init"], ["commit", "-q", "-m", "first"]):
         measure.command([program, "-C", str(files), *words], env=env)
+    measure.settle_disk()
     values = []
     for number in range(plan.counts.slow * 2):
         measure.command(["sh", "-c", changes.one(number)], cwd=files)
@@ -137,6 +138,8 @@ def _row(
 
 
 def _after_each(ws: ortet.Workspace, change: Callable[[int], str], count: int) -> list[float]:
+    measure.settle_disk()  # what set-up left to be written, as before each turn of a peer
+
     def make(number: int) -> None:
         result = ws.run(change(number))
         if result.exit_code:
@@ -155,6 +158,7 @@ def _forks(plan: Plan, home: Path) -> Iterator[Sample]:
         ws = hub.workspace(files, engine="overlay")
         _answered([ws])
         yield Sample("open", OVERLAY, [measure.now() - begin])
+        measure.settle_disk()
         values = []
         for _ in range(plan.counts.forks):
             begin = measure.now()
