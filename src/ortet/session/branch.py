@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ortet.backend.abc import Append, Catalog, Head, Lease, Move, RowChange, Timeline
+from ortet.backend.abc import Catalog, Head, Lease, Move, RowChange, Timeline
 from ortet.codec import encode
 from ortet.errors import Conflict
 from ortet.graph.commits import CommitInfo, History
-from ortet.graph.records import Commit, State
+from ortet.graph.records import State
 from ortet.ids import Clock, Oid, to_hex
+from ortet.session.committing import put_commit
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 from ortet.store.objects import LocalObjects
@@ -59,18 +60,16 @@ class Branch:
         oid = self._objects.put(Kind.STATE, encode(state))
         if not parents and self.head is not None and oid == self.state:
             return self._history.info(self.head)
-        commit = Commit(
+        new = put_commit(
+            self._objects,
+            self._history,
             state=oid,
             parents=list(parents) or ([self.head] if self.head else []),
-            message=message if message.isascii() else _storable(message),
-            time=self._clock.now_ns(),
+            message=message,
+            clock=self._clock,
             author=self._author,
         )
-        new = self._history.put(commit)
-        reach("commit.before-flush")
-        self._objects.flush()
-        reach("commit.after-flush")
-        self.move(new, verb, commit.message, lease=lease)
+        self.move(new, verb, self._history.read(new).message, lease=lease)
         reach("commit.after-move")
         self.state = oid
         return self._history.info(new)
@@ -84,7 +83,6 @@ class Branch:
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
         timelines: Sequence[Timeline] = (),
-        appends: Sequence[Append] = (),
     ) -> None:
         """Conflict("head_moved") when another process moved it first: it is looked at again."""
         name = f"branch:{self.name}"
@@ -97,7 +95,6 @@ class Branch:
                 lease=lease,
                 rows=rows,
                 timelines=timelines,
-                appends=appends,
             )
         except Conflict as error:
             if error.kind != "head_moved":
@@ -112,8 +109,3 @@ class Branch:
             ) from error
         self.head = to
         self._told(name)
-
-
-def _storable(message: str) -> str:
-    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
-    return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -33,9 +33,6 @@ class Minding:
     _parts: Parts
     _sessions: Sessions | None = None
 
-    def how(self, engine: str, files: Files | None) -> tuple[Files, str]:
-        raise NotImplementedError
-
     def session(
         self,
         name: str,
@@ -68,7 +65,7 @@ class Minding:
         place = Place()
         if workspace is not None:
             directory = keep_apart(self.root, existing(workspace))
-            self.how(engine, files)  # which refuses what cannot be
+            cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
         works_for = parent if isinstance(parent, str) else parent.id if parent else ""
         manner = Manner(durability, commit, profile, works_for, replay)
@@ -78,7 +75,7 @@ class Minding:
 
     def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
         """The workspace of a directory, if it is one already."""
-        return self.registry.at(Path(path), *self.how(engine, files))
+        return self.registry.at(Path(path), *cast("Hub", self).how(engine, files))
 
     def sessions(self) -> list[SessionRow]:
         """All of them, oldest first."""

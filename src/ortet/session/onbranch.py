@@ -14,10 +14,10 @@ from ortet.errors import Conflict, NotFound, OrtetError
 from ortet.graph import records
 from ortet.graph.refs import Ref
 from ortet.ids import Oid, to_hex
+from ortet.session.committing import put_commit
 from ortet.session.company import ALONE, Company, Together
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
-from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -68,18 +68,15 @@ class OnBranch:
     def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
         """A commit on disk, that no branch has yet."""
         hub = self.hub
-        commit = records.Commit(
+        return put_commit(
+            hub.objects,
+            hub.history,
             state=state,
             parents=parents,
-            message=message if message.isascii() else _storable(message),
-            time=hub.clock.now_ns(),
+            message=message,
+            clock=hub.clock,
             author=hub.author,
         )
-        oid = hub.history.put(commit)
-        reach("commit.before-flush")
-        hub.objects.flush()
-        reach("commit.after-flush")
-        return oid
 
     def _stands(self, state: Oid) -> bool:
         """Whether the head has this state already: the head as it is, not as it was last seen."""
@@ -135,8 +132,3 @@ class OnBranch:
             f"untouched: repeat the call to go on from there, or restore {now} first",
             name=self.name,
         )
-
-
-def _storable(message: str) -> str:
-    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
-    return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -110,7 +110,7 @@ class Recalled(Deeds):
         recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
         action = describe(function, name=name, replay=replay, key=key, scope=scope)
-        stage = self._ledger
+        stage, live = self._ledger, super().act
         if stage.cursor is not None:
             said = arguments(args, kwargs)
             mark = self.mark(action, said)
@@ -126,20 +126,8 @@ class Recalled(Deeds):
                 raise unsettled(msgspec.to_builtins(found.begun.data))
             data = {"name": action.name, "digest": mark, **said}
             stage.left(stage.cursor.diverged("begun", data))
-            return self.now().act(
-                function,
-                args,
-                kwargs,
-                why=why,
-                replay=replay,
-                key=key,
-                scope=scope,
-                name=name,
-                approve=approve,
-                record=record,
-                recall=recall,
-            )
-        return super().act(
+            live = self.now().act
+        return live(
             function,
             args,
             kwargs,
