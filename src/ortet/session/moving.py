@@ -1,0 +1,143 @@
+"""The verbs of a session that lead to another state of mind and files: commit, restore, fork."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ortet.errors import Invalid, NotFound
+from ortet.graph.commits import CommitInfo
+from ortet.graph.records import State
+from ortet.ids import Oid, from_hex, to_hex
+from ortet.machine.abc import Report
+from ortet.session.branch import Branch
+from ortet.session.host import Host
+from ortet.session.leases import Holding
+from ortet.session.making import Making
+from ortet.session.outcome import PARTS, Restored, check_parts
+
+if TYPE_CHECKING:
+    from ortet.graph.diff import Change
+    from ortet.graph.textmerge import Favor
+    from ortet.session.session import Session
+    from ortet.session.sessions import Sessions
+    from ortet.session.workspace import Workspace
+
+
+class Moving(Making):
+    """The half of Session that knows its branch."""
+
+    _sessions: Sessions
+    _branch: Branch
+    _host: Host
+    _image: bytes
+    holding: Holding
+
+    @property
+    @abstractmethod
+    def machine(self) -> Workspace: ...
+
+    def commit(self, message: str = "") -> CommitInfo:
+        """Record mind and files together; with nothing new, the head is returned."""
+        self._live()
+        self._take_in()
+        began = self._now()
+        info = self._record(message)
+        now = self._now()
+        self._pace.committed(now, now - began)
+        return info
+
+    def _record(self, message: str) -> CommitInfo:
+        files = self._workspace()
+        if files is not None:
+            return files.commit(message)
+        with self._hub.writing():
+            head = self._hub.history.state(self._branch.head) if self._branch.head else State()
+            state = State(journal=self._host.journal(head.journal), machine=self._image)
+            info = self._branch.record(state, message, lease=self.holding.lease)
+            self._host.recorded()
+        return info
+
+    def restore(self, ref: str, *, only: Collection[str] | None = None) -> Restored:
+        """Go to a commit: mind and files, or `only` one of them; what is uncommitted is kept first.
+
+        Deeds stay done and money stays spent: the report says which deeds.
+        """
+        self._live()
+        parts = check_parts(only)
+        target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+        return self._go(target, "restore", parts)
+
+    def rewind(self, n: int = 1) -> Restored:
+        """Restore the n-th commit back on this branch, mind and files together."""
+        self._live()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
+        head = self.head
+        if head is None:
+            raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
+        target = self._hub.history.nth_parent(from_hex(head.oid), n)
+        return self._go(target, "rewind", PARTS)
+
+    def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+        safety = from_hex(self.commit(f"before {verb}").oid)
+        files, report = self._workspace(), Report()
+        if target != safety and files is not None and "files" in parts:
+            if parts == PARTS:
+                with files.moving():
+                    report = files.go(target, verb)
+            else:
+                report = files.bring(target)
+        elif target != safety and "mind" in parts:
+            self._go_mind(target, verb, whole=parts == PARTS)
+        return Restored(
+            to=to_hex(target), files=report, deeds=self._deeds.since(self.line.base.seq)
+        )
+
+    def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
+        with self._hub.writing():
+            together = self._host.leaving(target)
+            if whole:
+                self._branch.move(
+                    target,
+                    verb,
+                    to_hex(target),
+                    lease=together.lease,
+                    rows=together.rows,
+                    timelines=together.timelines,
+                )
+                self._branch.look()
+                self._image = self._hub.history.state(target).machine
+            else:
+                self._hub.catalog.move(
+                    [],
+                    verb=verb,
+                    lease=together.lease,
+                    rows=together.rows,
+                    timelines=together.timelines,
+                )
+            self._host.arrived()
+            self._host.dirty = not whole
+
+    def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
+        """n sessions that go on from here, with minds of their own, and files unless `machine` is
+        False; all or none."""
+        from ortet.session.forking import fork_files, fork_minds
+
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
+        self._live()
+        point = from_hex(self.commit("fork point").oid)
+        self._budget.give_back()  # so that the forks find it
+        if machine and self._workspace() is not None:
+            return fork_files(self._sessions, self, point, n)
+        return fork_minds(self._sessions, self, point, n)
+
+    def land(self, *, favor: Favor | None = None) -> Report:
+        """Apply what this session changed to the original directory, all or nothing."""
+        return self.machine.land(favor=favor)
+
+    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[Change]:
+        """Files, from `ref` to `other`, or to the present ones when `other` is not given."""
+        return self.machine.diff(ref, other)
