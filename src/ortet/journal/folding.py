@@ -37,6 +37,7 @@ KINDS = (
     "lifecycle",
     "record",
     "warning",
+    "merge",
 )
 """Every kind this release writes."""
 
@@ -205,8 +206,18 @@ def _ended(mind: Mind, event: Event, data: dict[str, Any]) -> None:
 
 def _spend(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     del event
+    _pay(mind, data["amounts"])
+
+
+def _merge(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    """What it knew is told by events of their own; what it cost is ours now too."""
+    del event
+    _pay(mind, data.get("spent", {}))
+
+
+def _pay(mind: Mind, amounts: dict[str, Any]) -> None:
     spent = dict(mind.core.spent)
-    for name, amount in data["amounts"].items():
+    for name, amount in amounts.items():
         spent[name] = spent.get(name, 0.0) + float(amount)
     mind.change(spent=spent)
 
@@ -240,6 +251,7 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "begun": _begun,
     "ended": _ended,
     "spend": _spend,
+    "merge": _merge,
     "budget": _budget,
     "asked": _asked,
     "given": _given,

@@ -26,6 +26,7 @@ AROUND = frozenset(
         "warning",
         "compaction",
         "ended",
+        "merge",
     }
 )
 """Kinds that do not come from the steps of a program, or not from each run of it: they are passed,
@@ -165,6 +166,8 @@ def _is_step(event: Event) -> bool:
     """Whether a program that does the same again will do this."""
     extra = event.data.get("extra")
     if event.erased or (isinstance(extra, dict) and extra.get("synthetic")):
+        return False
+    if event.data.get("merged"):  # told by a merge, not by the program
         return False
     if event.kind == "spend" and not counters(event.data):
         return False

@@ -14,17 +14,13 @@ from ortet.backend.abc import Move, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Corrupt, NotFound
 from ortet.graph import bundle
-from ortet.graph.records import State
 from ortet.graph.walk import references
 from ortet.ids import Oid, from_hex
-from ortet.session.guest import put, seal
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
-from ortet.session.profiles import find_profile
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
-    from ortet.session.session import Session
     from ortet.session.sessions import Sessions
 
 KIND = "archive"
@@ -45,10 +41,10 @@ def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
     """See Hub.archive."""
     hub, row = sessions.hub, sessions.roll.get(id_)
     check_move(row.name, row.status, ARCHIVED)
-    with _borrowed(sessions, row) as session:
+    with sessions.borrowed(row) as session:
         row = session.row
         check_move(row.name, row.status, ARCHIVED)
-        commit = _commit(sessions, row)
+        commit = from_hex(session.commit_last("archive").oid)
         reach("archive.committed")
         done = _store(hub, id_, row.branch, commit)
         session.turn_to(ARCHIVED, why, rows=[RowChange(KIND, id_, encode(done))])
@@ -66,7 +62,7 @@ def unarchive(sessions: Sessions, id_: str) -> SessionRow:
     if done is not None:
         _bring_back(hub, row, done)
     reach("archive.back")
-    with _borrowed(sessions, row) as session:
+    with sessions.borrowed(row) as session:
         session.turn_to(PAUSED, "", rows=[RowChange(KIND, id_, None)])
         row = session.row
     _drop_others(hub, id_, "")
@@ -94,30 +90,6 @@ def trim(sessions: Sessions, row: SessionRow) -> int:
     """Forget the rows that a commit of this session holds; returns how many."""
     line = sessions.standing(row).line
     return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
-
-
-@contextmanager
-def _borrowed(sessions: Sessions, row: SessionRow) -> Iterator[Session]:
-    """A session under its lease, whatever its state, which is left as it is."""
-    lease = sessions.lease(row)
-    session = sessions.resume(sessions.roll.get(row.id), lease, find_profile(""))
-    try:
-        yield session
-    finally:
-        session.let_go()
-
-
-def _commit(sessions: Sessions, row: SessionRow) -> Oid:
-    """Seal all that happened; files stay those of the head."""
-    hub, where = sessions.hub, sessions.standing(row)
-    branch = sessions.branch_of(row)
-    with hub.writing():
-        head = branch.head
-        if head is not None and where.tip.seq == where.line.base.seq:
-            return head
-        journal = put(sessions, seal(sessions, where.line, where.mind, where.tip))
-        state = State(journal=journal, machine=where.machine)
-        return from_hex(branch.record(state, "archive").oid)
 
 
 def _store(hub: Hub, id_: str, branch: str, commit: Oid) -> Archived:

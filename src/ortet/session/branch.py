@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ortet.backend.abc import Catalog, Head, Lease, Move, RowChange, Timeline
+from ortet.backend.abc import Append, Catalog, Head, Lease, Move, RowChange, Timeline
 from ortet.codec import encode
 from ortet.errors import Conflict
 from ortet.graph.commits import CommitInfo, History
@@ -83,6 +83,7 @@ class Branch:
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
         timelines: Sequence[Timeline] = (),
+        appends: Sequence[Append] = (),
     ) -> None:
         """Conflict("head_moved") when another process moved it first: it is looked at again."""
         name = f"branch:{self.name}"
@@ -95,6 +96,7 @@ class Branch:
                 lease=lease,
                 rows=rows,
                 timelines=timelines,
+                appends=appends,
             )
         except Conflict as error:
             if error.kind != "head_moved":

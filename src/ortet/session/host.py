@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ortet.backend.abc import Lease
+from msgspec.structs import replace
+
+from ortet.backend.abc import Append, Lease, Timeline
 from ortet.graph.records import Journal
 from ortet.ids import Oid
 from ortet.session.company import Together
@@ -41,6 +44,7 @@ class Host:
         self._moved = moved
         self._sealed: Journal | None = None
         self._next: SessionRow | None = None
+        self._ahead: tuple[Timeline, Append] | None = None
 
     def journal(self, head: bytes) -> bytes:
         self._ledger.flush()
@@ -56,9 +60,24 @@ class Host:
             self._ledger.line.base, self._sealed = self._sealed, None
             self.dirty = False
 
+    @contextmanager
+    def ahead(self, timeline: Timeline, events: Append) -> Iterator[None]:
+        """Who leaves in this block goes on with a timeline that has events already: what is known
+        only there was made of two."""
+        self._ahead = (timeline, events)
+        try:
+            yield
+        finally:
+            self._ahead = None
+
     def leaving(self, target: Oid) -> Together:
         self._ledger.flush()
         self._next = elsewhere(self._sessions, self.row, target)
+        if self._ahead is not None:
+            timeline, events = self._ahead
+            self._next = replace(self._next, timeline=timeline.id)
+            rows = [Roll.changed(self._next)]
+            return Together(self.lease(), rows, [timeline], appends=[events])
         return Together(
             self.lease(), [Roll.changed(self._next)], [start_of(self._sessions, self._next)]
         )

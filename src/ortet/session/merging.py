@@ -36,7 +36,7 @@ class MergeResult(msgspec.Struct, frozen=True):
     up_to_date: bool = False
 
 
-class _Sides(NamedTuple):
+class Sides(NamedTuple):
     base: records.Image | None
     ours: records.Image
     theirs: records.Image
@@ -49,7 +49,7 @@ def merge(
     ours: Workspace, other: Workspace | Ref, *, message: str | None, favor: Favor | None
 ) -> MergeResult:
     """See Workspace.merge."""
-    _check_favor(favor)
+    check_favor(favor)
     with _meant(ours, other) as (label, private):
         if private is None:
             theirs = ours.resolve(label)
@@ -63,16 +63,16 @@ def merge(
         if history.is_ancestor(mine, theirs):
             ours.go(theirs, "merge")
             return MergeResult(commit=history.info(theirs), conflicts=[])
-        sides = _Sides(_base(hub, mine, theirs), history.image(mine), history.image(theirs))
+        sides = Sides(_base(hub, mine, theirs), history.image(mine), history.image(theirs))
         merged = sides.merged(hub, favor)
-        _refuse(merged.conflicts, label)
+        refuse(merged.conflicts, label)
         info = ours.apply(merged.image, message or f"merge {label}", [mine, theirs])
         return MergeResult(commit=info, conflicts=merged.conflicts)
 
 
 def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -> MergeResult:
     """What a merge would meet; neither files nor branches are touched."""
-    _check_favor(favor)
+    check_favor(favor)
     hub, head = ours.hub, ours.head
     theirs: CommitInfo | None
     with _meant(ours, other) as (label, private):
@@ -84,14 +84,14 @@ def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -
     base = _base(hub, from_hex(head.oid), from_hex(theirs.oid)) if head and theirs else None
     mine = ours.image()
     with hub.writing():
-        merged = _Sides(base, mine, image).merged(hub, favor)
+        merged = Sides(base, mine, image).merged(hub, favor)
     same = merged.image == mine
     return MergeResult(commit=None, conflicts=merged.conflicts, up_to_date=same)
 
 
 def land(private: Workspace, *, favor: Favor | None) -> Report:
     """See Workspace.land. What was landed before, and not undone since, is not landed again."""
-    _check_favor(favor)
+    check_favor(favor)
     row, hub = private.row, private.hub
     if row.files != "private":
         raise Invalid(
@@ -108,8 +108,8 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
         # without common history it is what the directory held when the private copy was made
         base = _base(hub, ours, theirs) or hub.read_image(Oid(row.base))
         before = hub.history.image(ours)
-        merged = _Sides(base, before, hub.history.image(theirs)).merged(hub, favor)
-        _refuse(merged.conflicts, row.name)
+        merged = Sides(base, before, hub.history.image(theirs)).merged(hub, favor)
+        refuse(merged.conflicts, row.name)
         changes = diff_images(hub.trees, before, merged.image)
         origin.apply(merged.image, f"landed {row.name}", [ours, theirs])
     removed = sum(change.kind == "removed" for change in changes)
@@ -145,12 +145,12 @@ def _base(hub: Hub, ours: Oid, theirs: Oid) -> records.Image | None:
     return hub.history.image(base) if base else None
 
 
-def _check_favor(favor: str | None) -> None:
+def check_favor(favor: str | None) -> None:
     if favor not in (None, "ours", "theirs"):
         raise Invalid("bad_favor", f"favor={favor!r}: give 'ours' or 'theirs'")
 
 
-def _refuse(conflicts: Sequence[FileConflict], label: str) -> None:
+def refuse(conflicts: Sequence[FileConflict], label: str) -> None:
     if open_ := [conflict for conflict in conflicts if not conflict.settled]:
         some = ", ".join(conflict.path for conflict in open_[:5])
         raise Conflict(

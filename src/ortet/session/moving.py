@@ -19,9 +19,12 @@ from ortet.session.outcome import PARTS, Restored, check_parts
 
 if TYPE_CHECKING:
     from ortet.graph.diff import Change
+    from ortet.graph.refs import Ref
     from ortet.graph.textmerge import Favor
+    from ortet.session.joining import Merged
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
+    from ortet.session.view import View
     from ortet.session.workspace import Workspace
 
 
@@ -52,6 +55,20 @@ class Moving(Making):
         files = self._workspace()
         if files is not None:
             return files.commit(message)
+        return self._record_mind(message)
+
+    def commit_last(self, message: str) -> CommitInfo:
+        """The same with what alone is no reason for a commit. When the directory is gone, files
+        are those of the head."""
+        self._host.dirty = self._host.dirty or self._ledger.tip.seq != self.line.base.seq
+        try:
+            return self.commit(message)
+        except NotFound as error:
+            if error.kind != "no_directory":
+                raise
+            return self._record_mind(message)
+
+    def _record_mind(self, message: str) -> CommitInfo:
         with self._hub.writing():
             head = self._hub.history.state(self._branch.head) if self._branch.head else State()
             state = State(journal=self._host.journal(head.journal), machine=self._image)
@@ -106,6 +123,7 @@ class Moving(Making):
                     lease=together.lease,
                     rows=together.rows,
                     timelines=together.timelines,
+                    appends=together.appends,
                 )
                 self._branch.look()
                 self._image = self._hub.history.state(target).machine
@@ -133,6 +151,40 @@ class Moving(Making):
         if machine and self._workspace() is not None:
             return fork_files(self._sessions, self, point, n)
         return fork_minds(self._sessions, self, point, n)
+
+    def merge(self, other: View | Ref, *, message: str = "", favor: Favor | None = None) -> Merged:
+        """Bring in what another session, branch or commit knows and changed: one commit of both.
+
+        Conversation, plan and processes stay ours; facts, lessons, decisions and artifacts are
+        united, files merged. Contradictions are in the report; file conflicts are
+        Conflict("merge_conflict"), and nothing was changed, unless `favor` says who wins.
+        """
+        from ortet.session.joining import merge
+
+        self._live()
+        self._take_in()
+        self._must_move("merge")
+        return merge(self, self._sessions, other, message=message, favor=favor)
+
+    def adopt(self, other: View | Ref) -> Restored:
+        """Take the state of another session, branch or commit, mind and files: it is ours now.
+
+        What was here is committed first and stays in the reflog; deeds stay done. Of a session
+        without files only the mind is taken.
+        """
+        from ortet.session.joining import other_of
+
+        self._live()
+        self._must_move("adopt")
+        found = other_of(self, self._sessions, other)
+        mind_only = self._workspace() is not None and not found.has_files
+        report = self._go(found.commit, "adopt", frozenset({"mind"}) if mind_only else PARTS)
+        if mind_only:
+            self.commit(f"adopted {found.label}")
+        return report
+
+    def _must_move(self, verb: str) -> None:
+        """A session that is replayed stays where it is."""
 
     def land(self, *, favor: Favor | None = None) -> Report:
         """Apply what this session changed to the original directory, all or nothing."""

@@ -108,6 +108,7 @@ class OnBranch:
                 lease=together.lease or self.company.lease(),
                 rows=together.rows,
                 timelines=together.timelines,
+                appends=together.appends,
             )
         except Conflict as error:
             raise self._moved() from error

@@ -250,6 +250,9 @@ class Rehearsal(Session):
         self._must_be_live("commit")
         return super().commit(message)
 
+    def _must_move(self, verb: str) -> None:
+        self._must_be_live(verb)
+
     def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
         self._must_be_live("fork")
         return super().fork(n, machine=machine)

@@ -207,9 +207,13 @@ class Session(Moving):
 
     def let_go(self) -> None:
         """Give the lease back and leave the state as it is."""
-        self._ledger.close()
-        self._sessions.forget(self)
-        self.holding.end()
+        try:
+            self._ledger.close()
+        finally:
+            self._sessions.forget(self)
+            self.holding.end()
+            if self._files is not None:
+                self._files.close()
 
     def _turn(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
         check_move(self.name, self.status, status)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,7 +32,7 @@ from ortet.session.lifecycle import (
     check_agent,
     check_session,
 )
-from ortet.session.profiles import USUAL, Manner, Profile
+from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
@@ -154,6 +154,20 @@ class Sessions:
         if session in self._open:
             self._open.remove(session)
         self._heart.remove(session.holding)
+
+    def opened(self, id_: str) -> Session | None:
+        """As this hub has it open."""
+        return next((session for session in self._open if session.id == id_), None)
+
+    @contextmanager
+    def borrowed(self, row: SessionRow) -> Iterator[Session]:
+        """A session under its lease, whatever its state, which is left as it is."""
+        lease = self.lease(row)
+        session = self.resume(self.roll.get(row.id), lease, find_profile(""))
+        try:
+            yield session
+        finally:
+            session.let_go()
 
     # beginning
 
