@@ -20,6 +20,7 @@ from ortet.errors import (
 
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
+    from ortet.journal.upcast import upcast
     from ortet.session.actions import action
     from ortet.session.hub import Hub
     from ortet.session.session import Session
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "action",
     "open",
+    "upcast",
 ]
 
 
@@ -61,6 +63,7 @@ _LAZY = {
     "Session": "ortet.session.session",
     "Workspace": "ortet.session.workspace",
     "action": "ortet.session.actions",
+    "upcast": "ortet.journal.upcast",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ from ortet.errors import Invalid
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 """Data of one version in, data of the next version out."""
+
+_OWN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
+_LONGEST = 100
 
 
 class Upcasts:
@@ -50,6 +54,29 @@ class Upcasts:
                 )
             version += 1
         return version, data
+
+
+def check_kind(kind: Any) -> str:
+    """A program's own kind has a dot, so that it is never one of ours, of any release."""
+    if isinstance(kind, str) and len(kind) <= _LONGEST and _OWN.fullmatch(kind):
+        return kind
+    raise Invalid(
+        "bad_kind",
+        f"kind {kind!r}: name the program and the thing, as 'myapp.ticket', in lower case",
+    )
+
+
+def upcast(kind: str, version: int) -> Callable[[Upcast], Upcast]:
+    """Decorate a function that makes data of `version` of your own kind that of version + 1.
+
+    Whatever is read from now on goes through it; what was recorded stays as it is.
+    """
+
+    def keep(function: Upcast) -> Upcast:
+        register(check_kind(kind), version, function)
+        return function
+
+    return keep
 
 
 _ALL = Upcasts()  # a program's schemas are the same for every store it opens

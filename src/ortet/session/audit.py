@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.backend.abc import EventRow
-from ortet.codec import decode
+from ortet.codec import decode, to_json
 from ortet.errors import Corrupt, OrtetError
 from ortet.graph.records import Header, Segment
 from ortet.ids import Oid
@@ -128,7 +128,7 @@ def _what(kind: str, data: dict[str, Any]) -> str:
     for key in ("text", "name", "step", "amounts", "limits", "id"):
         if key in data:
             return str(data[key])
-    return ""
+    return to_json(data) if "." in kind and data else ""
 
 
 # for verify

@@ -9,6 +9,7 @@ from typing import Any
 from ortet.errors import Invalid
 from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of, extract
 from ortet.journal.events import Event
+from ortet.journal.upcast import check_kind
 from ortet.session.recollect import compacted
 from ortet.session.view import View
 
@@ -19,7 +20,7 @@ class Saying(View):
     _note_ttl: float | None = None  # for notes that are given no time
 
     @abstractmethod
-    def _add(self, kind: str, data: Mapping[str, Any]) -> Event: ...
+    def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event: ...
 
     @abstractmethod
     def _live(self) -> None: ...
@@ -89,6 +90,17 @@ class Saying(View):
         """A decision with the roads not taken; returns its id."""
         data = {"text": text, "why": why, "instead_of": list(instead_of)}
         return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
+
+    def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
+        """An event of your program's own `kind`, as "myapp.ticket", whose meaning is yours.
+
+        `version` is that of the schema of `data`; see `ortet.upcast`. `s.records(kind)` reads them.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise Invalid("bad_version", f"version {version!r}: give a number from 1")
+        if not isinstance(data, Mapping):
+            raise Invalid("not_json", f"{type(data).__name__} is no record: give a dict")
+        return self._add(check_kind(kind), data, version=version)
 
     def _fact(self, kind: str, text: str, about: str) -> str:
         event = self._add(kind, {"id": self._new_id(), "text": text, "about": about})

@@ -257,9 +257,9 @@ class Session(Moving):
         self._deeds = Deeds(self._hub, row, self._ledger)
         self._pace.moved(self._now())
 
-    def _add(self, kind: str, data: Mapping[str, Any]) -> Event:
+    def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
         self._touch()
-        event = self._ledger.add(self._draft(kind, data))[0]
+        event = self._ledger.add(self._draft(kind, data, version))[0]
         self._keep_pace(kind, data)
         return event
 
@@ -267,8 +267,8 @@ class Session(Moving):
         self._live()
         self._host.dirty = True
 
-    def _draft(self, kind: str, data: Mapping[str, Any]) -> Draft:
-        return Draft(kind, dict(data), self._hub.author)
+    def _draft(self, kind: str, data: Mapping[str, Any], version: int = 1) -> Draft:
+        return Draft(kind, dict(data), self._hub.author, version=version)
 
     def _live(self) -> None:
         if self.holding.ended:

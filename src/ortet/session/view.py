@@ -146,6 +146,11 @@ class View:
         result would make a model API refuse both."""
         return [event for event in self.events() if event.kind == "comment"]
 
+    def records(self, kind: str | None = None) -> list[Event]:
+        """Events of programs' own kinds, or of one: `data` is of the newest schema known here."""
+        own = (event for event in self.events() if "." in event.kind)
+        return [event for event in own if kind in (None, event.kind)]
+
     def notes(self) -> dict[str, Any]:
         """Those whose time has not run out."""
         now = self._now()
