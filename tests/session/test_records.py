@@ -1,4 +1,4 @@
-"""A program's own kinds of events: versioned, read through upcasts, kept wherever a session goes."""
+"""A program's own kinds of events: versioned, read through upcasts, kept wherever it goes."""
 
 from __future__ import annotations
 
