@@ -86,10 +86,10 @@ class TestMindOnly:
             assert "1 deeds happened later and stay done: send_mail" in str(report)
             assert s.act(lambda: "twice", name="send_mail", key="mail-1", replay="once") == "sent"
 
-    def test_files_are_asked_for_in_vain(self, hub: Hub) -> None:
+    def test_there_is_no_directory_to_land_on(self, hub: Hub) -> None:
         with hub.session("s") as s, pytest.raises(Invalid) as caught:
-            s.run("true")
-        assert caught.value.kind == "no_workspace"
+            s.land()
+        assert caught.value.kind == "no_directory"
 
 
 class TestBoth:

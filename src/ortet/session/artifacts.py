@@ -190,7 +190,7 @@ def unaccounted(files: Workspace, artifacts: Iterable[Artifact]) -> list[str]:
     head = files.head
     with suppress(NotFound):  # the first commits may hold a mind only
         for commit in files.hub.history.line(Oid(bytes.fromhex(head.oid))) if head else ():
-            before = files.hub.history.image(commit)
+            before = files.image_at(commit)
     names = {artifact.name for artifact in artifacts}
     changes: list[Any] = diff_images(files.hub.trees, before, files.image())
     return sorted(

@@ -14,7 +14,7 @@ from ortet.journal.events import Draft, Tip
 from ortet.session.company import Together
 from ortet.session.guest import start_of
 from ortet.session.leases import TTL_NS
-from ortet.session.lifecycle import ACTIVE, Roll, SessionRow
+from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow
 from ortet.session.profiles import Profile, find_profile
 from ortet.session.session import Session
 from ortet.session.view import View
@@ -35,7 +35,7 @@ def fork_minds(
     """
     for _ in range(_TRIES):
         rows = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, point), path="")
+            msgspec.structs.replace(_child(sessions, parent.row, name, point), path="", files="")
             for name in sessions.roll.free_forks(parent.row, n)
         ]
         together = _together(sessions, parent, rows, first)
@@ -65,11 +65,12 @@ def fork_files(
 ) -> list[Session]:
     """The same with files and processes of their own."""
     rows: list[SessionRow] = []
+    files = "private" if parent.row.path else ROOM
 
     def minds(branches: Sequence[str]) -> Together:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
         rows[:] = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, point), files="private")
+            msgspec.structs.replace(_child(sessions, parent.row, name, point), files=files)
             for name in names
         ]
         return _together(sessions, parent, rows, first)
@@ -80,9 +81,9 @@ def fork_files(
         known = sessions.hub.registry.need(parent.row.branch)
         made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds)
     made_of = []
-    for row, lease, files in zip(rows, leases, made, strict=True):
+    for row, lease, copy in zip(rows, leases, made, strict=True):
         session = sessions.resume(row, lease, _profile(parent))
-        session.use(files)
+        session.use(copy)
         made_of.append(session)
     return made_of
 

@@ -213,7 +213,7 @@ class Hub(Minding, Keeping, Custody, Asides):
         """The same; what `minds` says for these branches is written with them, and what it claims
         is given back."""
         with self.writing():  # the commit may be one that only its id leads to
-            image = self.image_oid(point)
+            image = self.image_oid(point, row.nothing)
             private = row.files == "private"
             child = replace(
                 row,
@@ -274,12 +274,12 @@ class Hub(Minding, Keeping, Custody, Asides):
         image = self.history.image(self.refs.resolve(ref))
         return materialise(self.objects, self.trees, image, target, progress=progress)
 
-    def image_oid(self, commit: Oid) -> Oid:
-        """The machine image inside a commit."""
-        state = decode(records.State, self.objects.get(self.history.read(commit).state))
-        if not state.machine:
+    def image_oid(self, commit: Oid, nothing: bytes = b"") -> Oid:
+        """The machine image inside a commit; `nothing`, if given, where it holds no files."""
+        found = self.history.state(commit).machine or nothing
+        if not found:
             raise NotFound("no_files", f"commit {to_hex(commit)[:12]} holds no files")
-        return Oid(state.machine)
+        return Oid(found)
 
     def read_image(self, oid: Oid) -> records.Image:
         return decode(records.Image, self.objects.get(oid))
@@ -294,6 +294,15 @@ class Hub(Minding, Keeping, Custody, Asides):
             with self.private(row.name) as private:
                 if private is not None:
                     private.commit("before drop")
+
+    @property
+    def scope(self) -> Scope:
+        """What private machines cover, unless told."""
+        return self._parts.scope
+
+    def check_engine(self, engine: str) -> None:
+        """Unsupported where this host cannot run it."""
+        self._machines.check(engine)
 
     def how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""
@@ -375,7 +384,7 @@ class Hub(Minding, Keeping, Custody, Asides):
         if row.files == "inplace":
             return None
         head = self.catalog.head(f"branch:{row.name}")
-        return self.image_oid(head.oid) if head else Oid(row.base)
+        return self.image_oid(head.oid, row.nothing) if head else Oid(row.base)
 
     def _remember(self, workspace: Workspace) -> Workspace:
         self._open.append(workspace)

@@ -20,6 +20,9 @@ LEGAL: dict[str, tuple[str, ...]] = {
 }
 """From each state to which. Active to active: the one who held it died, and another goes on."""
 
+ROOM = "room"
+"""`files` of a session without a directory, since its machine was used."""
+
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
 
@@ -42,6 +45,11 @@ class SessionRow(msgspec.Struct, frozen=True):
     files: str = ""
     profile: str = ""
     version: int = 0  # of the row; not stored
+
+    @property
+    def has_files(self) -> bool:
+        """It works in a directory, or has used a machine of its own."""
+        return bool(self.path) or self.files == ROOM
 
 
 class Roll:

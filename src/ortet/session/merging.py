@@ -99,6 +99,12 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
             f"{row.name!r} is the project itself, so there is nothing to land: name one of its "
             f"forks, such as {row.name}/1 (`ortet branch` lists them)",
         )
+    if row.room:
+        raise Invalid(
+            "no_directory",
+            f"{row.name!r} came from no directory, so there is none to land on: write a commit to "
+            "one with hub.restore(ref, to=…), or merge it into the session it was forked from",
+        )
     theirs = from_hex(private.commit("before landing").oid)
     with hub.inplace(row.directory) as origin, origin.moving():
         origin.look()  # it may be open twice, and its other self has moved on

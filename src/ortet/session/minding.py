@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ortet.backend.abc import Catalog, Signal
+from ortet.errors import Invalid
 from ortet.session.company import Company, Nobody
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart
@@ -62,8 +63,15 @@ class Minding:
         from ortet.session.profiles import Manner
         from ortet.session.starting import Place
 
-        place = Place()
-        if workspace is not None:
+        place = Place(engine=engine, files=files)
+        if workspace is None:
+            if files == "inplace":
+                raise Invalid(
+                    "bad_workspace", "files='inplace' of which directory? give workspace="
+                )
+            if engine != "auto":
+                cast("Hub", self).how(engine, "private")
+        else:
             directory = keep_apart(self.root, existing(workspace))
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)

@@ -63,7 +63,15 @@ class OnBranch:
     def _put_state(self, image: Oid) -> Oid:
         """These files, and the mind that goes with them."""
         self._sealed = self.company.journal(self._journal)
-        return self.hub.objects.put(Kind.STATE, encode(records.State(self._sealed, b"", image)))
+        held = b"" if image == self.row.nothing else image  # an empty room is no files at all
+        return self.hub.objects.put(Kind.STATE, encode(records.State(self._sealed, b"", held)))
+
+    def image_oid(self, commit: Oid) -> Oid:
+        """The image of a commit, as this workspace would restore it."""
+        return self.hub.image_oid(commit, self.row.nothing)
+
+    def image_at(self, commit: Oid) -> records.Image:
+        return self.hub.read_image(self.image_oid(commit))
 
     def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
         """A commit on disk, that no branch has yet."""

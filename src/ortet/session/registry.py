@@ -38,6 +38,12 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     parent: str = ""  # the workspace it was forked from
     base: bytes = b""  # private only: Oid of the image it began with when it left the directory
     forks: str = ""  # engine its forks use; "" lets the host decide
+    room: bool = False  # private, and made from no directory: `base` is empty
+
+    @property
+    def nothing(self) -> bytes:
+        """The image of a commit that holds no files, if such a commit may be meant here."""
+        return self.base if self.room else b""
 
     @property
     def directory(self) -> Path:
@@ -176,7 +182,8 @@ class Registry:
         held = self.get(name)
         if held is not None:
             return _began(held, row)
-        return self._catalog.head(f"branch:{name}") is None
+        taken = self._catalog.head(f"branch:{name}") or self._catalog.row("session-branch", name)
+        return taken is None
 
 
 def _began(held: WorkspaceRow, row: WorkspaceRow) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,11 +20,12 @@ from ortet.session.host import Host
 from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
-from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, Roll, SessionRow, check_move
+from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, ROOM, Roll, SessionRow, check_move
 from ortet.session.moving import Moving
 from ortet.session.outcome import recorded
 from ortet.session.policies import Pace
 from ortet.session.profiles import Profile
+from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.backend.abc import RowChange
@@ -139,15 +141,17 @@ class Session(Moving):
 
     @property
     def machine(self) -> Workspace:
-        """The files and processes of this session; started at first use."""
+        """The files and processes of this session; started at first use.
+
+        One that has no directory gets private files of its own then, empty at first.
+        """
         self._live()
-        files = self._workspace()
-        if files is None:
-            raise Invalid(
-                "no_workspace",
-                f"session {self.name!r} has no files: open it with workspace='DIR'",
-            )
-        return files
+        return self._workspace() or self._move_in()
+
+    @property
+    def path(self) -> Path:
+        """Where the host can read its files."""
+        return self.machine.path
 
     def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
         """Run a command in the machine; its output and exit code are the action's outcome."""
@@ -159,9 +163,21 @@ class Session(Moving):
         return result
 
     def _workspace(self) -> Workspace | None:
-        if self._files is None and self._row.path:
+        if self._files is None and self._row.has_files:
             self.use(self._sessions.files_of(self._row))
         return self._files
+
+    def _move_in(self) -> Workspace:
+        files = self._sessions.files_of(self._row)
+        reach("room.before-session")
+        row = msgspec.structs.replace(self._row, files=ROOM)
+        rows = [Roll.changed(row)]
+        self._hub.catalog.move(
+            [], verb="room", actor=self._hub.author, lease=self.holding.lease, rows=rows
+        )
+        self._row = self._host.row = row
+        self.use(files)
+        return files
 
     def use(self, files: Workspace) -> None:
         """These are its files: they are committed and restored with its mind."""

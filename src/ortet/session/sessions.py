@@ -255,6 +255,10 @@ class Sessions:
 
     def files_of(self, row: SessionRow) -> Workspace:
         """The workspace of a session, opened."""
+        if not row.path:
+            from ortet.session.rooms import room_of
+
+            return room_of(self.hub, row)
         known = self.hub.registry.get(row.branch)
         if known is not None:
             return self.hub.workspace(name=row.branch)

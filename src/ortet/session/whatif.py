@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ortet.errors import Invalid, NotFound
 from ortet.journal.events import Draft, Event
 from ortet.session.forking import fork_files, fork_minds
+from ortet.session.lifecycle import ROOM
 from ortet.session.points import commit_at
 from ortet.session.view import View
 
@@ -28,7 +29,9 @@ def whatif(
     with hub.writing():
         point = commit_at(sessions, view.row, view.line, event.seq - 1)
         before = next(iter(view.line.rows(event.seq - 2, event.seq - 1)))
-        has_files = bool(hub.history.state(point).machine) and bool(view.row.path)
+        has_files = view.row.has_files and (
+            view.row.files == ROOM or bool(hub.history.state(point).machine)
+        )
         fork = fork_files if machine and has_files else fork_minds
         (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
     session.tie_up()

@@ -118,7 +118,7 @@ class Workspace(OnBranch):
         with self._looking() as machine:
             image = self.hub.read_image(machine.freeze())
             head = self.head
-            before = self.hub.history.image(from_hex(head.oid)) if head else None
+            before = self.image_at(from_hex(head.oid)) if head else None
             return Status(
                 name=self.name,
                 engine=self.engine,
@@ -129,9 +129,9 @@ class Workspace(OnBranch):
 
     def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[Change]:
         """From `ref` to `other`, or to the present files when `other` is not given."""
-        before = self.hub.history.image(self.resolve(ref))
+        before = self.image_at(self.resolve(ref))
         if other is not None:
-            after = self.hub.history.image(self.resolve(other))
+            after = self.image_at(self.resolve(other))
             return diff_images(self.hub.trees, before, after)
         with self._looking() as machine:
             return diff_images(self.hub.trees, before, self.hub.read_image(machine.freeze()))
@@ -243,7 +243,7 @@ class Workspace(OnBranch):
         if target == safety:
             return Report()
         reach("restore.before-thaw")
-        image = self.hub.image_oid(target)
+        image = self.image_oid(target)
         with self._undone_to(safety):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
@@ -257,7 +257,7 @@ class Workspace(OnBranch):
     def bring(self, target: Oid) -> Report:
         """The files of a commit, to be committed or not: the branch stays where it is."""
         with self.moving():
-            return self._machine.thaw(self.hub.image_oid(target))
+            return self._machine.thaw(self.image_oid(target))
 
     def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
         """Within `moving`: make the files those of an image and commit them with these parents."""
@@ -271,7 +271,7 @@ class Workspace(OnBranch):
         """Bring some paths to a commit; done twice, the second time changes nothing at all."""
         from ortet.machine.thaw import is_at  # here: a commit does without it
 
-        hub, image = self.hub, self.hub.image_oid(target)
+        hub, image = self.hub, self.image_oid(target)
         current = self._machine.freeze()
         before, after = hub.read_image(current), hub.read_image(image)
         if is_at(hub.objects, hub.trees, before, after, paths):
@@ -307,7 +307,7 @@ class Workspace(OnBranch):
         except BaseException:
             if self._moves == moves:
                 with suppress(OrtetError):  # the cause is what counts, and nothing is lost
-                    self._machine.thaw(self.hub.image_oid(commit))
+                    self._machine.thaw(self.image_oid(commit))
             raise
 
     def _live(self) -> Machine:
