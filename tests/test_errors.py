@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
+import ortet
 from ortet import errors
 
 
@@ -19,12 +22,23 @@ from ortet import errors
         (errors.Unsupported, 501, 9),
         (errors.Diverged, 409, 5),
         (errors.Unsettled, 409, 5),
+        (errors.RecordedFailure, 409, 5),
     ],
 )
 def test_each_class_has_one_status_and_exit_code(
     cls: type[errors.OrtetError], status: int, exit_code: int
 ) -> None:
     assert errors.code_of(cls("a_kind", "do this next")) == (status, exit_code)
+
+
+def test_every_class_is_in_the_table() -> None:
+    def below(cls: type[errors.OrtetError]) -> list[type[errors.OrtetError]]:
+        return [cls, *(found for sub in cls.__subclasses__() for found in below(sub))]
+
+    import_module("ortet.journal.replay")
+    for cls in below(errors.OrtetError)[1:]:
+        assert errors.code_of(cls("k", "m")).exit_code != 1, cls
+        assert getattr(ortet, cls.__name__) is cls
 
 
 def test_foreign_exceptions_are_bugs() -> None:

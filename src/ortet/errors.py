@@ -80,6 +80,12 @@ class Unsettled(Conflict):
     name = "unsettled"
 
 
+class RecordedFailure(Conflict):
+    """An action failed when it was recorded, with an error that cannot be made again."""
+
+    name = "recorded_failure"
+
+
 class Code(NamedTuple):
     status: int
     exit_code: int

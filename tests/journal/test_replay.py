@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ortet.errors import NotFound
+from ortet.errors import NotFound, RecordedFailure
 from ortet.journal.events import Event
-from ortet.journal.replay import Cursor, RecordedFailure, failure_of
+from ortet.journal.replay import Cursor, failure_of
 from ortet.journal.rundiff import diff_runs, render
 
 
@@ -46,6 +47,47 @@ def test_the_last_end_counts() -> None:
     )
     states = [found.state for _ in range(2) if (found := cursor.call("f", "a"))]
     assert states == ["unsettled", "done"]
+
+
+def test_a_long_run_is_not_held() -> None:
+    """Failed before: all events were read at the start."""
+    read = 0
+
+    def source() -> Iterator[Event]:
+        nonlocal read
+        for number in range(1, 3001, 3):
+            read += 3
+            id_ = str(number)
+            yield Event(number, "message", 0, "", {"role": "user", "content": id_}, b"")
+            yield Event(number + 1, *("begun", 0, "", begun(id_, id_)[1], b""))
+            yield Event(number + 2, *("ended", 0, "", ended(id_, "done")[1], b""))
+
+    cursor = Cursor(source())
+    assert read == 3
+    for number in range(1, 3001, 3):
+        assert cursor.say("message", {"role": "user", "content": str(number)}) is not None
+        assert cursor.call("f", str(number)) is not None
+        assert cursor.held <= 3
+        assert read <= number + 5
+    assert cursor.seq == 3000
+    assert cursor.expected is None
+
+
+def test_an_end_that_comes_later_is_waited_for() -> None:
+    cursor = Cursor(
+        events(
+            begun("1", "a"),
+            ended("1", "unsettled"),
+            ("message", {"role": "user", "content": "x"}),
+            ended("1", "done", 7),
+        )
+    )
+    found = cursor.call("f", "a")
+    assert found is not None
+    assert found.state == "done"
+    assert cursor.seq == 2
+    assert cursor.say("message", {"role": "user", "content": "x"}) is not None
+    assert cursor.seq == 4
 
 
 def test_what_nobody_asks_for_is_passed() -> None:

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 
 from ortet.config import open_hub
-from ortet.errors import Conflict, Diverged, Invalid, NotFound, Refused, Unsettled, Unsupported
+from ortet.errors import (
+    Conflict,
+    Diverged,
+    Invalid,
+    NotFound,
+    RecordedFailure,
+    Refused,
+    Unsettled,
+    Unsupported,
+)
 from ortet.journal.events import Chain, Tip
-from ortet.journal.replay import RecordedFailure
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
@@ -378,3 +386,25 @@ class TestAround:
             assert s.head is None
             s.act(len, "y")
             assert s.head is not None
+
+
+def test_a_replay_needs_no_lease(opened: Callable[..., Hub]) -> None:
+    """Failed before: Refused, while another works on it."""
+    worker, reader = opened(), opened()
+    s = worker.session("s")
+    s.say("user", "one")
+    assert s.act(lambda: 1, name="f") == 1
+    before = list(s.events())
+    with reader.session("s", replay=True) as again:
+        again.say("user", "one")
+        s.say("user", "meanwhile")
+        assert again.act(lambda: 2, name="f") == 1
+        with pytest.raises(Refused):
+            again.fork()
+        other = again.whatif(before[1].seq, message="another")
+        assert [m.content for m in other.messages()] == ["another"]
+    with pytest.raises(Refused):
+        reader.session("s", replay="live")
+    s.say("user", "two")
+    assert list(s.events())[: len(before)] == before
+    assert [m.content for m in s.messages()] == ["one", "meanwhile", "two"]

@@ -87,6 +87,21 @@ class Holding:
                 self._catalog.release(self.lease)
 
 
+class Unheld(Holding):
+    """Of one who only reads: there is no lease, and whatever would show it is refused."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, name: str) -> None:
+        super().__init__(catalog, clock, Lease(name, owner="", fence=0, expires=0))
+
+    def beat(self) -> None: ...
+
+    def renew(self) -> None:
+        raise Refused("replaying", "this session is only read: open it without replay= to write")
+
+    def end(self) -> None:
+        self.ended = True
+
+
 class Heart:
     """Renews what is held while its owner is busy elsewhere, in a command that takes an hour."""
 

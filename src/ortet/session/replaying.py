@@ -33,6 +33,7 @@ from ortet.session.outcome import PARTS, Restored, recalled, recorded
 from ortet.session.points import commit_at
 from ortet.session.purses import Amounts, Limits
 from ortet.session.session import Session
+from ortet.session.whatif import whatif
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
@@ -229,6 +230,11 @@ class Rehearsal(Session):
     def _run_here(self, command: Command, **options: Any) -> Result:
         """The machine is started only when it comes to that."""
         return self.machine.run(command, **options)
+
+    def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
+        if not self.replaying:
+            return super().whatif(at, machine=machine, **change)
+        return whatif(self._sessions, self._hub.get(self.id), at, machine=machine, **change)
 
     def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
         self._must_be_live("settle")

@@ -20,7 +20,7 @@ from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
 from ortet.session.guest import Guest, Standing, sealed
-from ortet.session.leases import TTL_NS, Heart, Holding, owner_here, take
+from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, owner_here, take
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
     ACTIVE,
@@ -127,7 +127,7 @@ class Sessions:
         """From the first event on, as it was recorded."""
         from ortet.session.replaying import Rehearsal, Stage
 
-        lease = self.lease(row)
+        lease = self.lease(row) if live else None  # else nothing is written: others may go on
         row = self.roll.get(row.id)
         session = self.resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
         assert isinstance(session, Rehearsal)
@@ -281,14 +281,18 @@ class Sessions:
     def resume(
         self,
         row: SessionRow,
-        lease: Lease,
+        lease: Lease | None,
         profile: Profile,
         *,
         session_of: type[Session] = Session,
         ledger_of: type[Ledger] = Ledger,
     ) -> Session:
         hub = self.hub
-        holding = Holding(hub.catalog, hub.clock, lease)
+        holding = (
+            Unheld(hub.catalog, hub.clock, f"session:{row.id}")
+            if lease is None
+            else Holding(hub.catalog, hub.clock, lease)
+        )
         branch = self.branch_of(row)
         where = self.standing(row)
         ledger = ledger_of(
@@ -313,7 +317,8 @@ class Sessions:
             host=self._host,
         )
         self._open.append(session)
-        self._heart.add(holding)
+        if lease is not None:
+            self._heart.add(holding)
         return session
 
     def standing(self, row: SessionRow) -> Standing:
