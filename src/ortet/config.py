@@ -208,7 +208,7 @@ def open_hub(
     from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
-    from ortet.session.parts import Parts
+    from ortet.session.parts import Parts, encore_of
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
@@ -234,6 +234,7 @@ def open_hub(
             host=_host_id(),
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
+            encore=encore_of(environ),
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 from pathlib import Path
@@ -41,6 +42,20 @@ def break_off(ortet: Ortet) -> str:
         return id_
 
 
+def at_terminal(ortet: Ortet, cwd: Path, typed: bytes, *words: str) -> int:
+    """The exit code of a call at a terminal, where this is typed."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            ortet.argv(*words), cwd=cwd, env=ortet.env, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.write(ours, typed)
+        return process.wait(60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 class TestSession:
     def test_new_ls_show_rm(self, ortet: Ortet, here: Path) -> None:
         (row,) = ortet.json("session", "ls", cwd=here)
@@ -59,9 +74,24 @@ class TestSession:
         out = ortet("session", "show", "s", cwd=here).out
         assert "be green" in out and out.startswith("s, paused")
         assert ortet("session", "ls", cwd=here).out.startswith("s ")
-        assert ortet.json("session", "rm", "s", cwd=here)["name"] == "s"
+        assert ortet.json("session", "rm", "s", "--yes", cwd=here)["name"] == "s"
         assert ortet.kind("session", "show", "s", cwd=here, code=4) == "no_session"
         assert "rm" in ortet("session", cwd=here).out
+
+    def test_removing_is_meant(self, ortet: Ortet, here: Path) -> None:
+        assert ortet.kind("session", "rm", "s", cwd=here, code=2) == "not_confirmed"
+        assert "--yes" in ortet("session", "rm", "s", cwd=here, code=2).err
+        assert at_terminal(ortet, here, b"n\n", "session", "rm", "s") == 130
+        assert len(ortet.json("session", "ls", cwd=here)) == 1
+        assert at_terminal(ortet, here, b"y\n", "session", "rm", "s") == 0
+        assert ortet.json("session", "ls", cwd=here) == []
+
+    def test_profile_and_parent(self, ortet: Ortet, here: Path) -> None:
+        sub = ortet.json("session", "new", "sub", "--parent", "s", "--profile", "worker", cwd=here)
+        (boss, _) = ortet.json("session", "ls", cwd=here)
+        assert sub["parent"] == boss["id"]
+        assert ortet.json("session", "show", "sub", cwd=here)["left"] == {"usd": 5.0}
+        assert ortet.kind("session", "new", "x", "--profile", "odd", cwd=here, code=2)
 
     def test_bad_input(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("session", "new", "a b", cwd=here, code=2) == "bad_name"
@@ -198,7 +228,7 @@ class TestLife:
             *(["session", "ls"], ["session", "show", "s"], ["say", "-s", "s", "x"]),
             *(["journal", "s"], ["plan", "-s", "s", "a"], ["facts", "s"], ["effects", "s"]),
             *(["pause", "s"], ["resume", "s"], ["audit", "s"], ["retain"], ["brief", "s"]),
-            *(["archive", "s"], ["session", "rm", "s"]),
+            *(["archive", "s"], ["session", "rm", "s", "--yes"]),
         ):
             done = ortet(*words, "-q", cwd=here)
             assert (done.out, done.err) == ("", ""), words

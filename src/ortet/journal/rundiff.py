@@ -105,11 +105,11 @@ def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[
 def _cell(event: Event | None, width: int) -> str:
     if event is None:
         return ""
-    text = f"{event.seq} {event.kind} {_gist(event.data)}".replace("\n", " ")
+    text = f"{event.seq} {event.kind} {gist(event.data)}".replace("\n", " ")
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _gist(data: dict[str, Any]) -> str:
+def gist(data: dict[str, Any]) -> str:
     """What a human wants to read of it first."""
     for key in ("content", "text", "outcome", "error", "steps", "what", "amounts"):
         if data.get(key) is not None:

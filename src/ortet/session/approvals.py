@@ -108,8 +108,8 @@ def used_up(name: str) -> Conflict:
 def _pending(id_: str, what: str) -> Refused:
     return Refused(
         "approval_pending",
-        f"{what} waits for approval {id_}: have it answered with hub.approve(session, {id_!r}, "
-        "by=…), then repeat the call",
+        f"{what} waits for approval {id_}: have it answered with `ortet act approve {id_[-8:]}` or "
+        f"hub.approve(session, {id_!r}, by=…), then repeat the call",
         id=id_,
         what=what,
     )

@@ -123,6 +123,10 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{data.get('state', '')} {data.get('error', '')}".strip()
         case "plan":
             return "; ".join(map(str, data.get("steps", [])))
+        case "asked":
+            return f"may it {data.get('what', '')}?"
+        case "given":
+            return f"{'allowed' if data.get('ok') else 'denied'} {data.get('id', '')[-8:]}"
         case "note":
             return f"{data.get('key', '')} = {data.get('value')!r}"
     for key in ("text", "name", "step", "amounts", "limits", "id"):

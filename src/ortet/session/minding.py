@@ -97,7 +97,7 @@ class Minding:
         if self._sessions is None:
             from ortet.session.sessions import Sessions
 
-            self._sessions = Sessions(cast("Hub", self), self._parts.host)
+            self._sessions = Sessions(cast("Hub", self), self._parts.host, self._parts.encore)
         return self._sessions
 
     def company(self, branch: str) -> Company:

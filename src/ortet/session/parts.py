@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,22 @@ from ortet.ids import Clock, Random
 from ortet.machine.abc import Engine
 from ortet.session.registry import Scope
 from ortet.store.objects import LocalObjects
+
+REPLAY, REPLAY_REPORT = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
+
+
+class Encore(msgspec.Struct, frozen=True):
+    """That this session is to be re-enacted by whoever opens it, and the file in which to say how
+    that went: `ortet replay` asks for it."""
+
+    session: str
+    report: Path
+
+
+def encore_of(environ: Mapping[str, str]) -> Encore | None:
+    """What `ortet replay` tells the program that it runs."""
+    session, report = environ.get(REPLAY), environ.get(REPLAY_REPORT)
+    return Encore(session, Path(report)) if session and report else None
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -32,3 +48,4 @@ class Parts(msgspec.Struct, frozen=True):
     host: str
     scope: Scope
     hide: tuple[Path, ...]
+    encore: Encore | None = None

@@ -30,12 +30,15 @@ from ortet.session.deeds import Deeds, outcome_of
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE
 from ortet.session.outcome import PARTS, Restored, recalled, recorded
+from ortet.session.played import tell
 from ortet.session.points import commit_at
 from ortet.session.purses import Amounts, Limits
 from ortet.session.session import Session
 from ortet.session.whatif import whatif
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ortet.graph.commits import CommitInfo
     from ortet.ids import Oid
     from ortet.session.workspace import Workspace
@@ -192,8 +195,10 @@ class Rehearsal(Session):
     _as_it_was = False
     restored: Restored | None = None
 
-    def start(self, *, live: bool) -> None:
+    def start(self, *, live: bool, report: Path | None = None) -> None:
+        """With `report`, a file is written there that says how it went."""
         self._live_then = live
+        self._report = report
         self._ledger.left = self._leave
         self._paid = self._budget
         self._ledger.mind = self._mind = Mind(self._sessions.maps)
@@ -277,6 +282,7 @@ class Rehearsal(Session):
 
     def _leave(self, diverged: Diverged) -> None:
         if not self._live_then:
+            self._tell(diverged)
             raise diverged
         self._go_live()
 
@@ -311,6 +317,12 @@ class Rehearsal(Session):
         if refusal is not None:
             self._stop(refusal)
 
+    def _tell(self, diverged: Diverged | None) -> None:
+        """How far it came. Only the first difference counts: a program may go on behind it."""
+        if self._report is not None and self._ledger.cursor is not None:
+            tell(self._report, self._ledger.cursor, diverged)
+            self._report = None if diverged else self._report
+
     def _recall(self) -> None:
         self._deeds = deeds = Recalled(self._hub, self._row, self._ledger)
         deeds.now = lambda: self._deeds
@@ -343,6 +355,7 @@ class Rehearsal(Session):
         if not self.replaying:
             super()._end(status, why)
         elif not self.holding.ended:
+            self._tell(None)
             self._sessions.forget(self)
             self._ledger.close()
             self.holding.end()

@@ -61,6 +61,16 @@ def policy_of(hub: Hub, agent: str) -> Policy:
     return decode(Policy, row.value) if row else Policy()
 
 
+def policies(hub: Hub) -> dict[str, Policy]:
+    """Of every agent that was given one."""
+    found: dict[str, Policy] = {}
+    after = ""
+    while page := hub.catalog.rows(_POLICY, after):
+        found |= {row.key: decode(Policy, row.value) for row in page}
+        after = page[-1].key
+    return found
+
+
 def retain(sessions: Sessions, *, dry_run: bool) -> RetainReport:
     """See Hub.retain."""
     deeds: list[Done] = []

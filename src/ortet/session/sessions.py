@@ -40,7 +40,10 @@ from ortet.session.starting import FRESH, NOWHERE, Place, Start
 from ortet.session.view import View
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ortet.session.hub import Hub
+    from ortet.session.parts import Encore
     from ortet.session.workspace import Workspace
 
 _TRIES = 100
@@ -49,8 +52,9 @@ _TRIES = 100
 class Sessions:
     """The sessions of one hub."""
 
-    def __init__(self, hub: Hub, host: str) -> None:
+    def __init__(self, hub: Hub, host: str, encore: Encore | None = None) -> None:
         self.hub = hub
+        self._encore = encore
         self.roll = Roll(hub.catalog)
         self._host = host
         self.maps = Maps(hub.objects)
@@ -75,6 +79,8 @@ class Sessions:
         """Go on with a session, or begin one; it is leased to this process."""
         row = self.roll.find(agent, name)
         profile = manner.over(row.profile if row else "")
+        if row is not None and self._encore is not None and self._encore.session == row.id:
+            return self._rehearse(row, profile, live=False, report=self._encore.report)
         if row is None:
             if manner.replay is True:
                 raise NotFound("no_session", f"there is no session {name!r} to replay")
@@ -123,7 +129,9 @@ class Sessions:
             session._add("goal", {"text": goal})
         return session
 
-    def _rehearse(self, row: SessionRow, profile: Profile, *, live: bool) -> Session:
+    def _rehearse(
+        self, row: SessionRow, profile: Profile, *, live: bool, report: Path | None = None
+    ) -> Session:
         """From the first event on, as it was recorded."""
         from ortet.session.replaying import Rehearsal, Stage
 
@@ -131,7 +139,7 @@ class Sessions:
         row = self.roll.get(row.id)
         session = self.resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
         assert isinstance(session, Rehearsal)
-        session.start(live=live)
+        session.start(live=live, report=report)
         return session
 
     def get(self, id_: str) -> View:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -172,6 +172,16 @@ class Call:
                 sys.stdout.writelines(f"{line}\n" for line in lines)
             except BrokenPipeError:
                 raise SystemExit(PIPE_CLOSED) from None
+
+    def table(self, rows: Iterable[Sequence[str]]) -> list[str]:
+        """Columns; on a terminal, a line is no longer than that is wide."""
+        lines = render.table(rows)
+        if not sys.stdout.isatty():
+            return lines
+        import shutil
+
+        width = shutil.get_terminal_size().columns
+        return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
     def note(self, line: str) -> None:
         """A remark beside the answer."""

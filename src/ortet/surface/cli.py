@@ -29,8 +29,20 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
     "Minds": {
         "cmd_session": ("session", "say", "plan", "facts", "decide"),
-        "cmd_journal": ("journal", "brief", "effects", "act"),
-        "cmd_life": ("pause", "resume", "close", "archive", "audit", "retain"),
+        "cmd_journal": ("journal", "brief"),
+    },
+    "Deeds": {
+        "cmd_act": ("act", "effects", "comment"),
+        "cmd_artifact": ("artifact",),
+        "cmd_money": ("budget", "bill"),
+    },
+    "Runs": {"cmd_replay": ("replay", "whatif", "diff-runs")},
+    "Life of a session": {
+        "cmd_life": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),
+    },
+    "What is kept": {
+        "cmd_life": ("audit", "retain"),
+        "cmd_keep": ("retention", "hold", "release", "erase", "dataset"),
     },
     "Store": {
         "cmd_store": ("verify", "sweep", "export", "import", "stats"),
@@ -51,7 +63,7 @@ class Verbs(click.Group):
         for section in SECTIONS.values():
             for module, verbs in section.items():
                 if cmd_name in verbs:
-                    name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+                    name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
                     command: click.Command = getattr(import_module(f"ortet.surface.{module}"), name)
                     return command
         return None

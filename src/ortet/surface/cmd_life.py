@@ -1,13 +1,17 @@
-"""pause, resume, close, archive, audit, retain: the life of a session, and who answers for it."""
+"""pause, resume, close, archive, unarchive, compact, checkpoint, audit, retain: the life of a
+session, and who answers for it."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
-from ortet.errors import Conflict
+from ortet.errors import Conflict, Invalid
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb
-from ortet.surface.sessions import find, row_data, session_argument, write
+from ortet.surface.sessions import find, read, read_text, row_data, session_argument, write
 
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the journal.")
 
@@ -31,7 +35,9 @@ def pause(call: Call, session: str | None, *, why: str) -> None:
 @verb()
 @session_argument
 def resume(call: Call, session: str | None) -> None:
-    """Make a session ready to go on: an archived one is brought back, what a crash cut is closed.
+    """Make a session ready to go on.
+
+    An archived one is brought back, what a crash cut is closed.
 
     \b
     Example:
@@ -55,7 +61,7 @@ def resume(call: Call, session: str | None) -> None:
 @session_argument
 @why_option
 def close(call: Call, session: str | None, *, why: str) -> None:
-    """End a session: it can be read and archived, and its name stays taken.
+    """End a session; it can still be read, and its name stays taken.
 
     \b
     Example:
@@ -69,7 +75,9 @@ def close(call: Call, session: str | None, *, why: str) -> None:
 @verb()
 @session_argument
 def archive(call: Call, session: str | None) -> None:
-    """Put a session away: one verified bundle in the store; `ortet resume` brings it back.
+    """Put a session away as one verified bundle in the store.
+
+    It can still be read; `ortet unarchive` brings it back.
 
     \b
     Example:
@@ -83,8 +91,99 @@ def archive(call: Call, session: str | None) -> None:
 
 @verb()
 @session_argument
+def unarchive(call: Call, session: str | None) -> None:
+    """Bring an archived session back, as paused.
+
+    \b
+    Example:
+      ortet unarchive fix-42
+    """
+    row = find(call, session)
+    if row.status != "archived":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is {row.status}, not archived: go on with it",
+            status=row.status,
+        )
+    _tell(call, call.hub.unarchive(row.id).id)
+
+
+@verb()
+@session_argument
+@click.option("--keep-last", type=click.IntRange(min=0), default=20, show_default=True, metavar="N")
+@click.option("--summary", metavar="FILE", help="What stands for the rest; - is standard input.")
+def compact(call: Call, session: str | None, *, keep_last: int, summary: str | None) -> None:
+    """Put a summary in the place of all but the newest messages.
+
+    Nothing is deleted: the journal has all of it. Facts, decisions, deeds and the plan stay.
+    Without --summary, a plain extract is made.
+
+    \b
+    Example:
+      ortet compact fix-42 --keep-last 10
+      summarise < talk.txt | ortet compact fix-42 --summary -
+    """
+    text = None if summary is None else read_text(summary)
+    opened = write(call, session)
+    done = opened.compact(keep_last, None if text is None else lambda _: text)
+    if done is None:
+        call.emit({"session": opened.id, "compaction": None}, ["nothing to leave out"])
+        return
+    lines = [f"left out {render.plural(done.count, 'message')}, events {done.first} to {done.last}"]
+    call.emit({"session": opened.id, "compaction": render.fields(done)}, lines)
+
+
+@verb()
+@session_argument
+@click.option("-o", "--output", metavar="FILE", help="Write it there.")
+@click.option("--from", "source", metavar="FILE", help="Begin a session from such a record.")
+@click.option("--name", default="", metavar="NAME", help="With --from: what it is called.")
+@click.option("--agent", default="", metavar="NAME", help="With --from: whose it is.")
+def checkpoint(
+    call: Call,
+    session: str | None,
+    *,
+    output: str | None,
+    source: str | None,
+    name: str,
+    agent: str,
+) -> None:
+    """Print a session as one portable record, or begin one from it.
+
+    The record is an AgentCheckpoint in JSON; docs/agent-checkpoint.schema.json describes it.
+
+    \b
+    Example:
+      ortet checkpoint fix-42 -o fix-42.json
+      ortet checkpoint --from fix-42.json --name fix-42-again
+    """
+    if source is not None:
+        if session is not None or output is not None:
+            raise Invalid("bad_usage", "--from makes a session: leave SESSION and -o out")
+        opened = call.open_hub(create=True).from_checkpoint(
+            read_text(source), name=name, agent=agent
+        )
+        opened.pause()
+        row = opened.row
+        call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+        return
+    if name or agent:
+        raise Invalid("bad_usage", "--name and --agent are for a session made by --from")
+    view = read(call, session)
+    text = view.checkpoint().to_json()
+    if output is None:
+        if not call.quiet:
+            sys.stdout.write(text + "\n")
+        return
+    Path(output).write_text(text + "\n", encoding="utf-8")
+    path = str(Path(output).absolute())
+    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+
+
+@verb()
+@session_argument
 def audit(call: Call, session: str | None) -> None:
-    """Check every link of a session's journal, then print who did what, when and why.
+    """Check every link of a journal, then print who did what and why.
 
     The last line is the hash to keep elsewhere: with it, nobody can change what was before. The
     exit code is 8 when something is not as it was recorded.
@@ -119,8 +218,9 @@ def _audit_lines(call: Call, report: object) -> list[str]:
 @verb()
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
 def retain(call: Call, dry_run: bool) -> None:
-    """Apply the retention policies of all agents: erase, archive and trim what has had its time.
+    """Erase, archive and trim what has had its time.
 
+    That is, apply the policies of all agents: `ortet retention` sets them.
     A session on hold is left alone, whatever its policy says.
 
     \b

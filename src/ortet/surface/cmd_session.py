@@ -10,7 +10,17 @@ import click
 from ortet.errors import Invalid
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, common, verb
-from ortet.surface.sessions import find, read, row_data, session_argument, session_option, write
+from ortet.surface.sessions import (
+    confirm,
+    find,
+    limits_of,
+    read,
+    row_data,
+    session_argument,
+    session_option,
+    write,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from ortet.session.lifecycle import SessionRow
@@ -40,8 +50,18 @@ def session(ctx: click.Context) -> None:
 @click.option(
     "--budget", multiple=True, metavar="NAME=LIMIT", help="Such as usd=5; may be repeated."
 )
+@click.option("--profile", metavar="NAME", help="chatbot, assistant, worker or enterprise.")
+@click.option("--parent", metavar="SESSION", help="It works for this one, inside its budget.")
 def new(
-    call: Call, name: str, *, goal: str, agent: str, directory: str | None, budget: tuple[str, ...]
+    call: Call,
+    name: str,
+    *,
+    goal: str,
+    agent: str,
+    directory: str | None,
+    budget: tuple[str, ...],
+    profile: str | None,
+    parent: str | None,
 ) -> None:
     """Begin a session, or go on with the one of this name.
 
@@ -51,24 +71,17 @@ def new(
     """
     hub = call.open_hub(create=True)
     opened = hub.session(
-        name, agent=agent, goal=as_text(goal), workspace=directory, budget=_budget(budget)
+        name,
+        agent=agent,
+        goal=as_text(goal),
+        workspace=directory,
+        budget=limits_of(budget, "--budget") or None,
+        profile=profile,
+        parent=find(call, parent).id if parent else None,
     )
     opened.pause()
     row = next(row for row in hub.sessions() if row.id == opened.id)
     call.emit(row_data(row), [f"session {row.name}, {row.id}"])
-
-
-def _budget(words: tuple[str, ...]) -> dict[str, float] | None:
-    limits: dict[str, float] = {}
-    for word in words:
-        name, _, limit = word.partition("=")
-        try:
-            limits[name] = float(limit)
-        except ValueError:
-            raise Invalid(
-                "bad_budget", f"--budget {word!r}: write a name and a number, as in usd=5"
-            ) from None
-    return limits or None
 
 
 @verb()
@@ -109,8 +122,10 @@ def show(call: Call, session: str | None) -> None:
     Example:
       ortet session show fix-42
     """
+    from ortet.session.holds import hold_of
+
     view = read(call, session)
-    head = view.head
+    head, held = view.head, hold_of(call.hub, view.id)
     data = {
         **row_data(view.row),
         "goal": view.goal,
@@ -121,6 +136,11 @@ def show(call: Call, session: str | None) -> None:
         "decisions": [decision.text for decision in view.decisions()],
         "questions": [question.text for question in view.questions()],
         "spent": view.spent(),
+        "left": view.budget_left(),
+        "artifacts": len({one.name for one in view.artifacts()}),
+        "unsettled": [one.id for one in view.effects() if one.state in ("begun", "unsettled")],
+        "waiting": [one.id for one in view.approvals() if one.state == "asked"],
+        "hold": held.why if held else None,
         "events": view.line.tip().seq,
         "head": head.oid if head else None,
     }
@@ -131,14 +151,31 @@ def show(call: Call, session: str | None) -> None:
         f"holds   {render.plural(data['messages'], 'message')}, "
         f"{render.plural(len(view.facts()), 'fact')}, "
         f"{render.plural(len(view.decisions()), 'decision')}, {data['events']} events",
+        *([f"left    {_amounts(data['left'])}"] if data["left"] else []),
+        *(
+            [f"open    {len(data['unsettled'])} unsettled, see `ortet effects`"]
+            if data["unsettled"]
+            else []
+        ),
+        *(
+            [f"waits   {len(data['waiting'])} to be approved, see `ortet act waiting`"]
+            if data["waiting"]
+            else []
+        ),
+        *([f"hold    {render.title(held.why) or 'yes'}"] if held else []),
         f"commit  {render.short(head.oid) if head else 'none yet'}",
     ]
     call.emit(data, lines)
 
 
+def _amounts(found: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {render.safe(name)}" for name, amount in sorted(found.items()))
+
+
 @verb()
 @click.argument("name", metavar="SESSION")
-def rm(call: Call, name: str) -> None:
+@yes_option
+def rm(call: Call, name: str, *, yes: bool) -> None:
     """Remove a session with its events; nobody may have it open.
 
     Commits stay in the reflog until that expires and a sweep frees them. To destroy what was said
@@ -146,9 +183,10 @@ def rm(call: Call, name: str) -> None:
 
     \b
     Example:
-      ortet session rm fix-42
+      ortet session rm fix-42 --yes
     """
     row = find(call, name)
+    confirm(call, yes, f"remove session {row.name} with its journal")
     call.hub.remove(row.id)
     call.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
 
@@ -162,7 +200,10 @@ for _command in (new, ls, show, rm):
 @click.option("--role", default="user", show_default=True, help="Who speaks.")
 @session_option
 def say(call: Call, text: str | None, *, role: str, session: str | None) -> None:
-    """Add a message to a session; without TEXT it is read from standard input.
+    """Add a message to a session.
+
+    Without TEXT it is read from standard input. A session that another process works on takes
+    `ortet comment`.
 
     \b
     Example:
@@ -180,7 +221,7 @@ def say(call: Call, text: str | None, *, role: str, session: str | None) -> None
 @click.option("--advance", is_flag=True, help="On to the next step.")
 @session_option
 def plan(call: Call, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
-    """Show the plan of a session, make a new one, or go on to its next step.
+    """Show the plan, make a new one, or go on to the next step.
 
     \b
     Example:

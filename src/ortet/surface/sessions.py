@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.surface import render
 
 if TYPE_CHECKING:
@@ -18,11 +21,15 @@ if TYPE_CHECKING:
     from ortet.surface.call import Call
 
 _SHORTEST = 4
+_DIGITS = 8
+"""Digits of the id of a deed shown to people: the last ones, as the first are those of its time."""
 
 session_argument = click.argument("session", metavar="[SESSION]", required=False)
 session_option = click.option(
     "-s", "--session", "session", metavar="SESSION", help="Its name or id; else that of this place."
 )
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def find(call: Call, word: str | None) -> SessionRow:
@@ -67,6 +74,50 @@ def write(call: Call, word: str | None) -> Session:
     return call.hub.session(row.name, agent=row.agent)
 
 
+def pick(ids: Iterable[str], word: str) -> str:
+    """The one id that is meant: whole, or by four or more of its first or last digits; "" when
+    there is none."""
+    known = set(ids)
+    if word in known:
+        return word
+    found = {id_ for id_ in known if id_.startswith(word) or id_.endswith(word)}
+    if len(word) < _SHORTEST or not found:
+        return ""
+    if len(found) > 1:
+        shown = ", ".join(sorted(map(tail, found))[:5])
+        raise Conflict("ambiguous", f"{word!r} may be {shown}: give more digits")
+    return found.pop()
+
+
+def tail(id_: str) -> str:
+    """An id as people see it."""
+    return id_[-_DIGITS:]
+
+
+def confirm(call: Call, yes: bool, what: str) -> None:
+    """Go on only when the user means it: --yes, or an answer at the terminal."""
+    if yes:
+        return
+    if call.json or call.quiet or not sys.stdin.isatty():
+        raise Invalid("not_confirmed", f"this will {what} for good: repeat it with --yes")
+    if not click.confirm(f"this will {what} for good. Go on?", err=True):
+        raise click.Abort
+
+
+def limits_of(words: Iterable[str], option: str) -> dict[str, float | None]:
+    """usd=5 as a limit; usd=none takes one away."""
+    limits: dict[str, float | None] = {}
+    for word in words:
+        name, _, limit = word.partition("=")
+        try:
+            limits[name] = None if limit == "none" else float(limit)
+        except ValueError:
+            raise Invalid(
+                "bad_budget", f"{option} {word!r}: write a name and a number, as in usd=5"
+            ) from None
+    return limits
+
+
 def row_data(row: SessionRow) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -94,8 +145,20 @@ def event_line(event: Event) -> str:
     line = told(event)
     why = f"  ({render.title(line.why)})" if line.why else ""
     actor = render.safe(line.actor)
-    head = f"{line.seq:>5}  {render.when(line.time)}  {actor}  {line.kind}"
+    seq = "-" if event.waiting else line.seq
+    head = f"{seq:>5}  {render.when(line.time)}  {actor}  {line.kind}"
     return f"{head}  {render.title(line.what)}{why}".rstrip()
+
+
+def read_text(path: str) -> str:
+    """A file's text, or that of standard input for -."""
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return raw.decode()
+    except FileNotFoundError:
+        raise NotFound("no_file", f"there is no file {path}: write it first") from None
+    except UnicodeDecodeError:
+        raise Invalid("not_text", f"{path} is not UTF-8 text: give a file that is") from None
 
 
 def value_of(text: str) -> Any:

@@ -1,0 +1,192 @@
+"""replay, whatif, diff-runs: a user's program against its record, and against what might be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+
+from .conftest import Ortet
+
+PROGRAM = """
+import pathlib, sys
+import ortet
+
+def search(word):
+    with pathlib.Path("done").open("a") as file:
+        file.write(word + "\\n")
+    return {"hits": [word, len(word)]}
+
+with ortet.open() as hub, hub.session("s", goal="find it") as s:
+    s.say("user", "find it")
+    found = s.act(search, WORD, why="asked")
+    s.spend(usd=0.5, model="large")
+    s.say("assistant", f"{found}")
+    s.commit("found")
+    MORE
+print("end of program")
+"""
+
+
+class Agent:
+    """A user's program with a session `s`, run once."""
+
+    def __init__(self, ortet: Ortet, place: Path) -> None:
+        self.ortet = ortet
+        self.place = place
+        self.write()
+
+    def write(self, word: str = "abc", more: str = "s.say('user', 'thanks')") -> None:
+        text = PROGRAM.replace("WORD", repr(word)).replace("MORE", more)
+        (self.place / "agent.py").write_text(text)
+
+    @property
+    def words(self) -> list[str]:
+        return ["--", sys.executable, "agent.py"]
+
+    @property
+    def done(self) -> str:
+        return (self.place / "done").read_text()
+
+    def events(self) -> list[str]:
+        return [one["hash"] for one in self.ortet.json("journal", "s", cwd=self.place)]
+
+
+@pytest.fixture
+def agent(ortet: Ortet, tmp_path: Path) -> Agent:
+    import subprocess
+
+    agent = Agent(ortet, tmp_path)
+    subprocess.run(
+        [sys.executable, "agent.py"], cwd=tmp_path, env=ortet.env, check=True, capture_output=True
+    )
+    return agent
+
+
+class TestReplay:
+    def test_shown(self, ortet: Ortet, agent: Agent) -> None:
+        steps = ortet.json("replay", "s", cwd=agent.place)
+        assert [step["kind"] for step in steps] == [
+            *("message", "begun", "spend", "message", "message")
+        ]
+        assert steps[1]["outcome"] == {"hits": ["abc", 3]} and steps[1]["state"] == "done"
+        out = ortet("replay", "s", cwd=agent.place).out
+        assert "act       search('abc')\n" in out and "done: {'hits': ['abc', 3]}" in out
+
+    def test_the_same_again(self, ortet: Ortet, agent: Agent) -> None:
+        before = agent.events()
+        done = ortet("replay", "s", *agent.words, cwd=agent.place)
+        assert done.out.startswith("end of program\ns: all ")
+        found = ortet("replay", "s", "--json", *agent.words, cwd=agent.place).data
+        assert found["same"] is True and found["exit_code"] == 0
+        assert agent.done == "abc\n"  # once: nothing was done again
+        assert agent.events() == before
+
+    def test_another_step(self, ortet: Ortet, agent: Agent) -> None:
+        before = agent.events()
+        agent.write(word="xyz")
+        done = ortet("replay", "s", *agent.words, cwd=agent.place, code=5)
+        table = done.err[done.err.index("error: the replay of s left the record") :].splitlines()
+        assert table[1].split() == ["then", "now"]
+        assert [line.split() for line in table[2:4]] == [
+            *(["act", "search", "act", "search"], ["'abc'", "|", "'xyz'"])
+        ]
+        assert max(map(len, table)) <= 80
+        assert agent.done == "abc\n" and agent.events() == before
+
+    def test_caught_by_the_program(self, ortet: Ortet, agent: Agent) -> None:
+        """A program that swallows the difference is told of all the same: the first one."""
+        first = "exec(\"try:\\n s.say('user', 'otherwise')\\nexcept Exception: pass\")"
+        agent.write(more=f"{first}; s.say('user', 'thanks')")
+        done = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=5)
+        details = done.error["details"]
+        assert details["got"]["data"]["content"] == "otherwise"
+        assert details["expected"]["data"]["content"] == "thanks"
+        assert details["exit_code"] == 0
+
+    def test_less(self, ortet: Ortet, agent: Agent) -> None:
+        agent.write(more="")
+        error = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=5).error
+        assert error["error"] == "diverged" and error["details"]["got"] is None
+        assert error["details"]["expected"]["data"]["content"] == "thanks"
+
+    def test_more(self, ortet: Ortet, agent: Agent) -> None:
+        agent.write(more="s.say('user', 'thanks'); s.say('user', 'and more')")
+        error = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=5)
+        assert '"expected": null' in error.err
+        assert (
+            "nothing more was recorded"
+            in ortet("replay", "s", *agent.words, cwd=agent.place, code=5).err
+        )
+
+    def test_the_programs_own_end(self, ortet: Ortet, agent: Agent) -> None:
+        agent.write(more="s.say('user', 'thanks'); sys.exit(3)")
+        found = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=3).data
+        assert found["same"] is True and found["exit_code"] == 3
+
+    def test_bad_input(self, ortet: Ortet, agent: Agent) -> None:
+        here = agent.place
+        assert ortet.kind("replay", "no", cwd=here, code=4) == "no_session"
+        assert ortet.kind("replay", "s", "--", "true", cwd=here, code=2) == "not_replayed"
+        assert ortet.kind("replay", "s", "--", "no-such", cwd=here, code=4) == "no_command"
+        with open_hub(ortet.store) as hub, hub.session("s"):
+            ortet("replay", "s", *agent.words, cwd=here, code=2)  # in use: the program is refused
+
+
+class TestWhatif:
+    def test_another_result(self, ortet: Ortet, agent: Agent) -> None:
+        here, before = agent.place, agent.events()
+        (begun,) = ortet.json("journal", "s", "--kind", "begun", cwd=here)
+        made = ortet.json("whatif", "s", str(begun["seq"]), "--result", '{"hits": []}', cwd=here)
+        assert (made["name"], made["status"]) == ("s/1", "paused")
+        (action,) = ortet.json("act", "ls", "-s", "s/1", cwd=here)
+        assert action["outcome"] == {"hits": []}
+        assert agent.events() == before
+        found = ortet.json("diff-runs", "s", "s/1", cwd=here)
+        assert not found["same"] and found["seq"] == begun["seq"] + 1
+        first = next(pair for pair in found["pairs"] if not pair["same"])
+        assert first["right"]["data"]["outcome"] == {"hits": []}
+        out = ortet("diff-runs", "s", "s/1", cwd=here).out.splitlines()
+        assert out[0] == f"they part at event {begun['seq'] + 1}"
+        assert max(map(len, out)) <= 80
+
+    def test_another_message_or_failure(self, ortet: Ortet, agent: Agent) -> None:
+        here = agent.place
+        said = ortet.json("journal", "s", "--kind", "message", cwd=here)[0]["seq"]
+        ortet("whatif", "s", str(said), "--message", "find them", cwd=here)
+        ortet("whatif", "s", str(said), "--message", "-", cwd=here, stdin=b"from a pipe")
+        for name, text in (("s/1", "find them"), ("s/2", "from a pipe")):
+            (event,) = ortet.json("journal", name, "--kind", "message", cwd=here)
+            assert event["data"]["content"] == text
+        ortet("whatif", "s", str(said + 1), "--error", "OSError: no net", cwd=here)
+        assert ortet.json("act", "ls", "-s", "s/3", cwd=here)[0]["error"] == "OSError: no net"
+
+    def test_the_same_run(self, ortet: Ortet, agent: Agent) -> None:
+        assert ortet.json("diff-runs", "s", "s", cwd=agent.place)["same"] is True
+        assert ortet("diff-runs", "s", "s", cwd=agent.place).out.startswith("the runs are the same")
+
+    def test_bad_input(self, ortet: Ortet, agent: Agent) -> None:
+        here = agent.place
+        for words, code, kind in (
+            (["s", "3"], 2, "bad_usage"),
+            (["s", "3", "--message", "a", "--error", "b"], 2, "bad_usage"),
+            (["s", "0", "--message", "a"], 2, "bad_usage"),
+            (["s", "999", "--message", "a"], 4, "no_event"),
+            (["s", "2", "--result", "1"], 2, "bad_change"),
+            (["no", "2", "--result", "1"], 4, "no_session"),
+        ):
+            assert ortet.kind("whatif", *words, cwd=here, code=code) == kind, words
+        assert len(ortet.json("session", "ls", cwd=here)) == 1
+        assert ortet.kind("diff-runs", "s", "no", cwd=here, code=4) == "no_session"
+
+
+def test_quiet(ortet: Ortet, agent: Agent) -> None:
+    for words in (
+        *(["replay", "s", "-q"], ["replay", "s", "-q", *agent.words]),
+        *(["whatif", "s", "3", "--message", "x", "-q"], ["diff-runs", "s", "s/1", "-q"]),
+    ):
+        done = ortet(*words, cwd=agent.place)
+        assert (done.out, done.err) == ("", ""), words
