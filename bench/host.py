@@ -16,22 +16,27 @@ from measure import PAGE, Scene
 VERSIONS = ("git --version", "restic version", "borg --version", "btrfs --version", "mkfs.xfs -V")
 
 
-def facts(scene: Scene, place: Path) -> dict[str, str]:
+def files_facts(scene: Scene) -> dict[str, str]:
+    return {
+        "workspace": f"{scene.files} files in {scene.directories} directories, "
+        f"{scene.bytes / 1e6:.0f} MB; npm install {' '.join(scene.packages)}; "
+        f"a SQLite file of {scene.database_pages * PAGE / 1e6:.0f} MB",
+        "peers": "; ".join(say(*words.split()) for words in VERSIONS),
+    }
+
+
+def facts(place: Path) -> dict[str, str]:
     commit = say("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "ortet": f"{ortet.__version__}, {commit}",
-        "workspace": f"{scene.files} files in {scene.directories} directories, "
-        f"{scene.bytes / 1e6:.0f} MB; npm install {' '.join(scene.packages)}; "
-        f"a SQLite file of {scene.database_pages * PAGE / 1e6:.0f} MB",
         "kernel": f"{platform.system()} {platform.release()}",
         "cpu": f"{cpu()}, {os.cpu_count()} cores",
         "memory": f"{memory:.0f} GiB",
         "file system": say("findmnt", "-n", "-o", "FSTYPE", "-T", str(place)),
         "load at the start": f"{os.getloadavg()[0]:.2f}",
         "python, sqlite": f"{platform.python_version()}, {apsw.sqlite_lib_version()}",
-        "peers": "; ".join(say(*words.split()) for words in VERSIONS),
     }
 
 

@@ -84,7 +84,7 @@ FULL = Counts(fast=200, slow=15, heavy=3, forks=30, chain=10_000)
 QUICK = Counts(fast=30, slow=3, heavy=1, forks=5, chain=300)
 
 
-def _ordinary_environment() -> dict[str, str]:
+def ordinary_environment() -> dict[str, str]:
     """Ours, but Python may keep what it compiled: every installed program can."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
@@ -98,7 +98,7 @@ def command(
         process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(LAUNCH), str(report), *words],
             cwd=cwd,
-            env={**_ordinary_environment(), **(env or {})},
+            env={**ordinary_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

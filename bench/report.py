@@ -1,23 +1,68 @@
-"""bench/RESULTS.md: asked next to measured, the peers beside it, the host below."""
+"""bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
+files and sessions, so that a run of one leaves the figures of the other as they are."""
 
 from __future__ import annotations
 
-from measure import Sample
-from rows import ROWS, Found, Row
+import re
+from collections.abc import Sequence
 
-ABOUT = """\
+import msgspec
+
+import rows as file_rows
+import session_rows
+from measure import Sample
+from rows import Found, Row
+
+HEAD = """\
 # Results
 
-Written by `scripts/bench`: do not edit. All systems in one run, one after the other, each on its
-own copy of the workspace, page cache warm, durable at the end of each commit. Times of peers are
-whole commands, of Ortet calls in an open hub unless the row says otherwise; the first commit is a
-whole process for all. Ratio: the peer's p50 over Ortet's.
+Written by `scripts/bench`: do not edit. Each part is of one run, with its date and host below it.
+Ratio: the peer's p50 over Ortet's.
 """
-QUICK = "\n**A quick run on a small workspace: not the one the targets are about.**\n"
+QUICK = "\n**A quick run on little data: not the one the targets are about.**\n"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A section of its own: written whole, by one run."""
+
+    key: str
+    title: str
+    about: str
+    rows: Sequence[Row]
+
+
+FILES = Part(
+    "files",
+    "Files and machines",
+    """\
+All systems in one run, one after the other, each on its own copy of the workspace, page cache
+warm, durable at the end of each commit. Times of peers are whole commands, of Ortet calls in an
+open hub unless the row says otherwise; the first commit is a whole process for all.
+""",
+    file_rows.ROWS,
+)
+SESSION = Part(
+    "session",
+    "Sessions",
+    """\
+All systems on one disk, taking turns: one of ours, then one of each of theirs, so that noise hits
+all alike. Messages are 400 bytes of English-like text from a fixed seed, two a turn. Peers run as
+documented, in processes of their own; the time is taken inside them, without the way there. What
+their own connection says of its durability (journal mode and `synchronous`) stands beside them;
+Ortet is WAL with `synchronous=FULL` where nothing else is said, and a turn of it is two durable
+events, where SQLiteSession writes both messages in one transaction. Group commit is timed from the
+first event until `pause` came back, when all are on the disk. Sizes are blocks of every file, the
+log moved into its database first. *Committed*: after one `commit`, which holds the events a second
+time, sealed; *trimmed*: after `hub.retain()`, which forgets rows that commits hold, and a `verify`.
+""",
+    session_rows.ROWS,
+)
+PARTS = {part.key: part for part in (FILES, SESSION)}
 
 
 def line(sample: Sample) -> str:
-    unit = next(row.unit for row in ROWS if row.key == sample.row)
+    known = [row for part in PARTS.values() for row in part.rows]
+    unit = next(row.unit for row in known if row.key == sample.row)
     return (
         f"{sample.row:<14} {sample.system:<24} p50 {number(sample.p50)} {unit}, "
         f"p95 {number(sample.p95)} {unit}, n={len(sample.values)} {sample.note}".rstrip()
@@ -31,20 +76,37 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def render(facts: dict[str, str], found: Found, *, quick: bool) -> str:
+def render(part: Part, facts: dict[str, str], found: Found, *, quick: bool) -> str:
     host = table(["", ""], [[key, text] for key, text in facts.items()])
     return "\n".join(
         [
-            ABOUT + (QUICK if quick else ""),
-            "## Asked and measured\n",
-            table(["", "asked", "measured: p50 (p95)", ""], _targets(found)),
-            "\n## Beside the peers\n",
-            table(["", "system", "p50", "p95", "n", "ratio", ""], _comparison(found)),
-            "\n## Host\n",
+            f"## {part.title}\n",
+            part.about + (QUICK if quick else ""),
+            "### Asked and measured\n",
+            table(["", "asked", "measured: p50 (p95)", ""], _targets(part, found)),
+            "\n### Beside the peers\n",
+            table(["", "system", "p50", "p95", "n", "ratio", ""], _comparison(part, found)),
+            "\n### Host\n",
             host,
             "",
         ]
     )
+
+
+def merged(old: str, new: dict[str, str]) -> str:
+    """The whole document: parts that were measured now, and of the others what it said before."""
+    texts = {key: new.get(key) or _said(old, key) for key in PARTS}
+    parts = [f"{_mark(key)}\n\n{text}" for key, text in texts.items() if text]
+    return "\n".join([HEAD, *parts])
+
+
+def _mark(key: str) -> str:
+    return f"<!-- part: {key} -->"
+
+
+def _said(old: str, key: str) -> str:
+    found = re.search(rf"{re.escape(_mark(key))}\n+(.*?)(?=\n<!-- part: |\Z)", old, re.DOTALL)
+    return found[1] if found else ""
 
 
 def table(head: list[str], body: list[list[str]]) -> str:
@@ -52,9 +114,9 @@ def table(head: list[str], body: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _targets(found: Found) -> list[list[str]]:
+def _targets(part: Part, found: Found) -> list[list[str]]:
     lines = []
-    for row in ROWS:
+    for row in part.rows:
         mine = [sample for sample in found if sample.row == row.key and _ours(sample)]
         if mine:
             verdict = {True: "reached", False: "**missed**", None: ""}[row.verdict(found)]
@@ -71,9 +133,9 @@ def _cell(samples: Found, unit: str) -> str:
     return "; ".join(parts)
 
 
-def _comparison(found: Found) -> list[list[str]]:
+def _comparison(part: Part, found: Found) -> list[list[str]]:
     lines = []
-    for row in ROWS:
+    for row in part.rows:
         samples = _beside(row, found)
         ours = next((sample.p50 for sample in samples if _ours(sample)), None)
         for index, sample in enumerate(samples):

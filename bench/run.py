@@ -1,4 +1,4 @@
-"""scripts/bench: build the workspace, measure Ortet and its peers in one run, write the results."""
+"""scripts/bench: measure Ortet and its peers in one run, part by part; write the results."""
 
 from __future__ import annotations
 
@@ -15,28 +15,73 @@ import measure
 import ortet_side
 import peer_side
 import report
+import session_peers
+import session_plan
+import session_side
 import workspace
-from rows import ROWS
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+Measured = tuple[dict[str, str], Iterator[measure.Sample]]
+"""Facts of one part's run, and its samples as they come."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few files, few repetitions")
-    rows = [row.key for row in ROWS]
+    parser.add_argument("--quick", action="store_true", help="little data, few repetitions")
+    parser.add_argument("--part", choices=list(report.PARTS), help="one part alone")
+    rows = [row.key for part in report.PARTS.values() for row in part.rows]
     parser.add_argument("--only", action="append", default=[], metavar="ROW", choices=rows)
     parser.add_argument("--no-peers", action="store_true", help="Ortet alone")
-    parser.add_argument("--no-ortet", action="store_true", help="the peers alone")
+    parser.add_argument("--no-ortet", action="store_true", help="the peers alone; files part")
     parser.add_argument("--output", type=Path, help="where to write (a full run: bench/RESULTS.md)")
     return parser.parse_args()
 
 
-def samples(plan: measure.Plan, *, with_ortet: bool, with_peers: bool) -> Iterator[measure.Sample]:
-    if with_ortet:
-        yield from ortet_side.all_rows(plan)
-    if with_peers:
-        yield from peer_side.all_peers(plan)
+def chosen(options: argparse.Namespace) -> list[report.Part]:
+    """The part that was named, or those that have the rows that were, or all."""
+    parts = [report.PARTS[options.part]] if options.part else list(report.PARTS.values())
+    if options.only:
+        parts = [part for part in parts if {row.key for row in part.rows} & set(options.only)]
+    return parts
+
+
+def of_files(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    scene = workspace.build(cache, quick=options.quick)
+    counts = measure.QUICK if options.quick else measure.FULL
+    plan = measure.Plan(scene, place, counts, frozenset(options.only))
+
+    def samples() -> Iterator[measure.Sample]:
+        if not options.no_ortet:
+            yield from ortet_side.all_rows(plan)
+        if not options.no_peers:
+            yield from peer_side.all_peers(plan)
+
+    return host.files_facts(scene), samples()
+
+
+def of_session(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    python = None if options.no_peers else session_peers.environment(cache)
+    counts = session_plan.QUICK if options.quick else session_plan.FULL
+    plan = session_plan.Plan(place, counts, frozenset(options.only), python)
+    facts = {"peers": session_peers.versions(python)} if python else {}
+    return facts, session_side.all_rows(plan)
+
+
+MEASURE = {"files": of_files, "session": of_session}
+
+
+def measured(part: report.Part, options: argparse.Namespace, cache: Path) -> str:
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
+    found: list[measure.Sample] = []
+    try:
+        facts = host.facts(place)
+        more, samples = MEASURE[part.key](options, cache, place)
+        for sample in samples:
+            found.append(sample)
+            print(f"   {report.line(sample)}", file=sys.stderr)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return report.render(part, facts | more, found, quick=options.quick)
 
 
 def main() -> None:
@@ -44,28 +89,16 @@ def main() -> None:
     # A terminated run must unmount its devices too: turn the signal into an exception.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     cache = workspace.cache_directory()
-    scene = workspace.build(cache, quick=options.quick)
-    place = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
-    counts = measure.QUICK if options.quick else measure.FULL
-    plan = measure.Plan(scene, place, counts, frozenset(options.only))
-    found: list[measure.Sample] = []
-    try:
-        facts = host.facts(scene, place)
-        for sample in samples(
-            plan, with_ortet=not options.no_ortet, with_peers=not options.no_peers
-        ):
-            found.append(sample)
-            print(f"   {report.line(sample)}", file=sys.stderr)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    text = report.render(facts, found, quick=options.quick)
+    cache.mkdir(parents=True, exist_ok=True)
+    texts = {part.key: measured(part, options, cache) for part in chosen(options)}
     whole = not (options.quick or options.only or options.no_peers or options.no_ortet)
     output = options.output or (RESULTS if whole else None)
     if output:
-        output.write_text(text)
+        old = output.read_text() if output.exists() else ""
+        output.write_text(report.merged(old, texts))
         print(f"written to {output}", file=sys.stderr)
     else:
-        print(text)
+        print(report.merged("", texts))
 
 
 if __name__ == "__main__":

@@ -67,16 +67,19 @@ def lost(call: Call, actor: str) -> Draft:
 
 def settled(messages: Sequence[Message]) -> list[Message]:
     """Without made-up results whose real ones came after all."""
-    kept: list[Message] = []
+    return list(settled_newest(reversed(messages)))[::-1]
+
+
+def settled_newest(newest: Iterable[Message]) -> Iterator[Message]:
+    """The same from the end on, for who wants only the last ones."""
     real: set[str] = set()
-    for message in reversed(messages):
+    for message in newest:
         ids = results_of(message)
         if _is_synthetic(message) and ids and real.issuperset(ids):
             continue
-        kept.append(message)
+        yield message
         real.update(ids)
         real.difference_update(call.id for call in calls_of(message))  # ids are used again
-    return kept[::-1]
 
 
 def groups(messages: Sequence[Message]) -> list[list[Message]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.journal.briefing import Briefing, brief
 from ortet.journal.compact import (
     Compaction,
@@ -24,7 +24,7 @@ from ortet.journal.compact import (
 from ortet.journal.context import Context, gather, newest_first
 from ortet.journal.folding import message_of
 from ortet.journal.known import Failure, Known, Wish
-from ortet.journal.pairs import settled
+from ortet.journal.pairs import settled, settled_newest
 from ortet.journal.text import Counter
 from ortet.journal.things import Artifact, Effect, Message
 from ortet.session.deeds import Deed, deeds_of
@@ -82,6 +82,14 @@ def context_of(view: View, tokens: int, count: Counter) -> Context:
         tokens=tokens,
         count=count,
     )
+
+
+def last_messages(view: View, count: int) -> list[Message]:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise Invalid("bad_count", f"the last {count!r} messages: give a number from 0")
+    core = view.mind.core
+    newest = settled_newest(newest_first(view.events, core.since, core.events))
+    return list(islice(newest, count))[::-1]
 
 
 def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:

@@ -23,7 +23,7 @@ from ortet.session.calls import ModelCall, calls_of
 from ortet.session.deeds import deeds_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
-from ortet.session.recollect import briefing_of, context_of, dropped_of
+from ortet.session.recollect import briefing_of, context_of, dropped_of, last_messages
 
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
@@ -95,8 +95,10 @@ class View:
         if upto is None:
             yield from waiting(self._hub.catalog, self._row.id)
 
-    def messages(self) -> list[Message]:
-        """Those in context, in order."""
+    def messages(self, last: int | None = None) -> list[Message]:
+        """Those in context, in order: all of them, or the `last` ones, which costs what they do."""
+        if last is not None:
+            return last_messages(self, last)
         events = self.events(self._mind.core.since)
         return settled([message_of(event) for event in events if _said(event)])
 
