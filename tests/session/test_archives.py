@@ -202,6 +202,21 @@ class TestRetain:
         assert len(hub.get(s.id).messages()) == 5
         hub.verify()
 
+    def test_a_trim_gives_the_room_back(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            for number in range(300):
+                s.say("user", f"{number} " * 100)
+            s.commit()
+        file = hub.root / "catalog.db"
+        hub.catalog.scrub()
+        before = file.stat().st_size
+        hub.retain(dry_run=True)
+        assert file.stat().st_size == before
+        hub.retain()
+        assert file.stat().st_size < before / 2
+        assert len(hub.get(s.id).messages()) == 300
+        hub.verify()
+
     def test_bad_policies(self, hub: Hub) -> None:
         with pytest.raises(Invalid):
             hub.retention(keep_messages=-1)

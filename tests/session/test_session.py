@@ -314,6 +314,42 @@ class TestCommits:
         hub.sweep(expire_ns=0, min_garbage=0.0)
         hub.verify()
 
+    def test_forks_of_two_hubs_take_other_names(self, store: Path) -> None:
+        with open_hub(store) as one, open_hub(store) as two:
+            s = one.session("s")
+            s.say("user", "x")
+            assert s.fork(1)[0].name == "s/1"
+            s.pause()
+            s = two.session("s")
+            assert [kid.name for kid in s.fork(2)] == ["s/2", "s/3"]
+            s.pause()
+            s = one.session("s")
+            assert [kid.name for kid in s.fork(2)] == ["s/4", "s/5"]
+
+    def test_a_fork_of_a_clean_session_moves_nothing_else(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.say("user", "x")
+            head = s.commit()
+            (kid,) = s.fork()
+            assert s.head == kid.head == head
+            kid.say("user", "y")
+            assert [m.content for m in s.fork()[0].messages()] == ["x"]
+            s.say("user", "z")
+            (late,) = s.fork()
+            assert [m.content for m in late.messages()] == ["x", "z"]
+            assert s.head is not None
+            assert s.head.parents == [head.oid]
+
+    def test_a_fork_knows_nothing_that_was_erased(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.decide("secret", why="secret")
+            s.commit()
+            assert s.fork()[0].decisions()[0].text == "secret"
+        for row in hub.sessions():
+            hub.erase(row.id)
+        with hub.session("s") as s:
+            assert "secret" not in str(s.fork()[0].decisions())
+
     def test_trimmed_rows_are_read_from_the_commit(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s") as s:
             for number in range(10):

@@ -217,6 +217,8 @@ class TestDangling:
             s.say("user", "wait for it")
             s.say("tool", "paid", tool_call_id="c1")
             assert [m.content for m in s.messages()] == [None, "wait for it", "paid"]
+            for count in range(5):
+                assert s.messages(last=count) == s.messages()[max(0, 3 - count) :]
             assert [m.content for m in s.context()] == [None, "paid", "wait for it"]
 
     def test_nothing_is_closed_that_has_its_result(self, store: Path) -> None:
@@ -225,6 +227,41 @@ class TestDangling:
             s.say("tool", "paid", tool_call_id="c1")
         with open_hub(store) as hub, hub.session("s") as s:
             assert [m.content for m in s.messages()] == [None, "paid"]
+
+
+class TestLast:
+    def test_only_the_last_messages(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            assert s.messages(last=3) == []
+            for number in range(200):
+                s.say("user", f"m{number}")
+                s.note("n", number)
+            assert [m.content for m in s.messages(last=2)] == ["m198", "m199"]
+            assert s.messages(last=500) == s.messages()
+            s.compact(keep_last=5)
+            assert s.messages(last=50) == s.messages()
+
+    def test_it_reads_no_more_than_it_must(self, hub: Hub) -> None:
+        with hub.session("s", durability="group") as s:
+            for number in range(3000):
+                s.say("user", f"m{number}")
+        view = hub.get(s.id)
+        read = list[tuple[int, int | None]]()
+        events = view.events
+
+        def watched(after: int = 0, upto: int | None = None) -> Iterator[Event]:
+            read.append((after, upto))
+            return events(after, upto)
+
+        view.events = watched  # type: ignore[method-assign]
+        assert view.messages(last=1)[0].content == "m2999"
+        assert len(read) == 1
+        assert read[0][0] > 2900
+
+    @pytest.mark.parametrize("count", [-1, 1.5, True, "2"])
+    def test_bad_counts(self, hub: Hub, count: Any) -> None:
+        with hub.session("s") as s, pytest.raises(Invalid):
+            s.messages(last=count)
 
 
 class TestContext:

@@ -181,6 +181,9 @@ class Catalog(Timelines):
     def scrub(self) -> None:
         """Leave nothing in the files of what was deleted or replaced; may take time."""
 
+    def reclaim(self) -> None:
+        """Give the room of deleted rows back to the disk, where it is worth the time."""
+
     @abstractmethod
     def check(self) -> list[str]:
         """What is wrong with the stored rows, in words; empty when sound."""

@@ -64,6 +64,9 @@ _ROWS = (
     "SELECT kind, key, value, version FROM records WHERE kind = ? AND key > ? ORDER BY key LIMIT ?"
 )
 
+_WORTH = 4
+"""The file is written anew when one in so many of its pages is free."""
+
 
 class SqliteCatalog(SqliteTimelines, Catalog):
     """The catalog of an embedded store.
@@ -202,6 +205,13 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         with self._handle as db:
             db.execute("VACUUM")  # a page that was freed or split keeps what it held
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def reclaim(self) -> None:
+        with self._handle as db:
+            pages = db.execute("PRAGMA page_count").get
+            free = db.execute("PRAGMA freelist_count").get
+        if free * _WORTH >= pages:  # else the next rows will need it
+            self.scrub()
 
     def check(self) -> list[str]:
         with self._handle as db:

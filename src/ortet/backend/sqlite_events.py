@@ -137,8 +137,11 @@ class SqliteTimelines(Timelines):
 
 def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
     """Inside a transaction: all of them are new, their parents are there."""
+    ends: dict[str, int] = {}
     for line in timelines:
-        if line.parent and not 0 <= line.at <= _last_seq(db, line.parent):
+        if line.parent and line.parent not in ends:
+            ends[line.parent] = _last_seq(db, line.parent)
+        if line.parent and not 0 <= line.at <= ends[line.parent]:
             raise Invalid(
                 "bad_fork", f"timeline {line.parent} has no event {line.at}: fork at one it has"
             )

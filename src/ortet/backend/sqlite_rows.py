@@ -15,11 +15,17 @@ from ortet.errors import Invalid
 _FOREVER = 2**63 - 1
 _LEASE = "SELECT name, owner, fence, expires FROM leases WHERE name = ?"
 _HOLD = "INSERT OR REPLACE INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?)"
+_CLAIM = """INSERT INTO leases (name, owner, fence, expires)
+    SELECT ?, ?, value + 1, ? FROM floors WHERE of = 'fence' ON CONFLICT DO NOTHING
+    RETURNING fence"""
 _FLOOR = "SELECT value FROM floors WHERE of = ?"
 _ROW = "SELECT kind, key, value, version FROM records WHERE kind = ? AND key = ?"
 _PUT = """INSERT INTO records (kind, key, value, version)
     SELECT ?, ?, ?, value + 1 FROM floors WHERE of = 'row'
     ON CONFLICT DO UPDATE SET value = excluded.value, version = records.version + 1
+    RETURNING version"""
+_ADD = """INSERT INTO records (kind, key, value, version)
+    SELECT ?, ?, ?, value + 1 FROM floors WHERE of = 'row' ON CONFLICT DO NOTHING
     RETURNING version"""
 _DROP = "DELETE FROM records WHERE kind = ? AND key = ? RETURNING version"
 RAISE = "UPDATE floors SET value = max(value, ?2) WHERE of = ?1"
@@ -32,14 +38,17 @@ def fetch_all(db: apsw.Connection, sql: str, values: tuple[Any, ...]) -> list[An
 
 def claim_lease(db: apsw.Connection, claim: Claim, now: int) -> Lease:
     """The same owner renews and keeps its fence."""
-    held = find_lease(db, check_name(claim.name))
+    expires = expiry(now, claim.ttl_ns)
+    for (fence,) in fetch_all(db, _CLAIM, (check_name(claim.name), claim.owner, expires)):
+        return Lease(claim.name, claim.owner, fence, expires)
+    held = find_lease(db, claim.name)
     if held and held.owner != claim.owner and held.expires > now:
         raise refusals.lease_held(held)
     if held and held.owner == claim.owner:
         fence = held.fence
     else:
         fence = 1 + max(int(db.execute(_FLOOR, ("fence",)).get), held.fence if held else 0)
-    lease = Lease(claim.name, claim.owner, fence, expiry(now, claim.ttl_ns))
+    lease = Lease(claim.name, claim.owner, fence, expires)
     db.execute(_HOLD, (lease.name, lease.owner, lease.fence, lease.expires))
     return lease
 
@@ -71,6 +80,10 @@ def find_row(db: apsw.Connection, kind: str, key: str) -> Row | None:
 
 def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
     for change in changes:
+        if change.expect == 0 and change.value is not None:
+            values = (check_name(change.kind), check_name(change.key), change.value)
+            if fetch_all(db, _ADD, values):  # else the long way says what is there
+                continue
         expect_row(db, change.kind, change.key, change.expect)
         if change.value is None:
             drop_row(db, change.kind, change.key)

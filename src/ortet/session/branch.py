@@ -29,9 +29,10 @@ class Branch:
         clock: Clock,
         author: str,
         told: Callable[[str], None] = lambda _: None,
+        head: Oid | None = None,
     ) -> None:
         self.name = name
-        self.head: Oid | None = None
+        self.head = head
         self.state: bytes = b""
         self._catalog = catalog
         self._objects = objects
@@ -39,7 +40,10 @@ class Branch:
         self._clock = clock
         self._author = author
         self._told = told
-        self.look()
+        if head is None:
+            self.look()
+        else:  # its maker knows: it was just put there
+            self.state = history.read(head).state
 
     def look(self) -> None:
         """See where it is now, whoever moved it."""

@@ -121,12 +121,15 @@ class Budget:
         self._ledger = ledger
         self._host = host
         self._mark = hub.clock.now_ns()  # wall time up to here is counted
+        self._holds = True  # perhaps; others only ever lessen what this session has reserved
 
     def spend(
         self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = ()
     ) -> tuple[list[Event], Refused | None]:
         """Record a spend behind `drafts`, in one step; returns the events, and the refusal that the
         caller has to raise once it has paused."""
+
+        self._holds = True
 
         def attempt() -> tuple[list[Event], Refused | None]:
             before = levels(self._hub.catalog, self._row)
@@ -187,6 +190,7 @@ class Budget:
         found = levels(self._hub.catalog, self._row)
         if self._seconds(found, {}, self._hub.clock.now_ns()):
             self.spend({})
+        self._holds = True  # a sibling that died may have left something where both draw on
         self.give_back()
 
     def give_back(self) -> None:
@@ -199,7 +203,9 @@ class Budget:
             if rows:
                 self._hub.catalog.move([], verb="budget", actor=self._hub.author, rows=rows)
 
-        _again(attempt)
+        if self._holds:
+            _again(attempt)
+            self._holds = False
 
     # inside
 

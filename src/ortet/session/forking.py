@@ -12,7 +12,7 @@ from ortet.errors import Conflict
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Tip
 from ortet.session.company import Together
-from ortet.session.guest import start_of
+from ortet.session.guest import beginning, fresh, start_of
 from ortet.session.leases import TTL_NS
 from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow
 from ortet.session.profiles import Profile, find_profile
@@ -33,10 +33,13 @@ def fork_minds(
 
     `first`: where that commit ends, and the event that follows it in each of them.
     """
-    for _ in range(_TRIES):
+    state = sessions.hub.history.state(point)
+    for number in range(_TRIES):
         rows = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, point), path="", files="")
-            for name in sessions.roll.free_forks(parent.row, n)
+            msgspec.structs.replace(
+                _child(sessions, parent.row, name, state.journal), path="", files=""
+            )
+            for name in sessions.roll.free_forks(parent.row, n, anew=number > 0)
         ]
         together = _together(sessions, parent, rows, first)
         try:
@@ -56,8 +59,14 @@ def fork_minds(
             taken = error
     else:
         raise taken
-    pairs = zip(rows, leases, strict=True)
-    return [sessions.resume(row, lease, _profile(parent)) for row, lease in pairs]
+    pairs, profile = zip(rows, leases, strict=True), _profile(parent)
+    if first is not None:
+        return [sessions.resume(row, lease, profile) for row, lease in pairs]
+    began, machine = beginning(sessions, state.journal), state.machine
+    return [
+        sessions.resume(row, lease, profile, where=fresh(sessions, row, began, machine), head=point)
+        for row, lease in pairs
+    ]
 
 
 def fork_files(
@@ -66,11 +75,12 @@ def fork_files(
     """The same with files and processes of their own."""
     rows: list[SessionRow] = []
     files = "private" if parent.row.path else ROOM
+    journal = sessions.hub.history.state(point).journal
 
     def minds(branches: Sequence[str]) -> Together:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
         rows[:] = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, point), files=files)
+            msgspec.structs.replace(_child(sessions, parent.row, name, journal), files=files)
             for name in names
         ]
         return _together(sessions, parent, rows, first)
@@ -92,7 +102,7 @@ def _together(
     sessions: Sessions, parent: View, rows: Sequence[SessionRow], first: tuple[Tip, Draft] | None
 ) -> Together:
     """What makes these forks, to be written in one transaction."""
-    start = start_of(sessions, rows[0])
+    start = start_of(sessions, rows[0], parent.row.timeline)
     appends = []
     if first is not None:
         event, _ = sessions.chain.make(*first, sessions.hub.clock.now_ns())
@@ -106,7 +116,7 @@ def _together(
     )
 
 
-def _child(sessions: Sessions, parent: SessionRow, name: str, point: Oid) -> SessionRow:
+def _child(sessions: Sessions, parent: SessionRow, name: str, journal: bytes) -> SessionRow:
     return msgspec.structs.replace(
         parent,
         id=sessions.new_id(),
@@ -116,7 +126,7 @@ def _child(sessions: Sessions, parent: SessionRow, name: str, point: Oid) -> Ses
         status=ACTIVE,
         created=sessions.hub.clock.now_ns(),
         parent=parent.id,
-        sealed=sessions.hub.history.state(point).journal,
+        sealed=journal,
         version=0,
     )
 

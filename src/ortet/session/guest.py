@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet.backend.abc import Lease, Timeline
-from ortet.codec import decode, encode
-from ortet.graph.records import Journal, Segment, State
+from ortet.codec import Record, decode, encode
+from ortet.graph.records import Fold, Journal, State
 from ortet.ids import Oid
 from ortet.journal.events import Tip
 from ortet.journal.line import NOTHING, Line
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 QUIET = "lifecycle"
 """Events of this kind alone are no reason for a commit."""
+
+
+_KEEP = 1000
+"""Segments whose timeline is remembered."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -52,6 +56,39 @@ def sealed(sessions: Sessions, row: SessionRow, head: Oid | None) -> tuple[Journ
     return began, machine
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """What timelines begin with that start at one commit: its journal, and the fold read."""
+
+    oid: bytes
+    heir: bytes  # of the fold: erasure puts another in its place
+    journal: Journal
+    fold: Fold | None
+
+
+def beginning(sessions: Sessions, oid: bytes) -> Beginning:
+    """The last one is remembered: a swarm starts many times at the same commit."""
+    objects, known, journal = sessions.hub.objects, sessions.began, _journal(sessions, oid)
+    heir = objects.heir(Oid(journal.fold)) if journal.fold else b""
+    if known is None or known.oid != oid or known.heir != heir:
+        fold = decode(Fold, objects.get(Oid(heir))) if heir else None
+        known = sessions.began = Beginning(oid, heir, journal, fold)
+    return known
+
+
+def _journal(sessions: Sessions, oid: bytes) -> Journal:
+    if sessions.began is not None and sessions.began.oid == oid:
+        return sessions.began.journal
+    return decode(Journal, sessions.hub.objects.get(Oid(oid))) if oid else NOTHING
+
+
+def fresh(sessions: Sessions, row: SessionRow, began: Beginning, machine: bytes) -> Standing:
+    """Where a session is on whose timeline nothing happened yet; its mind is its own."""
+    hub, journal = sessions.hub, began.journal
+    line = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    tip = Tip(journal.seq, journal.hash, 0)
+    return Standing(line, Mind(sessions.maps, began.fold), tip, machine)
+
+
 def seal(sessions: Sessions, line: Line, mind: Mind, tip: Tip) -> Journal:
     """Put what is not sealed yet into the store."""
     reach("journal.before-seal")
@@ -70,21 +107,33 @@ def elsewhere(sessions: Sessions, row: SessionRow, target: Oid) -> SessionRow:
     return msgspec.structs.replace(row, timeline=sessions.new_id(), sealed=state.journal)
 
 
-def start_of(sessions: Sessions, row: SessionRow) -> Timeline:
-    """The timeline of a row that is new: behind what its `sealed` holds."""
+def start_of(sessions: Sessions, row: SessionRow, here: str = "") -> Timeline:
+    """The timeline of a row that is new: behind what its `sealed` holds. `here`: one that is sure
+    to be in this catalog."""
     if not row.sealed:
         return Timeline(row.timeline)
-    journal = decode(Journal, sessions.hub.objects.get(Oid(row.sealed)))
+    journal = _journal(sessions, row.sealed)
     parent = _timeline(sessions, journal) if journal.segment else ""
-    if parent and sessions.hub.catalog.timeline(parent) is None:
+    if parent not in ("", here) and sessions.hub.catalog.timeline(parent) is None:
         parent = ""  # another host's: its events are in the commit
     return Timeline(row.timeline, parent, journal.seq)
 
 
+class _Start(Record, frozen=True):
+    """What a Segment begins with: the rest, every header of it, is not looked at."""
+
+    timeline: bytes
+
+
 def _timeline(sessions: Sessions, journal: Journal) -> str:
-    objects = sessions.hub.objects
-    segment = decode(Segment, objects.get(objects.heir(Oid(journal.segment))))
-    return segment.timeline.hex()
+    known = sessions.timelines.get(journal.segment)
+    if known is None:
+        objects = sessions.hub.objects
+        if len(sessions.timelines) >= _KEEP:
+            sessions.timelines.clear()
+        start = decode(_Start, objects.get(objects.heir(Oid(journal.segment))))
+        known = sessions.timelines[journal.segment] = start.timeline.hex()
+    return known
 
 
 class Guest:

@@ -55,6 +55,14 @@ class Host:
         self._sealed = seal(self._sessions, ledger.line, ledger.mind, ledger.tip)
         return put(self._sessions, self._sealed)
 
+    def unchanged(self, head: Oid, machine: bytes) -> bool:
+        """Whether a commit of this mind with this machine would be the head again."""
+        if self.dirty:
+            return False
+        self._ledger.flush()
+        state = self._sessions.hub.history.state(head)
+        return bool(state.journal) and state.machine == machine
+
     def recorded(self) -> None:
         if self._sealed is not None:
             self._ledger.line.base, self._sealed = self._sealed, None

@@ -17,9 +17,14 @@ _BEATS = 3
 """How often a lease is renewed in its time."""
 
 
-def owner_here(host: str, nonce: str) -> str:
+def process_here(host: str) -> str:
     """Names this process so that another on the same host can tell whether it still lives."""
-    return f"{host}:{os.getpid()}:{_started(os.getpid())}:{nonce}"
+    return f"{host}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def owner_here(host: str, nonce: str) -> str:
+    """This process, and which of its holdings."""
+    return f"{process_here(host)}:{nonce}"
 
 
 def is_dead(owner: str, host: str) -> bool:

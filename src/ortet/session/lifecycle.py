@@ -57,6 +57,7 @@ class Roll:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._forked: dict[str, int] = {}  # by session id: the greatest number seen
 
     def get(self, id_: str) -> SessionRow:
         row = self._catalog.row("session", id_) if id_ else None
@@ -108,8 +109,18 @@ class Roll:
             RowChange("session", row.id, None),
         ]
 
-    def free_forks(self, row: SessionRow, n: int) -> list[str]:
-        """Names for forks: NAME/1, NAME/2, ... behind the greatest there is."""
+    def free_forks(self, row: SessionRow, n: int, *, anew: bool = False) -> list[str]:
+        """Names for forks: NAME/1, NAME/2, ... behind the greatest there is.
+
+        Looked up once: a name that another process took since is a Conflict, then ask `anew`.
+        """
+        if anew or row.id not in self._forked:
+            self._forked[row.id] = self._last_fork(row)
+        last = self._forked[row.id]
+        self._forked[row.id] = last + n
+        return [f"{row.name}/{number}" for number in range(last + 1, last + 1 + n)]
+
+    def _last_fork(self, row: SessionRow) -> int:
         prefix = _key(row.agent, row.name) + "/"
         last, after = 0, prefix
         while page := self._catalog.rows("session-name", after):
@@ -122,7 +133,7 @@ class Roll:
             if not page[-1].key.startswith(prefix):
                 break
             after = page[-1].key
-        return [f"{row.name}/{number}" for number in range(last + 1, last + 1 + n)]
+        return last
 
 
 def check_move(name: str, old: str, new: str) -> None:

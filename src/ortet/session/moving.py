@@ -69,8 +69,11 @@ class Moving(Making):
             return self._record_mind(message)
 
     def _record_mind(self, message: str) -> CommitInfo:
+        at = self._branch.head
+        if at is not None and self._host.unchanged(at, self._image):
+            return self._hub.history.info(at)
         with self._hub.writing():
-            head = self._hub.history.state(self._branch.head) if self._branch.head else State()
+            head = self._hub.history.state(at) if at else State()
             state = State(journal=self._host.journal(head.journal), machine=self._image)
             info = self._branch.record(state, message, lease=self.holding.lease)
             self._host.recorded()
@@ -146,9 +149,13 @@ class Moving(Making):
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
         self._live()
-        point = from_hex(self.commit("fork point").oid)
+        self._take_in()
+        files = self._workspace()
+        point = self._branch.head if files is None else None
+        if point is None or not self._host.unchanged(point, self._image):
+            point = from_hex(self.commit("fork point").oid)
         self._budget.give_back()  # so that the forks find it
-        if machine and self._workspace() is not None:
+        if machine and files is not None:
             return fork_files(self._sessions, self, point, n)
         return fork_minds(self._sessions, self, point, n)
 

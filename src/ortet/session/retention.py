@@ -77,6 +77,8 @@ def retain(sessions: Sessions, *, dry_run: bool) -> RetainReport:
     for row in sessions.all():
         deeds += _apply(sessions, row, dry_run=dry_run)
         reach("retain.session")
+    if not dry_run and any(deed.what != "keep" for deed in deeds):
+        sessions.hub.catalog.reclaim()
     return RetainReport(dry_run, deeds)
 
 

@@ -62,7 +62,9 @@ class Session(Moving):
         self._budget = Budget(sessions.hub, row, ledger, host=host)
         self.profile = profile
         self._note_ttl = profile.note_ttl
-        news = (e for e in ledger.line.events(ledger.line.base.seq) if e.kind != QUIET)
+        base = ledger.line.base.seq
+        new = ledger.line.events(base) if ledger.tip.seq > base else iter(())
+        news = (e for e in new if e.kind != QUIET)
         first = next(news, None)
         self._pace = Pace(profile.commit, self._now())
         if first is not None and profile.commit.when != "manual":  # else nobody has to read them

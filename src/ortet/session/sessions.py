@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import msgspec
 from ortet.backend.abc import Append, Claim, Lease, Timeline
 from ortet.errors import Conflict, NotFound
 from ortet.graph.maps import Maps
-from ortet.ids import uuid7
+from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import Line
@@ -19,8 +20,8 @@ from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
-from ortet.session.guest import Guest, Standing, sealed
-from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, owner_here, take
+from ortet.session.guest import Beginning, Guest, Standing, sealed
+from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, process_here, take
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
     ACTIVE,
@@ -61,6 +62,9 @@ class Sessions:
         self.chain = Chain(hub.objects.hasher, hub.random)
         self._heart = Heart()
         self._open: list[Session] = []
+        self._me = (0, "")
+        self.began: Beginning | None = None
+        self.timelines: dict[bytes, str] = {}  # by segment, which never changes
         self._epoch = hub.objects.epoch
 
     def new_id(self) -> str:
@@ -294,15 +298,19 @@ class Sessions:
         *,
         session_of: type[Session] = Session,
         ledger_of: type[Ledger] = Ledger,
+        where: Standing | None = None,
+        head: Oid | None = None,
     ) -> Session:
+        """Go on with a session: to write with its lease, else to rehearse; `where` and `head`, if
+        they are known."""
         hub = self.hub
         holding = (
             Unheld(hub.catalog, hub.clock, f"session:{row.id}")
             if lease is None
             else Holding(hub.catalog, hub.clock, lease)
         )
-        branch = self.branch_of(row)
-        where = self.standing(row)
+        branch = self.branch_of(row, head)
+        where = where or self.standing(row)
         ledger = ledger_of(
             hub.catalog,
             where.line,
@@ -352,7 +360,7 @@ class Sessions:
         row = self.roll.of_branch(branch)
         return Nobody() if row is None else Guest(self, row)
 
-    def branch_of(self, row: SessionRow) -> Branch:
+    def branch_of(self, row: SessionRow, head: Oid | None = None) -> Branch:
         hub = self.hub
         return Branch(
             hub.catalog,
@@ -362,12 +370,15 @@ class Sessions:
             clock=hub.clock,
             author=hub.author,
             told=hub.tell,
+            head=head,
         )
 
     # inside
 
     def owner(self) -> str:
-        return owner_here(self._host, self.new_id())
+        if self._me[0] != os.getpid():
+            self._me = (os.getpid(), process_here(self._host))
+        return f"{self._me[1]}:{self.new_id()}"
 
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:

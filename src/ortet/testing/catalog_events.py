@@ -147,6 +147,7 @@ class EventTests:
         assert catalog.trim_events(line, 3) == 3
         assert catalog.events(line) == row(4, 5)
         assert catalog.trim_events(line, 99) == 1
+        catalog.reclaim()
         assert catalog.events(line) == row(5, 5)
         catalog.append(line, [event(6)])
         assert catalog.last_seq(line) == 6
