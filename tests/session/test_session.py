@@ -344,7 +344,8 @@ class TestCommits:
         with hub.session("s") as s:
             s.decide("secret", why="secret")
             s.commit()
-            assert s.fork()[0].decisions()[0].text == "secret"
+            with s.fork()[0] as kid:
+                assert kid.decisions()[0].text == "secret"
         for row in hub.sessions():
             hub.erase(row.id)
         with hub.session("s") as s:

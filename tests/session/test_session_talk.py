@@ -14,6 +14,7 @@ import pytest
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.journal.compact import extract
+from ortet.journal.events import Event
 from ortet.journal.pairs import LOST
 from ortet.journal.things import Message
 from ortet.session.hub import Hub

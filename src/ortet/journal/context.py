@@ -38,10 +38,10 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def newest_first(
-    read: Callable[[int, int], Iterable[Event]], since: int, last: int
+    read: Callable[[int, int], Iterable[Event]], since: int, last: int, *, page: int = _PAGE
 ) -> Iterator[Message]:
     """Messages from the end on, read in pages: a long conversation costs what is looked at."""
-    page, upto = _PAGE, last
+    upto = last
     while upto > since:
         after = max(since, upto - page)
         for event in reversed(list(read(after, upto))):

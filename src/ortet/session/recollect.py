@@ -88,8 +88,8 @@ def last_messages(view: View, count: int) -> list[Message]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise Invalid("bad_count", f"the last {count!r} messages: give a number from 0")
     core = view.mind.core
-    newest = settled_newest(newest_first(view.events, core.since, core.events))
-    return list(islice(newest, count))[::-1]
+    newest = newest_first(view.events, core.since, core.events, page=8 + 2 * count)
+    return list(islice(settled_newest(newest), count))[::-1]
 
 
 def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
