@@ -18,13 +18,9 @@ _BEATS = 3
 
 
 def process_here(host: str) -> str:
-    """Names this process so that another on the same host can tell whether it still lives."""
+    """Names this process so that another on the same host can tell whether it still lives; an
+    owner is this, a colon, and which of its holdings."""
     return f"{host}:{os.getpid()}:{_started(os.getpid())}"
-
-
-def owner_here(host: str, nonce: str) -> str:
-    """This process, and which of its holdings."""
-    return f"{process_here(host)}:{nonce}"
 
 
 def is_dead(owner: str, host: str) -> bool:
