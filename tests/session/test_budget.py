@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.session.budget import levels, purse_rows
@@ -242,6 +243,24 @@ class TestFamily:
         assert level.account.granted["n"] == pytest.approx(spent)
         assert all(purse.idle("n") == 0 for _, purse in purse_rows(hub.catalog, s.row.family))
 
+    def test_many_processes_never_exceed_it_untold(
+        self, store: Path, together: Callable[..., list[Any]]
+    ) -> None:
+        with open_hub(store) as hub, hub.session("s", budget={"n": 60}) as s:
+            names = [fork.name for fork in s.fork(4)]
+        found = together(*(("spend", store, name, 40) for name in names))
+        assert [kind for _, kind in found] == ["budget_spent"] * 4
+        with open_hub(store) as hub:
+            view = hub.get(next(row.id for row in hub.sessions() if row.name == "s"))
+            spent = view.spent()["n"]
+            assert spent == sum(done for done, _ in found)
+            assert 60 - 4 <= spent <= 60 + 4
+            assert sum(line.amounts["n"] for line in hub.bill()) == spent
+            assert sum(line.spends for line in hub.bill()) == spent
+            (level,) = levels(hub.catalog, view.row)
+            assert level.account.granted["n"] == pytest.approx(spent)
+            hub.verify()
+
     @pytest.mark.parametrize("point", ["budget.before-spend", "journal.before-append"])
     def test_a_kill_before_the_event_counts_nothing(self, store: Path, point: str) -> None:
         assert self.killed(store, f"{point}:kill:2") == (1, 1)
@@ -337,6 +356,50 @@ class TestBill:
         ):
             assert rows(by="agent", since=since) == {"one": 5, "two": 4}
         assert hub.bill(since="2024-01-01") == []
+
+    def test_since_is_exact_to_the_second(self, hub: Hub, clock: ManualClock) -> None:
+        """Failed before: the whole hour was counted."""
+        s = hub.session("a")
+        start = clock.now_ns() // 10**9 * 10**9
+        for _ in range(3):
+            s.spend(usd=1)
+            s.spend(usd=1, model="m")
+            clock.advance(10**9)
+        clock.advance(90 * 10**9)
+        s.spend(usd=1)
+
+        def total(since: Any) -> float:
+            return sum(line.amounts["usd"] for line in hub.bill(since=since))
+
+        assert [total(start + n * 10**9) for n in range(5)] == [7, 5, 3, 1, 1]
+        at = datetime.fromtimestamp(start // 10**9 + 2, UTC)
+        east = at.astimezone(timezone(timedelta(hours=5, minutes=30)))
+        for since in (at, at.isoformat(), at.replace(tzinfo=None), east, east.isoformat()):
+            assert total(since) == 3
+        assert sum(line.spends for line in hub.bill(since=at)) == 3
+
+    def test_days_end_at_midnight(self, hub: Hub, clock: ManualClock) -> None:
+        s = hub.session("a")
+        midnight = datetime(2023, 11, 16, tzinfo=UTC)
+        clock.advance(int(midnight.timestamp()) * 10**9 - 1 - clock.now_ns())
+        s.spend(usd=1)
+        clock.advance(1)
+        s.spend(usd=2)
+        days = {line.key: line.amounts["usd"] for line in hub.bill(by="day")}
+        assert days == {"2023-11-15": 1, "2023-11-16": 2}
+        for since in ("2023-11-16", date(2023, 11, 16), midnight):
+            assert [line.amounts["usd"] for line in hub.bill(since=since)] == [2]
+        last = midnight - timedelta(seconds=1)
+        assert [line.amounts["usd"] for line in hub.bill(since=last)] == [3]
+
+    def test_rows_of_an_hour_are_still_read(self, hub: Hub, clock: ManualClock) -> None:
+        """As the release before wrote them."""
+        hour = {"agent": "default", "session": "0" * 32, "name": "old", "amounts": {"usd": 5.0}}
+        row = encode({**hour, "spends": 2})
+        hub.catalog.put_row("bill", f"2023-11-14T22/{'0' * 32}/", row)
+        hub.session("a").spend(usd=1)
+        assert {line.name: line.amounts["usd"] for line in hub.bill()} == {"old": 5, "a": 1}
+        assert [line.key for line in hub.bill(by="day")] == ["2023-11-14"]
 
     def test_wrong_questions(self, hub: Hub) -> None:
         for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):

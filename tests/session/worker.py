@@ -126,10 +126,26 @@ def split(store: str, directory: str) -> Any:
         return [os.waitstatus_to_exitcode(status), commit_once(ws)]
 
 
+def spend(store: str, name: str, count: str) -> Any:
+    """Spend one at a time until told to stop; how many were recorded, the refused one included."""
+    done = 0
+    with ortet.open(store) as hub:
+        session = hub.session(name)
+        wait()
+        for _ in range(int(count)):
+            done += 1
+            try:
+                session.spend(n=1)
+            except ortet.Refused as error:
+                return [done, error.kind]
+    return [done, None]
+
+
 def main() -> None:
     verb, *args = sys.argv[1:]
     verbs = {
-        f.__name__: f for f in (create, enter, commit, fork, sweep, restore, look, hold, split)
+        f.__name__: f
+        for f in (create, enter, commit, fork, sweep, restore, look, hold, split, spend)
     }
     say(json.dumps(verbs[verb](*args)))
 

@@ -1,4 +1,4 @@
-"""What was spent, by whom, on which model, when: counted by the hour, and kept for good.
+"""What was spent, by whom, on which model, in which second: one row a minute, kept for good.
 
 The rows are written with the spend events and outlive them: what was erased was still paid for.
 """
@@ -20,7 +20,9 @@ from ortet.session.purses import Amounts, add
 By = Literal["agent", "session", "model", "day"]
 Since = int | str | date | datetime | None
 _KIND = "bill"
-_HOUR = "%Y-%m-%dT%H"
+_MINUTE = "%Y-%m-%dT%H:%M"
+_TO_MINUTE = len("2026-01-31T23:59")
+_SECOND = "%Y-%m-%dT%H:%M:%S"
 
 
 class Bill(msgspec.Struct, frozen=True):
@@ -35,8 +37,17 @@ class Bill(msgspec.Struct, frozen=True):
     spends: int
 
 
-class Hour(msgspec.Struct, frozen=True):
-    """What one session spent on one model in one hour."""
+class Second(msgspec.Struct, frozen=True):
+    """A part of a minute: its second, what was spent in it, and how often."""
+
+    at: int
+    amounts: dict[str, float]
+    spends: int
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What one session spent on one model in one minute; rows of an earlier release are of one
+    hour, and have no `seconds`."""
 
     agent: str
     session: str
@@ -44,41 +55,70 @@ class Hour(msgspec.Struct, frozen=True):
     model: str = ""
     amounts: dict[str, float] = {}
     spends: int = 0
+    seconds: list[Second] = []
+
+    def plus(self, at: int, amounts: Amounts) -> Span:
+        parts = {part.at: part for part in self.seconds}
+        old = parts.get(at, Second(at, {}, 0))
+        parts[at] = Second(at, add(old.amounts, amounts), old.spends + 1)
+        return msgspec.structs.replace(
+            self,
+            amounts=add(self.amounts, amounts),
+            spends=self.spends + 1,
+            seconds=[parts[second] for second in sorted(parts)],
+        )
+
+    def since(self, second: int) -> Span:
+        """Without what was spent before a second of its minute."""
+        kept = [part for part in self.seconds if part.at >= second]
+        amounts: Amounts = {}
+        for part in kept:
+            amounts = add(amounts, part.amounts)
+        spends = sum(part.spends for part in kept)
+        return msgspec.structs.replace(self, amounts=amounts, spends=spends, seconds=kept)
 
 
 def charged(
     catalog: Catalog, row: SessionRow, amounts: Amounts, model: str, now_ns: int
 ) -> RowChange:
     """The row that counts one more spend. Only the session's own writer changes it."""
-    key = f"{_moment(now_ns).strftime(_HOUR)}/{row.id}/{model}"
+    now = _moment(now_ns)
+    key = f"{now.strftime(_MINUTE)}/{row.id}/{model}"
     found = catalog.row(_KIND, key)
-    old = decode(Hour, found.value) if found else Hour(row.agent, row.id, row.name, model)
-    new = msgspec.structs.replace(old, amounts=add(old.amounts, amounts), spends=old.spends + 1)
-    return RowChange(_KIND, key, encode(new), expect=found.version if found else 0)
+    old = decode(Span, found.value) if found else Span(row.agent, row.id, row.name, model)
+    new = encode(old.plus(now.second, amounts))
+    return RowChange(_KIND, key, new, expect=found.version if found else 0)
 
 
 def bill(catalog: Catalog, since: Since, by: By) -> list[Bill]:
-    """Totals in order of their keys. `since` counts from the beginning of its hour, UTC."""
+    """Totals in order of their keys. `since` counts from the beginning of its second, UTC."""
     if by not in get_args(By):
         raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(By))}")
     lines: dict[str, Bill] = {}
-    for hour, part in _hours(catalog, _after(since)):
-        key = {"agent": part.agent, "session": part.session, "model": part.model}.get(by, hour[:10])
+    for when, part in _spans(catalog, _start(since)):
+        key = {"agent": part.agent, "session": part.session, "model": part.model}.get(by, when[:10])
         name = part.name if by == "session" else key
         old = lines.get(key) or Bill(key, name, {}, 0)
         lines[key] = Bill(key, name, add(old.amounts, part.amounts), old.spends + part.spends)
     return [lines[key] for key in sorted(lines)]
 
 
-def _hours(catalog: Catalog, after: str) -> Iterator[tuple[str, Hour]]:
+def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, Span]]:
+    """From a second on. A minute is less than all keys of it: each has a slash behind it."""
+    after, second = start[:_TO_MINUTE], int(start[_TO_MINUTE + 1 :] or 0)
+    first = after
     while page := catalog.rows(_KIND, after):
         for row in page:
-            yield row.key.partition("/")[0], decode(Hour, row.value)
+            when, span = row.key.partition("/")[0], decode(Span, row.value)
+            if second and when == first:
+                span = span.since(second)
+            if span.spends:
+                yield when, span
         after = page[-1].key
 
 
-def _after(since: Since) -> str:
-    """A key that is less than all of this time: each has a slash behind the hour."""
+def _start(since: Since) -> str:
+    """A time, or as much of it as was said."""
     if since is None:
         return ""
     if isinstance(since, str):
@@ -88,12 +128,12 @@ def _after(since: Since) -> str:
             raise _bad_time(since) from None
     if isinstance(since, datetime):
         moment = since if since.tzinfo else since.replace(tzinfo=UTC)
-        return moment.astimezone(UTC).strftime(_HOUR)
+        return moment.astimezone(UTC).strftime(_SECOND)
     if isinstance(since, date):
         return since.isoformat()
     if isinstance(since, bool) or not isinstance(since, int):
         raise _bad_time(since)
-    return _moment(since).strftime(_HOUR)
+    return _moment(since).strftime(_SECOND)
 
 
 def _moment(ns: int) -> datetime:
