@@ -34,22 +34,6 @@ _LONGEST = 490
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
-# What an agent's commands have no business reading; relative to the user's home directory.
-SECRET_PLACES = (
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".config/gcloud",
-    ".config/gh",
-    ".kube",
-    ".docker/config.json",
-    ".netrc",
-    ".git-credentials",
-    ".local/share/keyrings",
-)
-
-
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -209,6 +193,7 @@ def open_hub(
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
     from ortet.session.parts import Parts, encore_of
+    from ortet.session.vaultkeys import VARIABLE, Keyring
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
@@ -235,6 +220,7 @@ def open_hub(
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
             encore=encore_of(environ),
+            vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
         )
     )
 
@@ -383,7 +369,20 @@ def _host_id() -> str:
     return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
 
 
+def _config_place(environ: Mapping[str, str]) -> Path | None:
+    """Where a user's programs keep their settings; None without a home directory."""
+    named = environ.get("XDG_CONFIG_HOME", "")
+    if named.startswith("/"):
+        return Path(named) / "ortet"
+    try:
+        return _home(environ) / ".config" / "ortet"
+    except Invalid:
+        return None
+
+
 def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    from ortet.session.places import SECRET_PLACES
+
     try:
         home = _home(environ)
     except Invalid:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ortet.journal import around
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import unanswered
@@ -38,6 +39,7 @@ KINDS = (
     "record",
     "warning",
     "merge",
+    *around.FOLDS,
 )
 """Every kind this release writes."""
 
@@ -257,4 +259,5 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "given": _given,
     "lifecycle": _lifecycle,
     "compaction": _compaction,
+    **around.FOLDS,
 }

@@ -7,6 +7,16 @@ from typing import Any
 
 import msgspec
 
+from ortet.journal.around import (
+    Browsing,
+    Collaboration,
+    Token,
+    Window,
+    tell_browser,
+    tell_collaboration,
+    tell_token,
+    tell_window,
+)
 from ortet.journal.text import clip, one_line, text_of
 from ortet.journal.things import Artifact, Decision, Effect, Fact, Message, Question
 
@@ -53,6 +63,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, Any] = {}
     summary: str = ""
     messages: Sequence[Message] = ()
+    collaborations: Sequence[Collaboration] = ()
+    windows: Sequence[Window] = ()
+    tokens: Sequence[Token] = ()
+    browsers: Sequence[Browsing] = ()
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -78,6 +92,7 @@ def sections_of(known: Known) -> list[Section]:
             "unsettled", "Unsettled: find out whether it was done", 100, known.unsettled, _deed
         ),
         _listed("approvals", "Waiting for approval", 90, known.approvals, _wish),
+        _listed("collaborations", "With others", 65, known.collaborations, tell_collaboration),
         _listed("questions", "Open questions", 60, known.questions, _question),
         _listed("budget", "Budget left", 70, _budget(known), lambda pair: pair),
         _listed("lessons", "Lessons", 50, known.lessons, _fact),
@@ -86,6 +101,9 @@ def sections_of(known: Known) -> list[Section]:
         _listed("done", "What is done", 15, known.done, _deed),
         _listed("artifacts", "Artifacts", 25, known.artifacts, _artifact),
         _listed("facts", "Facts", 30, known.facts, _fact),
+        _listed("windows", "Rate limits", 22, known.windows, tell_window),
+        _listed("browser", "Browser", 14, known.browsers, tell_browser),
+        _listed("tokens", "Tokens", 12, known.tokens, tell_token),
         _listed("notes", "Notes", 10, list(known.notes.items()), _note),
         _listed("summary", "Earlier", 35, [known.summary] if known.summary else [], _summary),
         _listed("messages", "Last messages", 42, known.messages, _message),

@@ -11,6 +11,7 @@ from ortet.codec import decode, encode
 from ortet.graph.maps import Maps
 from ortet.graph.records import Fold
 from ortet.ids import Oid
+from ortet.journal.around import Browsing, Collaboration, Token, Window
 from ortet.journal.things import (
     Approval,
     Artifact,
@@ -29,11 +30,15 @@ T = TypeVar("T", bound=Thing)
 _TABLES: dict[str, type[Thing]] = {
     "approvals": Approval,
     "artifacts": Artifact,
+    "browsers": Browsing,
+    "collaborations": Collaboration,
     "decisions": Decision,
     "effects": Effect,
     "facts": Fact,
     "notes": Note,
     "questions": Question,
+    "tokens": Token,
+    "windows": Window,
 }
 
 
@@ -90,11 +95,15 @@ class Mind:
         self.core = decode(Core, fold.core) if fold is not None else Core()
         self.approvals = Table(maps, Approval, roots.get("approvals", b""))
         self.artifacts = Table(maps, Artifact, roots.get("artifacts", b""))
+        self.browsers = Table(maps, Browsing, roots.get("browsers", b""))
+        self.collaborations = Table(maps, Collaboration, roots.get("collaborations", b""))
         self.decisions = Table(maps, Decision, roots.get("decisions", b""))
         self.effects = Table(maps, Effect, roots.get("effects", b""))
         self.facts = Table(maps, Fact, roots.get("facts", b""))
         self.notes = Table(maps, Note, roots.get("notes", b""))
         self.questions = Table(maps, Question, roots.get("questions", b""))
+        self.tokens = Table(maps, Token, roots.get("tokens", b""))
+        self.windows = Table(maps, Window, roots.get("windows", b""))
 
     @classmethod
     def load(cls, maps: Maps, objects: Objects, fold: bytes) -> Mind:

@@ -27,6 +27,8 @@ AROUND = frozenset(
         "compaction",
         "ended",
         "merge",
+        "window",
+        "browser",
     }
 )
 """Kinds that do not come from the steps of a program, or not from each run of it: they are passed,

@@ -262,6 +262,7 @@ def check_directory(cwd: str | Path) -> None:
 
 def environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
     environment = dict(os.environ)
+    environment.pop("ORTET_VAULT_KEY", None)  # it is for the hub, not for what agents run
     outer = environment.get(MARK)
     for name, value in changes.items():
         if value is None:

@@ -22,6 +22,7 @@ from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import SessionRow
 from ortet.session.replacing import replace_objects
 from ortet.session.tombs import PENDING, Erased, Receipt, Tombstone, kept, signer
+from ortet.session.traces import said_outside
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Pending(msgspec.Struct, frozen=True):
     effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
     letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
     replaced: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []  # (kind, key) of what events said of the world around
 
 
 def erase(
@@ -57,9 +59,17 @@ def erase(
         raise Invalid("nothing_meant", "numbers of events mean those of a session: give session=ID")
     receipt = finish(sessions)
     rows = [sessions.roll.get(session)] if session is not None else sessions.all()
-    events, effects = _meant(sessions, rows, seqs, user)
+    events, effects, outside = _meant(sessions, rows, seqs, user)
     waiting = _letters(sessions, rows, user) if seqs is None else []
-    pending = Pending(sessions.new_id(), hub.author, session or "", events, effects, waiting)
+    pending = Pending(
+        id=sessions.new_id(),
+        by=hub.author,
+        session=session or "",
+        events=events,
+        effects=effects,
+        letters=waiting,
+        rows=outside,
+    )
     if receipt is not None and {(e.timeline, e.seq) for e in events} <= {
         (e.timeline, e.seq) for e in receipt.events
     }:
@@ -150,6 +160,8 @@ def _wipe(hub: Hub, pending: Pending) -> None:
             hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
     for session, key in pending.letters:
         drop(hub.catalog, session, key)
+    for kind, key in pending.rows:
+        hub.catalog.drop_row(kind, key)
     hub.catalog.scrub()
 
 
@@ -158,7 +170,9 @@ def _wipe(hub: Hub, pending: Pending) -> None:
 
 def _meant(
     sessions: Sessions, rows: Sequence[SessionRow], seqs: Sequence[int] | None, user: str | None
-) -> tuple[list[Erased], list[tuple[str, str]]]:
+) -> tuple[list[Erased], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Events, effects, and rows that repeat what they said of the world around."""
+    outside: dict[tuple[str, str], None] = {}
     found: dict[tuple[str, int], Erased] = {}
     effects: dict[tuple[str, str], None] = {}
     wanted = None if seqs is None else set(seqs)
@@ -177,6 +191,7 @@ def _meant(
             found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
             if event.kind in ("begun", "ended") and "id" in event.data:
                 effects[row.family, str(event.data["id"])] = None
+            outside |= dict.fromkeys(said_outside(sessions, row, event))
         _add_summaries(sessions, row, found)
         if missing := (wanted or set()) - seen:
             raise Invalid(
@@ -184,7 +199,8 @@ def _meant(
                 f"session {row.name!r} has no event {min(missing)}"
                 f"{f' of {user}' if user else ''}: `ortet journal {row.name}` lists them",
             )
-    return sorted(found.values(), key=lambda one: (one.timeline, one.seq)), list(effects)
+    events = sorted(found.values(), key=lambda one: (one.timeline, one.seq))
+    return events, list(effects), list(outside)
 
 
 def _add_summaries(

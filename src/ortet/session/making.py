@@ -19,9 +19,9 @@ from ortet.session.calls import amounts_of, as_bytes, described
 from ortet.session.deeds import Deeds
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import PAUSED
+from ortet.session.outside import Outside
 from ortet.session.policies import Pace
 from ortet.session.purses import SOFT, Amounts, check_amounts, parse_limits
-from ortet.session.saying import Saying
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SPENT = "the budget is spent"
 
 
-class Making(Saying):
+class Making(Outside):
     """The half of Session whose events come with rows or objects."""
 
     _ledger: Ledger

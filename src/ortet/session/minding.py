@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ortet.session.lifecycle import SessionRow
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
+    from ortet.session.vault import Vault
     from ortet.session.view import View
 
 
@@ -92,6 +94,14 @@ class Minding:
     def get(self, id_: str) -> View:
         """A session to read, without a lease."""
         return self._minds().get(id_)
+
+    @cached_property
+    def vault(self) -> Vault:
+        """Secrets by name, encrypted, outside of every commit."""
+        from ortet.session.vault import Vault
+
+        parts = self._parts
+        return Vault(parts.catalog, parts.vault, clock=parts.clock, random=parts.random)
 
     def _minds(self) -> Sessions:
         if self._sessions is None:

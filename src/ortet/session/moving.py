@@ -11,6 +11,7 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
+from ortet.session.around import staying
 from ortet.session.branch import Branch
 from ortet.session.host import Host
 from ortet.session.leases import Holding
@@ -111,9 +112,8 @@ class Moving(Making):
                 report = files.bring(target)
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole=parts == PARTS)
-        return Restored(
-            to=to_hex(target), files=report, deeds=self._deeds.since(self.line.base.seq)
-        )
+        deeds = self._deeds.since(self.line.base.seq)
+        return Restored(to_hex(target), report, deeds, staying(self, deeds))
 
     def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
         with self._hub.writing():

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.journal.around import Collaboration
 from ortet.journal.things import Effect
 from ortet.machine.abc import Report, Result
 
@@ -23,12 +24,21 @@ class Restored(msgspec.Struct, frozen=True):
     to: str
     files: Report
     deeds: list[Effect]
+    collaborations: list[Collaboration] = []  # which those deeds made
 
     def __str__(self) -> str:
         if not self.deeds:
             return f"at {self.to[:12]}"
         names = ", ".join(sorted({deed.name for deed in self.deeds}))
-        return f"at {self.to[:12]}; {len(self.deeds)} deeds happened later and stay done: {names}"
+        told = f"at {self.to[:12]}; {len(self.deeds)} deeds happened later and stay done: {names}"
+        seen = [_shown(one) for one in self.collaborations]
+        return f"{told}; others still see {'; '.join(seen)}" if seen else told
+
+
+def _shown(one: Collaboration) -> str:
+    kind = f"{one.kind} " if one.kind else ""
+    link = f", {one.link}" if one.link else ""
+    return f"{kind}{one.name!r} ({one.status}{link})"
 
 
 def check_parts(only: Collection[str] | None) -> frozenset[str]:

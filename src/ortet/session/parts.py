@@ -12,6 +12,7 @@ from ortet.graph.tree import Trees
 from ortet.ids import Clock, Random
 from ortet.machine.abc import Engine
 from ortet.session.registry import Scope
+from ortet.session.vaultkeys import Keyring
 from ortet.store.objects import LocalObjects
 
 REPLAY, REPLAY_REPORT = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
@@ -48,4 +49,5 @@ class Parts(msgspec.Struct, frozen=True):
     host: str
     scope: Scope
     hide: tuple[Path, ...]
+    vault: Keyring
     encore: Encore | None = None

@@ -8,6 +8,22 @@ from pathlib import Path
 
 from ortet.errors import Invalid, NotFound
 
+SECRET_PLACES = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".config/gcloud",
+    ".config/gh",
+    ".config/ortet",
+    ".kube",
+    ".docker/config.json",
+    ".netrc",
+    ".git-credentials",
+    ".local/share/keyrings",
+)
+"""What an agent's commands have no business reading; relative to the user's home directory."""
+
 _VIEW = re.compile(r"/proc/[^/]+/(?:root|cwd)(?:/|$)")
 
 

@@ -120,6 +120,10 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
         notes=view.notes(),
         summary=past.summary if past else "",
         messages=settled(list(newest)[::-1]),
+        collaborations=sorted(view.collaborations(), key=lambda one: one.seq),
+        windows=[window for window in view.windows() if not window.full],
+        tokens=view.tokens(),
+        browsers=list(mind.browsers),
     )
     return brief(known, tokens, count)
 

@@ -10,6 +10,8 @@ from ortet.session.deeds import deeds_of
 from ortet.session.erasure import timelines_of
 from ortet.session.holds import check_hold
 from ortet.session.lifecycle import Roll
+from ortet.session.traces import left_outside
+from ortet.session.vault import KIND as VAULT
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
@@ -26,7 +28,7 @@ def remove(sessions: Sessions, id_: str) -> None:
         moves = []
         if head is not None and hub.registry.get(row.branch) is None:
             moves = [Move(head.name, head.oid, None)]
-        rows = [*Roll.removed(row), RowChange("archive", id_, None)]
+        rows = [*Roll.removed(row), RowChange("archive", id_, None), *left_outside(sessions, row)]
         if not any(other.family == row.family for other in sessions.all() if other.id != id_):
             deeds = deeds_of(hub.catalog, row.family)
             rows += [RowChange(f"deed/{row.family}", deed.effect.id, None) for deed in deeds]
@@ -35,6 +37,8 @@ def remove(sessions: Sessions, id_: str) -> None:
         )
     finally:
         hub.catalog.release(lease)
+    if any(change.kind == VAULT for change in rows):
+        hub.catalog.scrub()
     hub.bucket.delete([item.key for item in hub.bucket.list(f"archives/{id_}/")])
     for timeline in sorted(own, reverse=True):  # ids grow with time: what was forked goes first
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ortet.graph.commits import CommitInfo
+from ortet.journal.around import Collaboration, Token, Window
 from ortet.journal.briefing import Briefing
 from ortet.journal.compact import Compaction, compactions
 from ortet.journal.context import Context
@@ -17,6 +18,7 @@ from ortet.journal.pairs import settled
 from ortet.journal.text import Counter, estimate
 from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Question
 from ortet.session.approvals import approvals_of
+from ortet.session.around import Browser, browser_of, collaborations_of, token_of, windows_of
 from ortet.session.artifacts import Content, Lineage, data_of, find, load
 from ortet.session.budget import left_for, levels, spent_by
 from ortet.session.calls import ModelCall, calls_of
@@ -24,6 +26,7 @@ from ortet.session.deeds import deeds_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
 from ortet.session.recollect import briefing_of, context_of, dropped_of, last_messages
+from ortet.session.vault import Secret
 
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
@@ -198,6 +201,33 @@ class View:
         artifact = find(self._mind.artifacts, name, version)
         action = self._mind.effects.get(artifact.action) if artifact.action else None
         return Lineage(artifact, action, artifact.why or (action.why if action else ""))
+
+    # the world around it
+
+    def collaborations(self) -> list[Collaboration]:
+        """What others see, or will, by name; what an effect made stays, restored away or not."""
+        return collaborations_of(self)
+
+    def windows(self) -> list[Window]:
+        """Rate limits by service, as this agent knows them now; `full` where the time has come."""
+        return windows_of(self)
+
+    def tokens(self) -> list[Token]:
+        """Which entries of the vault are for which services."""
+        return list(self._mind.tokens)
+
+    def token(self, service: str) -> Secret:
+        """What lets one into a service, as the vault has it now."""
+        return token_of(self, service)
+
+    def browser(self, *, current: bool = False) -> Browser:
+        """What a browser had open, and its storage state: of this mind, or the `current` one."""
+        return browser_of(self, current=current)
+
+    @property
+    def replaying(self) -> bool:
+        """Whether it re-enacts what was recorded."""
+        return False
 
     @property
     def steps(self) -> list[str]:

@@ -36,6 +36,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_artifact": ("artifact",),
         "cmd_money": ("budget", "bill"),
     },
+    "The world around": {"cmd_records": ("collab", "window", "token", "vault")},
     "Runs": {"cmd_replay": ("replay", "whatif", "diff-runs")},
     "Life of a session": {
         "cmd_life": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),

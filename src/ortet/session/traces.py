@@ -1,0 +1,60 @@
+"""Rows that sessions leave beside their journals about the world around: which go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ortet.backend.abc import RowChange
+from ortet.codec import decode
+from ortet.journal.around import BROWSER
+from ortet.journal.events import Event
+from ortet.session.around import WINDOW, Known, all_rows, collaboration_rows
+from ortet.session.lifecycle import SessionRow
+from ortet.session.vault import BROWSERS
+from ortet.session.vault import KIND as VAULT
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+
+
+def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[tuple[str, str]]:
+    """(kind, key) of rows, and of the entry of the vault, that repeat what an event of a session
+    said; its forks, which share it, have such rows too."""
+    data, catalog = event.data, sessions.hub.catalog
+    if event.erased or event.kind not in ("collaboration", "window", "browser"):
+        return
+    if event.kind == "window":
+        key = f"{row.agent}/{data['service']}"
+        known = catalog.row(WINDOW, key)
+        if known is not None and decode(Known, known.value).timeline == event.timeline:
+            yield WINDOW, key
+        return
+    for one in sessions.all():
+        if one.family == row.family and event.kind == "browser":
+            yield BROWSER, one.id
+        elif one.family == row.family:
+            yield collaboration_rows(one.id), data["name"]
+    if data.get("storage"):
+        yield VAULT, data["storage"]
+
+
+def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
+    """What goes with a session that is removed. Rate limits are its agent's, and stay; so do states
+    of browsers that a fork still knows."""
+    hub = sessions.hub
+    kind = collaboration_rows(row.id)
+    gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
+    gone.append(RowChange(BROWSER, row.id, None))
+    states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
+    if states:
+        states -= set(_shared(sessions, row))
+    return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
+
+
+def _shared(sessions: Sessions, row: SessionRow) -> Iterator[str]:
+    for other in sessions.all():
+        if other.family == row.family and other.id != row.id:
+            for event in sessions.standing(other).line.events():
+                if event.kind == "browser":
+                    yield event.data.get("storage", "")

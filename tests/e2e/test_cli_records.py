@@ -1,0 +1,102 @@
+"""collab, window, token and vault through a real process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+
+from .conftest import Ortet
+
+VALUE = "ghp_do-not-show-me-4711"
+FAR = "4000000000"
+
+
+@pytest.fixture
+def here(ortet: Ortet, tmp_path: Path) -> Path:
+    """A place with a session `s` of its store."""
+    ortet("session", "new", "s", cwd=tmp_path)
+    return tmp_path
+
+
+class TestCollab:
+    def test_set_ls(self, ortet: Ortet, here: Path) -> None:
+        ortet("collab", "set", "pr", "-s", "s", "--kind", "pull_request", cwd=here)
+        more = ("--status", "done", "--text", "-", "--json")
+        said = ortet("collab", "set", "pr", "-s", "s", *more, cwd=here, stdin=b"half written").data
+        assert (said["status"], said["text"]) == ("done", "half written")
+        (one,) = ortet.json("collab", "ls", "-s", "s", cwd=here)
+        assert (one["name"], one["kind"], one["status"]) == ("pr", "pull_request", "done")
+        assert ortet("collab", "ls", "-s", "s", cwd=here).out.startswith("pr  done  pull_request")
+        assert "[done] pr (pull_request)" in ortet("brief", "s", cwd=here).out
+        assert "set" in ortet("collab", cwd=here).out
+
+    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+        bad = ("collab", "set", "pr", "-s", "s")
+        assert ortet.kind(*bad, "--status", "open", cwd=here, code=2) == "bad_status"
+        assert ortet.kind(*bad, "--effect", "none", cwd=here, code=4) == "no_effect"
+        ortet(*bad, "--status", "withdrawn", cwd=here)
+        assert ortet.kind(*bad, "--status", "done", cwd=here, code=5) == "illegal_move"
+        assert ortet.kind("collab", "ls", "-s", "none", cwd=here, code=4) == "no_session"
+
+
+class TestWindow:
+    def test_set_ls(self, ortet: Ortet, here: Path) -> None:
+        set_ = ("window", "set", "github", "-s", "s")
+        ortet(*set_, "--remaining", "12", "--limit", "5000", "--reset", FAR, cwd=here)
+        (one,) = ortet.json("window", "ls", "-s", "s", cwd=here)
+        assert (one["service"], one["remaining"], one["full"]) == ("github", 12, False)
+        assert "12 left  of 5000  until 2096-" in ortet("window", "ls", "-s", "s", cwd=here).out
+        ortet(*set_, "--remaining", "12", "--reset", "1000", cwd=here)
+        assert "github  full" in ortet("window", "ls", "-s", "s", cwd=here).out
+        bad = ortet.kind(*set_, "--remaining", "-1", "--reset", FAR, cwd=here, code=2)
+        assert bad == "bad_window"
+        assert "ls" in ortet("window", cwd=here).out
+
+
+class TestVault:
+    def test_put_ls_rm(self, ortet: Ortet, here: Path) -> None:
+        done = ortet("vault", "put", "gh", cwd=here, stdin=f"{VALUE}\n".encode())
+        assert VALUE not in done.out + done.err
+        assert ortet.json("vault", "ls", cwd=here) == ["gh"]
+        ortet("token", "set", "github", "gh", "-s", "s", cwd=here)
+        assert ortet("token", "get", "github", "-s", "s", cwd=here).out == f"{VALUE}\n"
+        assert ortet("token", "ls", "-s", "s", cwd=here).out == "github  gh\n"
+        assert ortet.json("vault", "rotate", cwd=here) == {"sealed": 1}
+        assert ortet.json("token", "get", "github", "-s", "s", cwd=here)["token"] == VALUE
+        with open_hub(ortet.store) as hub, hub.session("s") as s:
+            assert VALUE not in str(list(s.events()))
+        ortet("vault", "rm", "gh", cwd=here)
+        assert ortet("vault", "ls", cwd=here).out == ""
+        assert ortet.kind("token", "get", "github", "-s", "s", cwd=here, code=4) == "no_secret"
+        for group in ("vault", "token"):
+            assert "ls" in ortet(group, cwd=here).out
+
+    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+        for name, value, kind in (("a b", b"x", "bad_name"), ("a", b"", "bad_value")):
+            done = ortet("--json", "vault", "put", name, cwd=here, code=2, stdin=value)
+            assert done.error["kind"] == kind
+        ortet("vault", "put", "a", cwd=here, code=2, stdin=b"\xff")
+        assert ortet.kind("vault", "rm", "a", cwd=here, code=4) == "no_secret"
+        assert ortet.kind("token", "set", "x", "a", "-s", "s", cwd=here, code=4) == "no_secret"
+        done = ortet("vault", "put", "a", VALUE, cwd=here, code=2)
+        assert "standard input" in done.err and VALUE not in done.err
+        assert ortet.json("vault", "ls", cwd=here) == []
+
+    def test_wrong_key(self, ortet: Ortet, here: Path) -> None:
+        ortet("vault", "put", "gh", cwd=here, stdin=b"x", env={"ORTET_VAULT_KEY": "ab" * 32})
+        ortet("token", "set", "github", "gh", "-s", "s", cwd=here)
+        get = ("token", "get", "github", "-s", "s")
+        for env in ({"ORTET_VAULT_KEY": "cd" * 32}, {}):
+            done = ortet("--json", *get, cwd=here, code=6, env=env)
+            assert done.error["kind"] == "wrong_key"
+        assert ortet(*get, cwd=here, env={"ORTET_VAULT_KEY": "ab" * 32}).out == "x\n"
+
+    def test_commands_of_agents_do_not_see_the_key(self, ortet: Ortet, here: Path) -> None:
+        (here / "w").mkdir()
+        ortet("init", cwd=here / "w")
+        key = "ab" * 32
+        seen = ortet("run", "env", cwd=here / "w", env={"ORTET_VAULT_KEY": key}).out
+        assert "HOME=" in seen and key not in seen
