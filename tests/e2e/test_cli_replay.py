@@ -132,8 +132,11 @@ class TestReplay:
         assert ortet.kind("replay", "no", cwd=here, code=4) == "no_session"
         assert ortet.kind("replay", "s", "--", "true", cwd=here, code=2) == "not_replayed"
         assert ortet.kind("replay", "s", "--", "no-such", cwd=here, code=4) == "no_command"
+
+    def test_while_another_process_works_on_it(self, ortet: Ortet, agent: Agent) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):
-            ortet("replay", "s", *agent.words, cwd=here, code=2)  # in use: the program is refused
+            ortet("replay", "s", *agent.words, cwd=agent.place)
+        assert agent.done == "abc\n"
 
 
 class TestWhatif:
