@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -157,6 +159,23 @@ class TestSettle:
                 s.act(str, number, name="look")
         ids = [one["id"] for one in ortet.json("effects", "s", cwd=here)]
         assert ortet.kind("act", "settle", ids[0][:6], "-s", "s", cwd=here, code=5) == "ambiguous"
+
+
+class TestTerminal:
+    def test_lines_fit(self, ortet: Ortet, here: Path) -> None:
+        with open_hub(ortet.store) as hub, hub.session("s") as s:
+            s.act(str, "x" * 200, name="write", why="y" * 200)
+        ours, theirs = pty.openpty()
+        try:
+            env = ortet.env | {"COLUMNS": "60", "TERM": "dumb"}
+            words = ortet.argv("act", "ls", "-s", "s")
+            subprocess.run(words, cwd=here, env=env, stdout=theirs, check=True)
+            line = os.read(ours, 4096).decode().rstrip()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+        assert len(line) == 60 and line.endswith("…")
+        assert len(ortet("act", "ls", "-s", "s", cwd=here).out) > 400  # a pipe gets all of it
 
 
 class TestComment:

@@ -86,7 +86,7 @@ class TestBill:
 
     def test_since(self, ortet: Ortet, here: Path) -> None:
         spend(ortet, usd=1)
-        for when in ("24h", "7d", "2020-01-01"):
+        for when in ("90m", "24h", "7d", "2020-01-01"):
             assert len(ortet.json("bill", "--since", when, cwd=here)) == 1, when
         assert ortet("bill", "--since", "2999-01-01", cwd=here).out == "nothing was spent\n"
         assert ortet.kind("bill", "--since", "soon", cwd=here, code=2) == "bad_time"

@@ -15,8 +15,8 @@ from ortet.surface.sessions import limits_of, read, session_argument, write
 if TYPE_CHECKING:
     from ortet.session.view import View
 
-_AGE = re.compile(r"(\d{1,6})([hd])")
-_HOURS = {"h": 1, "d": 24}
+_AGE = re.compile(r"(\d{1,6})([mhd])")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 @verb()
@@ -83,7 +83,7 @@ def _budget_data(view: View) -> dict[str, Any]:
 
 
 @verb()
-@click.option("--since", metavar="WHEN", help="A date, a time, or an age such as 24h or 7d.")
+@click.option("--since", metavar="WHEN", help="A date, a time, or an age such as 90m, 24h or 7d.")
 @click.option(
     "--by",
     type=click.Choice(["agent", "session", "model", "day"]),
@@ -94,7 +94,8 @@ def _budget_data(view: View) -> dict[str, Any]:
 def bill(call: Call, since: str | None, by: Any) -> None:
     """Add up what was spent, by agent, session, model or day.
 
-    It counts by the hour, UTC, and also what was spent by sessions that are erased or removed.
+    It counts to the second, and also what was spent by sessions that are erased or removed; days
+    are those of UTC.
 
     \b
     Example:
@@ -119,7 +120,7 @@ def _since(call: Call, text: str | None) -> str | int | None:
     age = _AGE.fullmatch(text or "")
     if age is None:
         return text
-    return call.hub.clock.now_ns() - int(age[1]) * _HOURS[age[2]] * 3600 * 10**9
+    return call.hub.clock.now_ns() - int(age[1]) * _SECONDS[age[2]] * 10**9
 
 
 def _amount(value: float | None) -> str:
