@@ -221,6 +221,7 @@ def open_hub(
             hide=_secret_places(environ),
             encore=encore_of(environ),
             vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
+            environ=environ,
         )
     )
 

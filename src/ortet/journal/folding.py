@@ -40,6 +40,7 @@ KINDS = (
     "warning",
     "merge",
     *around.FOLDS,
+    "environment",
 )
 """Every kind this release writes."""
 
@@ -238,6 +239,13 @@ def _compaction(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     mind.change(since=data["last"], summary=event.seq)
 
 
+def _environment(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    """Only where to read each part: the record itself stays in its events."""
+    told = dict.fromkeys(data["parts"], event.seq)
+    core = mind.core
+    mind.change(environment={**core.environment, **told}, environment_first={**told, **core.environment_first})
+
+
 _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "message": _message,
     "note": _note,
@@ -260,4 +268,5 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "lifecycle": _lifecycle,
     "compaction": _compaction,
     **around.FOLDS,
+    "environment": _environment,
 }

@@ -67,6 +67,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     windows: Sequence[Window] = ()
     tokens: Sequence[Token] = ()
     browsers: Sequence[Browsing] = ()
+    environment: Sequence[tuple[str, Any]] = ()  # what surrounds the workspace: lines and data
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ def sections_of(known: Known) -> list[Section]:
         _listed("windows", "Rate limits", 22, known.windows, tell_window),
         _listed("browser", "Browser", 14, known.browsers, tell_browser),
         _listed("tokens", "Tokens", 12, known.tokens, tell_token),
+        _listed("environment", "Environment", 28, known.environment, lambda pair: pair),
         _listed("notes", "Notes", 10, list(known.notes.items()), _note),
         _listed("summary", "Earlier", 35, [known.summary] if known.summary else [], _summary),
         _listed("messages", "Last messages", 42, known.messages, _message),

@@ -29,6 +29,7 @@ AROUND = frozenset(
         "merge",
         "window",
         "browser",
+        "environment",
     }
 )
 """Kinds that do not come from the steps of a program, or not from each run of it: they are passed,

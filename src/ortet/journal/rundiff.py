@@ -11,7 +11,7 @@ import msgspec
 from ortet.journal.events import Event
 from ortet.journal.likeness import likeness
 
-_UNSEEN = frozenset({"lifecycle"})
+_UNSEEN = frozenset({"lifecycle", "environment"})
 """When a process took it up or let go says nothing about what was done."""
 
 

@@ -133,3 +133,5 @@ class Core(Thing, frozen=True):
     summary: int = 0  # the compaction that stands for those before
     events: int = 0
     calling: list[Call] = []  # of the last assistant message, without a result yet
+    environment: dict[str, int] = {}  # part of the environment -> the event that told it last
+    environment_first: dict[str, int] = {}  # the same of the first that did

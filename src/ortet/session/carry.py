@@ -12,6 +12,7 @@ import msgspec
 from ortet.codec import Compressor, decode, decompress, encode
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
 from ortet.journal.things import Message
+from ortet.session.guest import is_quiet
 from ortet.session.tombs import signer
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def from_carry(sessions: Sessions, text: str) -> Session:
 def _check_fresh(session: View, record: Carried) -> None:
     """Since then, nothing but being opened and let go has happened."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
-    since = [event for event in session.events(record.seq) if event.kind != "lifecycle"]
+    since = [event for event in session.events(record.seq) if not is_quiet(event)]
     if session.id != record.session or at is None or at.hash != record.hash or since:
         raise Conflict(
             "stale_carry",

@@ -10,7 +10,7 @@ from ortet.backend.abc import Lease, Timeline
 from ortet.codec import Record, decode, encode
 from ortet.graph.records import Fold, Journal, State
 from ortet.ids import Oid
-from ortet.journal.events import Tip
+from ortet.journal.events import Event, Tip
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
 from ortet.session.company import Together
@@ -21,8 +21,13 @@ from ortet.store.faults import reach
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
 
-QUIET = "lifecycle"
-"""Events of this kind alone are no reason for a commit."""
+
+def is_quiet(event: Event) -> bool:
+    """Whether an event alone is no reason for a commit: it was opened or let go, or its
+    surroundings were looked at although nobody asked."""
+    return event.kind == "lifecycle" or (
+        event.kind == "environment" and not event.data.get("asked")
+    )
 
 
 _KEEP = 1000
@@ -149,7 +154,7 @@ class Guest:
     def journal(self, head: bytes) -> bytes:
         where = self._sessions.standing(self._row)
         new = where.line.events(where.line.base.seq)
-        if all(event.kind == QUIET for event in new):
+        if all(is_quiet(event) for event in new):
             return head
         return put(self._sessions, seal(self._sessions, where.line, where.mind, where.tip))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ortet.session.hub import Hub
     from ortet.session.ledger import Durability
     from ortet.session.lifecycle import SessionRow
+    from ortet.session.profiles import Look
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.vault import Vault
@@ -51,13 +52,16 @@ class Minding:
         profile: str | None = None,
         parent: View | str | None = None,
         replay: bool | Literal["live"] = False,
+        handover: str | None = None,
+        environment: Look | None = None,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
         With `workspace`, its commits hold that directory's files too; see `workspace()`. A session
         that works for another, its `parent`, spends inside that one's budget. `budget` is for a new
         one: `s.budget(usd=…)` changes it. `profile` names a set of policies (docs/profiles.md),
-        `durability` and `commit` go before it.
+        `durability`, `commit`, `handover` (a directory of the workspace for handover files, written
+        at each commit) and `environment` (when its surroundings are looked at) go before it.
 
         With `replay` it starts at the first event: each step gets what it got then, and the first
         that was not recorded is Diverged, or with "live" goes on from there on a new timeline.
@@ -78,7 +82,7 @@ class Minding:
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
         works_for = parent if isinstance(parent, str) else parent.id if parent else ""
-        manner = Manner(durability, commit, profile, works_for, replay)
+        manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )

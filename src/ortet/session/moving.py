@@ -13,10 +13,8 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.around import staying
 from ortet.session.branch import Branch
-from ortet.session.host import Host
-from ortet.session.leases import Holding
-from ortet.session.making import Making
 from ortet.session.outcome import PARTS, Restored, check_parts
+from ortet.session.surrounded import Surrounded
 
 if TYPE_CHECKING:
     from ortet.graph.diff import Change
@@ -24,19 +22,15 @@ if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
     from ortet.session.joining import Merged
     from ortet.session.session import Session
-    from ortet.session.sessions import Sessions
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
 
 
-class Moving(Making):
+class Moving(Surrounded):
     """The half of Session that knows its branch."""
 
-    _sessions: Sessions
     _branch: Branch
-    _host: Host
     _image: bytes
-    holding: Holding
 
     @property
     @abstractmethod
@@ -47,6 +41,7 @@ class Moving(Making):
         self._live()
         self._take_in()
         began = self._now()
+        self._before_commit()
         info = self._record(message)
         now = self._now()
         self._pace.committed(now, now - began)
@@ -113,7 +108,8 @@ class Moving(Making):
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole=parts == PARTS)
         deeds = self._deeds.since(self.line.base.seq)
-        return Restored(to_hex(target), report, deeds, staying(self, deeds))
+        around = self._since_restore()
+        return Restored(to_hex(target), report, deeds, staying(self, deeds), around)
 
     def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
         with self._hub.writing():

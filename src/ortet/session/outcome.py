@@ -9,30 +9,40 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.journal.around import Collaboration
+from ortet.journal.environment import Difference
 from ortet.journal.things import Effect
 from ortet.machine.abc import Report, Result
 
 _KEPT = 32 * 1024
 """Characters of an output that are recorded from each of its ends."""
 
+_FEW = 5
+
 PARTS = frozenset({"files", "mind"})
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """Where a session went. `deeds` happened after that point and stay done."""
+    """Where a session went. `deeds` happened after that point and stay done; `environment` is what
+    surrounds it now and did not then."""
 
     to: str
     files: Report
     deeds: list[Effect]
     collaborations: list[Collaboration] = []  # which those deeds made
+    environment: list[Difference] = []
 
     def __str__(self) -> str:
-        if not self.deeds:
-            return f"at {self.to[:12]}"
-        names = ", ".join(sorted({deed.name for deed in self.deeds}))
-        told = f"at {self.to[:12]}; {len(self.deeds)} deeds happened later and stay done: {names}"
-        seen = [_shown(one) for one in self.collaborations]
-        return f"{told}; others still see {'; '.join(seen)}" if seen else told
+        told = f"at {self.to[:12]}"
+        if self.deeds:
+            names = ", ".join(sorted({deed.name for deed in self.deeds}))
+            told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"
+        if self.collaborations:
+            told += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
+        if self.environment:
+            more = len(self.environment) - _FEW
+            told += f"; around it: {'; '.join(map(str, self.environment[:_FEW]))}"
+            told += f" and {more} more" if more > 0 else ""
+        return told
 
 
 def _shown(one: Collaboration) -> str:

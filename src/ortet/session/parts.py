@@ -50,4 +50,5 @@ class Parts(msgspec.Struct, frozen=True):
     scope: Scope
     hide: tuple[Path, ...]
     vault: Keyring
+    environ: Mapping[str, str]  # as it is at each moment
     encore: Encore | None = None

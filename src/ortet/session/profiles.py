@@ -3,16 +3,22 @@ what each costs."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from ortet.errors import Invalid
+from ortet.session.handover import check_directory
 from ortet.session.ledger import Durability
 from ortet.session.policies import CommitPolicy, parse
 
 _DAY = 24 * 3600.0
+
+
+Look = Literal["asked", "ends", "commit"]
+"""When a session looks at what surrounds its workspace: by `s.environment()` only; also when it is
+opened and let go; also at each commit."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -24,6 +30,8 @@ class Profile(msgspec.Struct, frozen=True):
     note_ttl: float | None = None  # seconds a note lives that is given no time of its own
     carries: bool = False  # the client keeps the state
     briefing: bool = False  # handover files are written at each commit
+    handover: str = "handover"  # where, in the workspace
+    environment: Look = "ends"
     audit: bool = False  # its chain is verified when it is closed
     hold: bool = False  # retention removes nothing of it
 
@@ -36,6 +44,8 @@ class Manner(msgspec.Struct, frozen=True):
     profile: str | None = None  # None: the one it has
     parent: str = ""  # id of the session it works for
     replay: bool | str = False  # True, or "live"
+    handover: str | None = None  # "": none
+    environment: str | None = None
 
     def over(self, known: str) -> Profile:
         """The policies of a session whose profile is `known`; Invalid when there are none such."""
@@ -51,6 +61,15 @@ class Manner(msgspec.Struct, frozen=True):
                     f"durability={self.durability!r}: give one of {get_args(Durability)}",
                 )
             found = replace(found, durability=self.durability)
+        if self.handover is not None:
+            place = check_directory(self.handover, inside=True) if self.handover else ""
+            found = replace(found, briefing=bool(place), handover=place or found.handover)
+        if self.environment is not None:
+            if self.environment not in get_args(Look):
+                raise Invalid(
+                    "bad_policy", f"environment={self.environment!r}: give one of {get_args(Look)}"
+                )
+            found = replace(found, environment=self.environment)
         return found
 
 
@@ -59,7 +78,7 @@ USUAL = Manner()
 _PROFILES = (
     Profile("chatbot", durability="commit", carries=True),
     Profile("assistant", durability="group", commit=CommitPolicy("milestone"), note_ttl=_DAY),
-    Profile("worker", commit=CommitPolicy("cost", 3.0), briefing=True),
+    Profile("worker", commit=CommitPolicy("cost", 3.0), briefing=True, environment="commit"),
     Profile("enterprise", commit=CommitPolicy("action"), audit=True, hold=True),
 )
 

@@ -22,12 +22,14 @@ from ortet.journal.compact import (
     summary_message,
 )
 from ortet.journal.context import Context, gather, newest_first
+from ortet.journal.environment import told
 from ortet.journal.folding import message_of
 from ortet.journal.known import Failure, Known, Wish
 from ortet.journal.pairs import settled, settled_newest
 from ortet.journal.text import Counter
 from ortet.journal.things import Artifact, Effect, Message
 from ortet.session.deeds import Deed, deeds_of
+from ortet.session.environments import recorded_of
 
 if TYPE_CHECKING:
     from ortet.session.view import View
@@ -124,6 +126,7 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
         windows=[window for window in view.windows() if not window.full],
         tokens=view.tokens(),
         browsers=list(mind.browsers),
+        environment=told(*recorded_of(view)),
     )
     return brief(known, tokens, count)
 

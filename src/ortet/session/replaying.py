@@ -10,6 +10,7 @@ import msgspec
 
 from ortet.backend.abc import RowChange
 from ortet.errors import Diverged, Refused
+from ortet.journal.environment import NOTHING, Environment
 from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.mind import Mind
@@ -27,6 +28,7 @@ from ortet.session.actions import (
 )
 from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds, outcome_of
+from ortet.session.environments import recorded_of
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE
 from ortet.session.outcome import PARTS, Restored, recalled, recorded
@@ -341,6 +343,12 @@ class Rehearsal(Session):
         else:
             with super()._acting():
                 yield
+
+    def _look_around(self, *, asked: bool) -> Environment:
+        """What was there then, as far as the replay has come."""
+        if self.replaying:
+            return recorded_of(self)[1] or NOTHING
+        return super()._look_around(asked=asked)
 
     def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
         if not self.replaying:

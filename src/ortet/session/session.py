@@ -15,7 +15,7 @@ from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
 from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds
-from ortet.session.guest import QUIET
+from ortet.session.guest import is_quiet
 from ortet.session.host import Host
 from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
@@ -64,7 +64,7 @@ class Session(Moving):
         self._note_ttl = profile.note_ttl
         base = ledger.line.base.seq
         new = ledger.line.events(base) if ledger.tip.seq > base else iter(())
-        news = (e for e in new if e.kind != QUIET)
+        news = (e for e in new if not is_quiet(e))
         first = next(news, None)
         self._pace = Pace(profile.commit, self._now())
         if first is not None and profile.commit.when != "manual":  # else nobody has to read them
@@ -193,7 +193,9 @@ class Session(Moving):
         self._end(PAUSED, why)
 
     def close(self, why: str = "") -> None:
-        """It is done: its name stays taken, and it can be read and archived."""
+        """It is done: its name stays taken, and it can be read and archived. Where its profile says
+        `audit`, the chain is verified before: Corrupt, and it stays as it was."""
+        self._check_chain()
         self._end(CLOSED, why)
 
     def _end(self, status: str, why: str) -> None:
@@ -201,6 +203,7 @@ class Session(Moving):
             return
         try:
             self._take_in()
+            self._look_at_the_end()
             if self._pace.policy.at_the_end and self._pace.tally.since:
                 self._commit_by_itself()
             self._budget.settle()
@@ -273,6 +276,7 @@ class Session(Moving):
         self._row = row
         self._line, self._mind = self._ledger.line, self._ledger.mind
         self._deeds = Deeds(self._hub, row, self._ledger)
+        self._story = self._around = None
         self._pace.moved(self._now())
 
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:

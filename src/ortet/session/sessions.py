@@ -89,7 +89,7 @@ class Sessions:
             if manner.replay is True:
                 raise NotFound("no_session", f"there is no session {name!r} to replay")
             try:
-                return self.begin(
+                session = self.begin(
                     check_session(name),
                     check_agent(agent),
                     goal=goal,
@@ -97,6 +97,8 @@ class Sessions:
                     place=place,
                     manner=manner,
                 )
+                session.look_at_the_start()
+                return session
             except Conflict as error:
                 row = self.roll.find(agent, name)
                 if error.kind != "row_moved" or row is None:
@@ -131,6 +133,7 @@ class Sessions:
         session.begin()
         if goal and goal != session.goal:
             session._add("goal", {"text": goal})
+        session.look_at_the_start()
         return session
 
     def _rehearse(

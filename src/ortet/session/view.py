@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ from ortet.journal.around import Collaboration, Token, Window
 from ortet.journal.briefing import Briefing
 from ortet.journal.compact import Compaction, compactions
 from ortet.journal.context import Context
+from ortet.journal.environment import Environment
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import settled
+from ortet.journal.story import Story
 from ortet.journal.text import Counter, estimate
 from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Question
 from ortet.session.approvals import approvals_of
@@ -23,6 +26,7 @@ from ortet.session.artifacts import Content, Lineage, data_of, find, load
 from ortet.session.budget import left_for, levels, spent_by
 from ortet.session.calls import ModelCall, calls_of
 from ortet.session.deeds import deeds_of
+from ortet.session.environments import recorded_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import SessionRow
 from ortet.session.recollect import briefing_of, context_of, dropped_of, last_messages
@@ -30,6 +34,7 @@ from ortet.session.vault import Secret
 
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
+    from ortet.session.handover import Handover
     from ortet.session.hub import Hub
 
 
@@ -117,6 +122,18 @@ class View:
     def briefing(self, tokens: int = 2000, *, count: Counter = estimate) -> Briefing:
         """The mental state, for whoever goes on: as Markdown, and as data."""
         return briefing_of(self, tokens, count)
+
+    def environment(self) -> Environment | None:
+        """What surrounded the workspace when somebody last looked; None when nobody has."""
+        return recorded_of(self)[1]
+
+    def handover(self, directory: str | os.PathLike[str]) -> Handover:
+        """Write feature_list.json, progress.md and BRIEFING.md for the next worker into a
+        directory. A file that is not ours is a Conflict, and then nothing is written."""
+        from ortet.session import handover
+
+        place = handover.check_directory(os.fspath(directory), inside=False)
+        return handover.write(place, handover.contents(self, Story()))
 
     def checkpoint(self) -> AgentCheckpoint:
         """Goal, plan, conversation, knowledge and where to go on, as one portable record."""

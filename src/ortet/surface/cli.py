@@ -30,6 +30,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Minds": {
         "cmd_session": ("session", "say", "plan", "facts", "decide"),
         "cmd_journal": ("journal", "brief"),
+        "cmd_environment": ("environment",),
     },
     "Deeds": {
         "cmd_act": ("act", "effects", "comment"),

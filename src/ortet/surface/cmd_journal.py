@@ -46,14 +46,24 @@ def journal(
 @verb()
 @session_argument
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
-def brief(call: Call, session: str | None, *, tokens: int) -> None:
+@click.option("--write", "directory", metavar="DIR", help="Write handover files there instead.")
+def brief(call: Call, session: str | None, *, tokens: int, directory: str | None) -> None:
     """Print what whoever goes on with a session has to know.
+
+    With --write: feature_list.json, progress.md and BRIEFING.md, for the next worker.
 
     \b
     Example:
       ortet brief fix-42 --tokens 1000
+      ortet brief fix-42 --write handover
     """
     view = read(call, session)
+    if directory is not None:
+        made = view.handover(directory)
+        names = sorted([*made.written, *made.unchanged])
+        lines = [f"{'wrote' if name in made.written else 'kept'} {name}" for name in names]
+        call.emit({"session": view.id, **render.fields(made)}, lines)
+        return
     briefing = view.briefing(tokens)
     data = {"session": view.id, **render.fields(briefing)}
     call.emit(data, (render.safe(line) for line in briefing.markdown.splitlines()))

@@ -71,7 +71,8 @@ def read(call: Call, word: str | None) -> View:
 def write(call: Call, word: str | None) -> Session:
     """Opened; it is let go when the command ends."""
     row = find(call, word)
-    return call.hub.session(row.name, agent=row.agent)
+    # a command is short: it looks around when it is asked to
+    return call.hub.session(row.name, agent=row.agent, environment="asked")
 
 
 def pick(ids: Iterable[str], word: str) -> str:

@@ -1,0 +1,182 @@
+"""What surrounds a workspace and does not come back with its files: packages, variables, hosts,
+the state of its repository. As a record, and as what differs between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ortet.journal.events import Event
+
+
+class Python(msgspec.Struct, frozen=True):
+    """The distributions of the environment the workspace uses, by normal name."""
+
+    version: str = ""
+    packages: dict[str, str] = {}
+
+
+class Debian(msgspec.Struct, frozen=True):
+    """Too many to list: a digest of dpkg's status, and how many are known to it."""
+
+    digest: str
+    count: int
+
+
+class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One that differs from the opening environment. Of a secret only `ref` is kept, which names
+    it; `unset`: it is not there any more."""
+
+    value: str = ""
+    ref: str = ""
+    unset: bool = False
+
+    def __str__(self) -> str:
+        return "not set" if self.unset else self.ref or repr(self.value)
+
+
+class Git(msgspec.Struct, frozen=True):
+    """`changed` are the first of `dirty` paths, each with its two letters of `git status`.
+
+    `dirty` is -1 when nobody could tell.
+    """
+
+    head: str = ""
+    branch: str = ""  # "": detached
+    dirty: int = -1
+    changed: list[str] = []
+    stashes: int = 0
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """What surrounds a workspace. A part that is not there is None or empty."""
+
+    python: Python | None = None
+    npm: str = ""  # digest of the lock file
+    debian: Debian | None = None
+    variables: dict[str, Variable] = {}
+    hosts: list[str] = []  # lines that no distribution brings
+    resolver: list[str] = []  # nameserver and search lines
+    git: Git | None = None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One thing that is not as it was; "" is not there."""
+
+    part: str
+    name: str
+    then: str
+    now: str
+
+    def __str__(self) -> str:
+        what = f"{self.part} {self.name}" if self.name else self.part
+        return f"{what}: {self.then or 'nothing'} then, {self.now or 'nothing'} now"
+
+
+NOTHING = Environment()
+PARTS = Environment.__struct_fields__
+
+
+def changes(old: Environment, new: Environment) -> dict[str, Any]:
+    """The parts that are not the same, as data for an event."""
+    return {
+        part: msgspec.to_builtins(getattr(new, part))
+        for part in PARTS
+        if getattr(old, part) != getattr(new, part)
+    }
+
+
+def compose(
+    parts: Mapping[str, int], events: Callable[[int, int], Iterable[Event]]
+) -> Environment | None:
+    """The record whose parts were last told by these events; None when none was."""
+    found: dict[str, Any] = {}
+    for seq in sorted(set(parts.values())):
+        for event in events(seq - 1, seq):
+            told = event.data.get("parts", {})
+            found |= {part: told[part] for part, at in parts.items() if at == seq and part in told}
+    return msgspec.convert(found, Environment) if parts else None
+
+
+def differences(then: Environment, now: Environment) -> list[Difference]:
+    """From one to the other, in the order of the parts."""
+    return list(_differences(then, now))
+
+
+def _differences(then: Environment, now: Environment) -> Iterator[Difference]:
+    old, new = then.python or Python(), now.python or Python()
+    if old.version != new.version:
+        yield Difference("python", "", old.version, new.version)
+    yield from _pairs("package", old.packages, new.packages)
+    if then.npm != now.npm:
+        yield Difference("npm lock", "", then.npm[:12], now.npm[:12])
+    if then.debian != now.debian:
+        yield Difference("debian packages", "", _debian(then.debian), _debian(now.debian))
+    yield from _pairs("variable", _shown(then), _shown(now))
+    yield from _pairs("hosts", _lines(then.hosts), _lines(now.hosts))
+    yield from _pairs("resolver", _lines(then.resolver), _lines(now.resolver))
+    if then.git != now.git:
+        yield from _git(then.git or Git(dirty=0), now.git or Git(dirty=0))
+
+
+def _pairs(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield Difference(part, name, old.get(name, ""), new.get(name, ""))
+
+
+def _git(old: Git, new: Git) -> Iterator[Difference]:
+    if old.head != new.head:
+        yield Difference("git", "HEAD", old.head[:12], new.head[:12])
+    if old.branch != new.branch:
+        yield Difference("git", "branch", old.branch, new.branch)
+    if (old.dirty, old.changed) != (new.dirty, new.changed):
+        yield Difference("git", "changed files", _dirty(old), _dirty(new))
+    if old.stashes != new.stashes:
+        yield Difference("git", "stashes", str(old.stashes), str(new.stashes))
+
+
+def _dirty(git: Git) -> str:
+    if git.dirty < 0:
+        return "not known"
+    more = ", …" if git.dirty > 3 else ""
+    paths = ", ".join(line[3:] for line in git.changed[:3])
+    return f"{git.dirty} ({paths}{more})" if git.dirty else "0"
+
+
+def _shown(environment: Environment) -> dict[str, str]:
+    return {name: str(variable) for name, variable in environment.variables.items()}
+
+
+def _lines(lines: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(lines, "there")
+
+
+def _debian(debian: Debian | None) -> str:
+    return f"{debian.count} ({debian.digest[:12]})" if debian else ""
+
+
+def told(began: Environment | None, now: Environment | None) -> list[tuple[str, Any]]:
+    """What a briefing says of it: the repository, what was installed since the beginning, and what
+    is overridden; each as a line and as data."""
+    if now is None:
+        return []
+    found: list[tuple[str, Any]] = []
+    if now.git is not None:
+        where = now.git.branch or "detached"
+        line = f"git: {where} at {now.git.head[:12] or 'no commit'}, changed: {_dirty(now.git)}"
+        line += f", {now.git.stashes} stashed" if now.git.stashes else ""
+        found.append((line, {"git": msgspec.to_builtins(now.git)}))
+    then = began or now
+    kinds = ("package", "python", "npm lock", "debian packages")
+    for one in differences(then, now):
+        if one.part in kinds:
+            found.append((str(one), msgspec.to_builtins(one)))
+    for name, value in _shown(now).items():
+        found.append((f"variable {name}: {value}", {"variable": name, "value": value}))
+    found += [(f"hosts: {line}", {"hosts": line}) for line in now.hosts]
+    if now.resolver and began is not None and began.resolver != now.resolver:
+        found.append((f"resolver: {'; '.join(now.resolver)}", {"resolver": now.resolver}))
+    return found

@@ -1,0 +1,190 @@
+"""The verbs of a session about what surrounds it: environment, and handover to the next worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, overload
+
+from ortet.errors import Invalid, OrtetError
+from ortet.journal.environment import (
+    NOTHING,
+    Difference,
+    Environment,
+    changes,
+    compose,
+    differences,
+)
+from ortet.journal.events import Draft
+from ortet.journal.mind import Mind
+from ortet.journal.story import Story
+from ortet.session import handover
+from ortet.session.environments import recorded_in, recorded_of
+from ortet.session.handover import Handover
+from ortet.session.host import Host
+from ortet.session.leases import Holding
+from ortet.session.making import Making
+from ortet.session.profiles import Profile
+from ortet.session.registry import Files
+from ortet.session.rooted import Seen
+from ortet.session.surroundings import surroundings
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+    from ortet.session.workspace import Workspace
+
+
+class Surrounded(Making):
+    """The half of Session that looks around, and leaves word for others."""
+
+    profile: Profile
+    holding: Holding
+    _sessions: Sessions
+    _host: Host
+    _files: Workspace | None
+    _story: Story | None = None
+    _around: Environment | None = None  # what is recorded, once it was read
+    _stirred = False  # commands may have changed what surrounds it
+    _warned = ""  # why the last handover by policy failed
+
+    @overload
+    def environment(self) -> Environment: ...
+
+    @overload
+    def environment(self, *, compare: Literal[True] | str) -> list[Difference]: ...
+
+    def environment(self, *, compare: bool | str = False) -> Environment | list[Difference]:
+        """Look at what surrounds the workspace and does not come back with its files, and record
+        what changed: packages, variables, hosts, resolver, the state of its repository.
+
+        With `compare`, nothing is recorded: the answer is how the surroundings now differ from
+        those of the head commit, or of the commit it names.
+        """
+        self._live()
+        if compare is False:
+            self._workspace()
+            return self._look_around(asked=True)
+        return self._compared(self._then(compare))
+
+    def handover(self, directory: str | os.PathLike[str]) -> Handover:
+        """Write feature_list.json, progress.md and BRIEFING.md for the next worker into a
+        directory, relative to the workspace where there is one.
+
+        A file that holds the same is left alone; one that is not ours is a Conflict, and then
+        nothing is written.
+        """
+        self._live()
+        place = handover.check_directory(os.fspath(directory), inside=False)
+        root = self._root()
+        below = None if root is None or os.path.isabs(place) else os.fspath(root)
+        return self._hand_over(place, below)
+
+    # by policy
+
+    def look_at_the_start(self) -> None:
+        """It was opened, somewhere: what surrounds it there may be another."""
+        if self.profile.environment != "asked":
+            self._look_by_itself()
+
+    def _look_at_the_end(self) -> None:
+        stirred = self._stirred or self._files is not None
+        if stirred and self.profile.environment != "asked":
+            self._look_by_itself()
+
+    def _before_commit(self) -> None:
+        """What has to be there when the files are looked at."""
+        if self.profile.environment == "commit" and self._row.path:
+            self._look_around(asked=True)
+        if self.profile.briefing and (self._host.dirty or self.head is None):
+            self._hand_over_by_itself()
+
+    def _hand_over_by_itself(self) -> None:
+        """A commit does not fail for it: the warning is recorded, once for each cause."""
+        root = self._root()
+        if root is None:
+            return
+        try:
+            self._hand_over(self.profile.handover, os.fspath(root))
+            self._warned = ""
+        except OrtetError as error:
+            if self._warned != error.kind:
+                self._warned = error.kind
+                data = {"what": "handover", "kind": error.kind, "error": str(error)}
+                self._ledger.add(Draft("warning", data, self._hub.author))
+
+    def _hand_over(self, directory: str, below: str | None) -> Handover:
+        if self._story is None:
+            self._story = Story()
+        return handover.write(directory, handover.contents(self, self._story), below=below)
+
+    def _check_chain(self) -> None:
+        """Where its profile wants that; Corrupt when an event is not what was recorded."""
+        if self.profile.audit and not self.holding.ended:
+            self._ledger.flush()
+            self._hub.audit(self.id)
+
+    # looking
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        self._stirred = True
+        with super()._acting():
+            yield
+
+    def _look_by_itself(self) -> None:
+        """Where that needs no machine to be started; what fails is looked at another time."""
+        if self._seen().path:
+            with suppress(OrtetError, OSError):
+                self._look_around(asked=False)
+
+    def _look_around(self, *, asked: bool) -> Environment:
+        """What is there now; recorded if it changed."""
+        now = surroundings(self._seen(), self._hub.environ, self._hub.opening)
+        if self._around is None:
+            self._around = recorded_of(self)[1] or NOTHING
+        if parts := changes(self._around, now):
+            if asked:
+                self._touch()
+            data = {"parts": parts, **({"asked": True} if asked else {})}
+            self._ledger.add(Draft("environment", data, self._hub.author))
+            self._around = now
+        self._stirred = False
+        return now
+
+    def _compared(self, then: Environment | None) -> list[Difference]:
+        """How it is now, against that; nothing when that is not known."""
+        if then is None:
+            return []
+        hub = self._hub
+        now = surroundings(self._seen(), hub.environ, hub.opening, names=then.variables)
+        return differences(then, now)
+
+    def _since_restore(self) -> list[Difference]:
+        """What is not as it was at the commit it has just gone to."""
+        return self._compared(recorded_of(self)[1])
+
+    def _then(self, ref: bool | str) -> Environment | None:
+        if isinstance(ref, str):
+            target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+            return recorded_in(self._sessions, target)
+        core = Mind.load(self._sessions.maps, self._hub.objects, self._line.base.fold).core
+        return compose(core.environment, self.events)
+
+    def _seen(self) -> Seen:
+        """The workspace, if it can be looked at without starting a machine."""
+        left_out = self.profile.handover if self.profile.briefing else ""
+        if self._files is not None:
+            path = os.fspath(self._files.path)
+            inside = path.startswith("/proc/")
+            return Seen(path, self._files.run if inside else None, left_out)
+        if self._row.path and self._is_in_place():
+            return Seen(self._row.path, None, left_out)
+        return Seen()
+
+    def _is_in_place(self) -> bool:
+        files: Files | None = "private" if self._row.files == "private" else None
+        try:
+            return self._hub.how(self._row.engine, files)[0] == "inplace"
+        except Invalid:
+            return False
