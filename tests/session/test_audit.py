@@ -105,3 +105,31 @@ def test_a_chain_made_anew_is_not_the_committed_one(store: Path) -> None:
             hub.audit(ids[0])
         with pytest.raises(Corrupt):
             hub.verify()
+
+
+def test_a_profile_that_says_so_is_audited_before_it_closes(store: Path) -> None:
+    with open_hub(store) as hub, hub.session("s", profile="enterprise") as s:
+        for number in range(4):
+            s.say("user", str(number))
+        db = apsw.Connection(str(store / "catalog.db"))
+        (kept,) = db.execute("SELECT body FROM events WHERE seq = 3")
+        db.execute("UPDATE events SET body = (SELECT body FROM events WHERE seq = 2) WHERE seq = 3")
+        with pytest.raises(Corrupt):
+            s.close("done")
+        assert s.status == "active"  # as it was, and open
+        s.say("user", "still here")
+        db.execute("UPDATE events SET body = ? WHERE seq = 3", kept)
+        db.close()
+        s.close("done")
+        assert hub.get(s.id).status == "closed"
+        s.close()  # which it is already
+
+
+def test_a_profile_that_does_not_is_not(store: Path) -> None:
+    with open_hub(store) as hub, hub.session("s") as s:
+        s.say("user", "x")
+        db = apsw.Connection(str(store / "catalog.db"))
+        db.execute("UPDATE events SET body = (SELECT body FROM events WHERE seq = 1) WHERE seq = 2")
+        db.close()
+        s.close()
+        assert s.status == "closed"

@@ -79,12 +79,12 @@ NOTHING = Environment()
 PARTS = Environment.__struct_fields__
 
 
-def changes(old: Environment, new: Environment) -> dict[str, Any]:
-    """The parts that are not the same, as data for an event."""
+def changes(old: Environment | None, new: Environment) -> dict[str, Any]:
+    """The parts that are not the same, as data for an event; all of them when none is known."""
     return {
         part: msgspec.to_builtins(getattr(new, part))
         for part in PARTS
-        if getattr(old, part) != getattr(new, part)
+        if old is None or getattr(old, part) != getattr(new, part)
     }
 
 

@@ -8,8 +8,9 @@ from ortet.codec import decode
 from ortet.graph.records import Journal
 from ortet.ids import Oid
 from ortet.journal.environment import Environment, compose
-from ortet.journal.line import Line
+from ortet.journal.events import Event
 from ortet.journal.mind import Mind
+from ortet.journal.segments import segments, unseal
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
@@ -30,5 +31,11 @@ def recorded_in(sessions: Sessions, commit: Oid) -> Environment | None:
         return None
     journal = decode(Journal, hub.objects.get(Oid(state.journal)))
     core = Mind.load(sessions.maps, hub.objects, journal.fold).core
-    line = Line(hub.catalog, hub.objects, sessions.chain, timeline="", base=journal)
-    return compose(core.environment, line.events)
+    wanted, found = set(core.environment.values()), dict[int, Event]()
+    for _, segment in segments(hub.objects, journal.segment):
+        if len(found) == len(wanted):
+            break
+        for row in unseal(hub.objects, segment):
+            if row.seq in wanted:
+                found[row.seq] = sessions.chain.read(row)
+    return compose(core.environment, lambda _, seq: [found[seq]] if seq in found else [])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from ortet.errors import Invalid, OrtetError
 from ortet.journal.environment import (
-    NOTHING,
     Difference,
     Environment,
     changes,
@@ -94,7 +93,7 @@ class Surrounded(Making):
 
     def _before_commit(self) -> None:
         """What has to be there when the files are looked at."""
-        if self.profile.environment == "commit" and self._row.path:
+        if self.profile.environment == "commit" and self._workspace() is not None:
             self._look_around(asked=True)
         if self.profile.briefing and (self._host.dirty or self.head is None):
             self._hand_over_by_itself()
@@ -142,7 +141,7 @@ class Surrounded(Making):
         """What is there now; recorded if it changed."""
         now = surroundings(self._seen(), self._hub.environ, self._hub.opening)
         if self._around is None:
-            self._around = recorded_of(self)[1] or NOTHING
+            self._around = recorded_of(self)[1]
         if parts := changes(self._around, now):
             if asked:
                 self._touch()
