@@ -243,7 +243,10 @@ def _environment(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     """Only where to read each part: the record itself stays in its events."""
     told = dict.fromkeys(data["parts"], event.seq)
     core = mind.core
-    mind.change(environment={**core.environment, **told}, environment_first={**told, **core.environment_first})
+    mind.change(
+        environment={**core.environment, **told},
+        environment_first={**told, **core.environment_first},
+    )
 
 
 _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
