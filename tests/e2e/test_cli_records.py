@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,19 @@ class TestVault:
     def test_commands_of_agents_do_not_see_the_key(self, ortet: Ortet, here: Path) -> None:
         (here / "w").mkdir()
         ortet("init", cwd=here / "w")
-        key = "ab" * 32
-        seen = ortet("run", "env", cwd=here / "w", env={"ORTET_VAULT_KEY": key}).out
-        assert "HOME=" in seen and key not in seen
+        env = {"ORTET_VAULT_KEY": "ab" * 32}
+        seen = ortet("run", "env", cwd=here / "w", env=env).out
+        assert "HOME=" in seen and env["ORTET_VAULT_KEY"] not in seen
+        code = (
+            "import sys, ortet\n"
+            "with ortet.open() as hub, hub.workspace('w', engine='overlay') as ws:\n"
+            "    print(ws.run('cat /proc/[0-9]*/environ').stdout)\n"
+        )
+        inside = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=here,
+            env=ortet.env | env,
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout.decode()
+        assert "HOME=" in inside and env["ORTET_VAULT_KEY"] not in inside

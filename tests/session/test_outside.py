@@ -480,3 +480,69 @@ class TestReplay:
         again = hub.session("s", replay=True)
         program(again)  # although what is real is done already
         again.pause()
+
+
+class TestTravel:
+    def test_checkpoint(self, hub: Hub, s: Session, open_at: OpenAt, tmp_path: Path) -> None:
+        hub.vault.put("gh", TOKEN)
+        s.token("github", "gh")
+        s.collaborate("pr", kind="pull_request", text="half", effect=act(s, "push"))
+        s.window("github", remaining=5, reset=START + 60, limit=9)
+        text = s.checkpoint().to_json()
+        assert TOKEN not in text
+        there = open_at(tmp_path / "there").from_checkpoint(text, name="t")
+        (one,) = there.collaborations()
+        assert (one.name, one.kind, one.text) == ("pr", "pull_request", "half")
+        assert [(w.service, w.remaining, w.limit) for w in there.windows()] == [("github", 5, 9)]
+        with pytest.raises(NotFound):  # the vault of another store
+            there.token("github")
+        assert there.checkpoint().to_json()
+
+    @pytest.mark.parametrize(
+        ("field", "bad"),
+        [
+            ("collaborations", {"name": "a", "status": "open"}),
+            ("collaborations", {"name": ""}),
+            ("windows", {"service": "a", "reset": 5}),
+            ("windows", {"service": "a", "remaining": 5, "reset": 10**30}),
+        ],
+    )
+    def test_bad_checkpoint(self, hub: Hub, s: Session, field: str, bad: dict[str, Any]) -> None:
+        record = json.loads(s.checkpoint().to_json())
+        record |= {field: [bad], "digest": ""}
+        with pytest.raises(Invalid) as error:
+            hub.from_checkpoint(json.dumps(record), name="t")
+        assert error.value.kind == "bad_checkpoint"
+
+    def test_an_earlier_checkpoint(self, hub: Hub, s: Session) -> None:
+        """One of a release that did not know these fields."""
+        s.say("user", "hello")
+        record = json.loads(s.checkpoint().to_json())
+        for field in ("collaborations", "windows", "tokens"):
+            assert record.pop(field) == []
+        there = hub.from_checkpoint(json.dumps(record), name="t")
+        assert [m.content for m in there.messages()] == ["hello"]
+
+    def test_merge(self, hub: Hub, s: Session) -> None:
+        s.collaborate("shared", text="as it was")
+        s.collaborate("both", text="as it was")
+        s.collaborate("mine")
+        (kid,) = s.fork(1)
+        kid.collaborate("pr", status="done", link="https://h/1", effect=act(kid, "open_pr"))
+        kid.collaborate("shared", status="done")
+        kid.collaborate("both", text="theirs")
+        s.collaborate("both", text="ours")
+        s.merge(kid)
+        found = {one.name: one for one in s.collaborations()}
+        assert sorted(found) == ["both", "both (2)", "mine", "pr", "shared"]
+        assert (found["both"].text, found["both (2)"].text) == ("ours", "theirs")
+        assert (found["pr"].link, found["shared"].status) == ("https://h/1", "done")
+        hub.verify()
+
+    def test_audit(self, hub: Hub, s: Session) -> None:
+        s.collaborate("pr", kind="pull_request", link="https://h/1")
+        s.window("github", remaining=5, reset=START + 60)
+        s.browser(["https://a/"])
+        lines = {line.kind: line.what for line in hub.audit(s.id).lines}
+        assert lines["collaboration"] == "pr pull_request https://h/1"
+        assert (lines["window"], lines["browser"]) == ("github: 5 left", "https://a/")

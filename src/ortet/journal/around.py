@@ -3,7 +3,7 @@ events do to that, and how a briefing tells it. Secrets are named here, never he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,21 @@ FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "browser": _browser,
 }
 """Kinds of events, and what each does to a mind."""
+
+
+def told(
+    collaborations: Iterable[Collaboration], windows: Iterable[Window], tokens: Iterable[Token]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The events that make another mind know it."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for one in collaborations:
+        fields = {field: getattr(one, field) for field in ("name", *_FIELDS)}
+        found.append(("collaboration", {key: value for key, value in fields.items() if value}))
+    for window in windows:
+        data = {"service": window.service, "remaining": window.remaining, "reset": window.reset}
+        found.append(("window", data if window.limit is None else {**data, "limit": window.limit}))
+    found += [("token", {"service": one.service, "vault": one.vault}) for one in tokens]
+    return found
 
 
 # in a briefing: as a line, and as data

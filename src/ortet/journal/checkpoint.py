@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ortet.codec import Hasher, encode, to_json
 from ortet.errors import Invalid, Unsupported
+from ortet.journal.around import DONE, DRAFT, WITHDRAWN, Collaboration, Token, Window
 from ortet.journal.things import Artifact, Decision, Effect, Fact, Question
 
 VERSION = 1
@@ -24,6 +25,7 @@ Index = Annotated[int, Meta(ge=0)]
 _FIELD = re.compile(r"required field `([^`]+)`")
 _AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
 _SOME = "[...]"
+_LATE = 10**20
 _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
 
@@ -85,6 +87,9 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     agent: str = ""
     digest: str = ""
+    collaborations: list[Collaboration] = []
+    windows: list[Window] = []
+    tokens: list[Token] = []
 
     def to_json(self) -> str:
         """With its digest."""
@@ -120,6 +125,12 @@ def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     for number, artifact in enumerate(checkpoint.artifacts):
         if not re.fullmatch(r"(?:[0-9a-f]{64})?", artifact.oid):
             raise _bad(f"$.artifacts[{number}].oid", "64 hexadecimal digits were expected")
+    for number, one in enumerate(checkpoint.collaborations):
+        if not one.name or one.status not in (DRAFT, DONE, WITHDRAWN):
+            raise _bad(f"$.collaborations[{number}]", "a name, and draft, done or withdrawn")
+    for number, window in enumerate(checkpoint.windows):
+        if not window.service or window.remaining is None or not 0 <= window.reset < _LATE:
+            raise _bad(f"$.windows[{number}]", "a service, what remains, and until when")
     seen: set[str] = set()
     point = checkpoint.resume_point
     deeds = [(f"unsettled[{n}]", effect) for n, effect in enumerate(point.unsettled)]
@@ -149,8 +160,10 @@ def schema() -> dict[str, Any]:
 
 
 def _digest(checkpoint: AgentCheckpoint) -> str:
-    """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
+    """The same for every way to write the record down: 5 and 5.0 are one number in JSON. What is
+    empty is left out: a field that a later release adds changes no digest of an earlier one."""
     plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
+    plain = {key: value for key, value in plain.items() if value not in ("", [], {})}
     try:
         return Hasher().oid(encode(_same(plain))).hex()
     except (OverflowError, TypeError, UnicodeEncodeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ortet.journal.around import Collaboration, told
 from ortet.journal.mind import Mind
 from ortet.journal.things import Artifact, Decision, Fact
 
@@ -35,6 +36,7 @@ class Union(msgspec.Struct, frozen=True):
     artifacts: list[Artifact]
     contradictions: list[Contradiction]
     spent: dict[str, float]
+    collaborations: list[Collaboration] = []
 
     def counted(self) -> dict[str, Any]:
         """For the event that tells of the merge."""
@@ -59,6 +61,8 @@ class Union(msgspec.Struct, frozen=True):
         for made in self.decisions:
             data = {"id": made.id, "text": made.text, "why": made.why, "merged": source}
             found.append(("decision", {**data, "instead_of": made.instead_of}))
+        for kind, data in told(self.collaborations, [], []):
+            found.append((kind, {**data, "merged": source}))
         return found
 
 
@@ -85,6 +89,7 @@ def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
         artifacts=_artifacts(base, ours, theirs),
         contradictions=list(_contradictions(mine, new)),
         spent=_spent(base, theirs),
+        collaborations=list(_collaborations(base, ours, theirs)),
     )
 
 
@@ -117,6 +122,23 @@ def _artifacts(base: Mind, ours: Mind, theirs: Mind) -> list[Artifact]:
     return found
 
 
+def _collaborations(base: Mind, ours: Mind, theirs: Mind) -> Iterable[Collaboration]:
+    """Others see what theirs did: where both went on with a name, theirs gets the next one."""
+    for one in sorted(theirs.collaborations, key=_age):
+        before, mine = base.collaborations.get(one.name), ours.collaborations.get(one.name)
+        if one == before or _seen(one) == _seen(mine):
+            continue
+        name, number = one.name, 2
+        while mine is not None and mine != before:
+            name, number = f"{one.name} ({number})", number + 1
+            mine, before = ours.collaborations.get(name), None
+        yield msgspec.structs.replace(one, name=name)
+
+
+def _seen(one: Collaboration | None) -> Any:
+    return one and msgspec.structs.replace(one, seq=0, time=0)
+
+
 def _spent(base: Mind, theirs: Mind) -> dict[str, float]:
     before = base.core.spent
     used = {name: x - before.get(name, 0.0) for name, x in theirs.core.spent.items()}
@@ -128,5 +150,5 @@ def _words(fact: Fact) -> tuple[str, str, bool]:
     return " ".join(fact.text.split()), fact.about, fact.lesson
 
 
-def _age(thing: Fact | Decision | Artifact) -> int:
+def _age(thing: Fact | Decision | Artifact | Collaboration) -> int:
     return thing.seq

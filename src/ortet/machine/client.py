@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
+from ortet.machine.command import without_key
 
 _START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
 
@@ -61,6 +62,7 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
+                env=without_key(),  # what runs in a machine can read that of its pid 1
                 start_new_session=True,
             )
         self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)

@@ -260,9 +260,13 @@ def check_directory(cwd: str | Path) -> None:
         raise Invalid("closed_directory", f"{cwd} may not be entered: give another cwd")
 
 
+def without_key() -> dict[str, str]:
+    """This process's environment, but for the key of the vault: that is the hub's alone."""
+    return {name: value for name, value in os.environ.items() if name != "ORTET_VAULT_KEY"}
+
+
 def environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.pop("ORTET_VAULT_KEY", None)  # it is for the hub, not for what agents run
+    environment = without_key()
     outer = environment.get(MARK)
     for name, value in changes.items():
         if value is None:

@@ -129,6 +129,15 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{'allowed' if data.get('ok') else 'denied'} {data.get('id', '')[-8:]}"
         case "note":
             return f"{data.get('key', '')} = {data.get('value')!r}"
+        case "collaboration":
+            said = [data.get(key, "") for key in ("name", "kind", "status", "link", "text")]
+            return " ".join(filter(None, said))
+        case "window":
+            return f"{data.get('service', '')}: {data.get('remaining', 0):g} left"
+        case "token":
+            return f"{data.get('service', '')}: {data.get('vault', '')} of the vault"
+        case "browser":
+            return " ".join(data.get("urls", []))
     for key in ("text", "name", "step", "amounts", "limits", "id"):
         if key in data:
             return str(data[key])

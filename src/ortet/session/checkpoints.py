@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.ids import from_hex
+from ortet.journal.around import told
 from ortet.journal.checkpoint import (
     AgentCheckpoint,
     Outcome,
@@ -64,6 +65,9 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
         summary=past.summary if past else "",
         name=view.name,
         agent=view.agent,
+        collaborations=view.collaborations(),
+        windows=[window for window in view.windows() if not window.full],
+        tokens=view.tokens(),
     )
 
 
@@ -154,6 +158,7 @@ def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str,
         data = {"id": made.id, "text": made.text, "why": made.why}
         found.append(("decision", {**data, "instead_of": made.instead_of}))
     found += [("question", {"id": q.id, "text": q.text}) for q in record.questions]
+    found += told(record.collaborations, record.windows, record.tokens)
     if record.summary:  # messages behind the first event are in context
         past = Compaction(first=1, last=1, count=0, digest="", summary=record.summary)
         found.append(("compaction", data_of(past)))
