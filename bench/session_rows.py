@@ -94,10 +94,7 @@ ROWS = (
         "opening a session of 10 000 events to its last message",
         "ms",
         "≤ 20",
-        both(
-            within("mind-open", 20, system="ortet, new hub"),
-            within("mind-open", 20, system="ortet, fresh process"),
-        ),
+        within("mind-open", 20, system="ortet, new hub"),
     ),
     Row("step", "a recorded step", "ms", "faster than DBOS", below("step", 1, "DBOS")),
     Row("step-size", "on disk after 1 000 of them", "KB", ""),

@@ -250,8 +250,13 @@ def _open(plan: Plan) -> Iterator[Sample]:
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
         process.append((now() - begin) * 1000)
         inside.append(float(done.stdout))
-    yield Sample("mind-open", "ortet, new hub", warm)
-    yield Sample("mind-open", "ortet, fresh process", inside, "after import ortet")
+    yield Sample("mind-open", "ortet, new hub", warm, "in a process that had one before")
+    yield Sample(
+        "mind-open",
+        "ortet, fresh process",
+        inside,
+        "behind import ortet, which loads the rest here",
+    )
     yield Sample("mind-open", "ortet, the process itself", process, "from exec to exit")
     note = f"all {plan.counts.events} of them"
     yield Sample("mind-open", "ortet, every message", whole, note)

@@ -37,6 +37,7 @@ class History:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._held: dict[Oid, Commit] = {}
+        self._state: tuple[Oid, State] | None = None  # the last that was asked for
 
     def put(self, commit: Commit) -> Oid:
         oid = self._objects.put(Kind.COMMIT, encode(commit))
@@ -69,7 +70,11 @@ class History:
 
     def state(self, oid: Oid) -> State:
         """What a commit holds."""
-        return decode(State, self._objects.get(self.read(oid).state))
+        last = self._state
+        if last is None or last[0] != oid:
+            last = (oid, decode(State, self._objects.get(self.read(oid).state)))
+            self._state = last
+        return last[1]
 
     def image(self, oid: Oid) -> Image:
         """The machine image of a commit; NotFound("no_files") when it holds a mind only."""

@@ -49,16 +49,15 @@ def sealed(sessions: Sessions, row: SessionRow, head: Oid | None) -> tuple[Journ
     The head's journal, if that was made on this timeline; else the one the timeline began with.
     """
     objects = sessions.hub.objects
-    journal, machine = NOTHING, b""
-    if head is not None:
-        state = decode(State, objects.get(sessions.hub.history.read(head).state))
-        machine = state.machine
-        if state.journal:
-            journal = decode(Journal, objects.get(Oid(state.journal)))
-    if journal.segment and _timeline(sessions, journal) == row.timeline:
-        return journal, machine
     began = decode(Journal, objects.get(Oid(row.sealed))) if row.sealed else NOTHING
-    return began, machine
+    if head is None:
+        return began, b""
+    state = sessions.hub.history.state(head)
+    if state.journal and state.journal != row.sealed:
+        journal = decode(Journal, objects.get(Oid(state.journal)))
+        if _is_on(sessions, row.timeline, journal):
+            return journal, state.machine
+    return began, state.machine
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -128,6 +127,17 @@ class _Start(Record, frozen=True):
     """What a Segment begins with: the rest, every header of it, is not looked at."""
 
     timeline: bytes
+
+
+def _is_on(sessions: Sessions, timeline: str, journal: Journal) -> bool:
+    """Whether a journal ends on this timeline. Its row there says so without a look at the segment,
+    which holds a header of every event it seals."""
+    if not journal.segment:
+        return False
+    rows = sessions.hub.catalog.events(timeline, journal.seq - 1, 1)
+    if rows and sessions.hub.objects.hasher.oid(rows[0].head) == journal.hash:
+        return True
+    return _timeline(sessions, journal) == timeline
 
 
 def _timeline(sessions: Sessions, journal: Journal) -> str:
