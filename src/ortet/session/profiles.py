@@ -28,7 +28,6 @@ class Profile(msgspec.Struct, frozen=True):
     durability: Durability = "event"
     commit: CommitPolicy = CommitPolicy()
     note_ttl: float | None = None  # seconds a note lives that is given no time of its own
-    carries: bool = False  # the client keeps the state
     briefing: bool = False  # handover files are written at each commit
     handover: str = "handover"  # where, in the workspace
     environment: Look = "ends"
@@ -76,7 +75,7 @@ class Manner(msgspec.Struct, frozen=True):
 USUAL = Manner()
 
 _PROFILES = (
-    Profile("chatbot", durability="commit", carries=True),
+    Profile("chatbot", durability="commit"),
     Profile("assistant", durability="group", commit=CommitPolicy("milestone"), note_ttl=_DAY),
     Profile("worker", commit=CommitPolicy("cost", 3.0), briefing=True, environment="commit"),
     Profile("enterprise", commit=CommitPolicy("action"), audit=True, hold=True),
