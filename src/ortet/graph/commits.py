@@ -40,7 +40,7 @@ class History:
         self._state: tuple[Oid, State] | None = None  # the last that was asked for
 
     def put(self, commit: Commit) -> Oid:
-        oid = self._objects.put(Kind.COMMIT, encode(commit))
+        oid = self._objects.put_new(Kind.COMMIT, encode(commit))
         return self._hold(oid, commit)
 
     def read(self, oid: Oid) -> Commit:

@@ -88,10 +88,12 @@ class Node:
 
     def replaced(self, changes: Mapping[bytes, Any]) -> Node | None:
         """With other items for some of its keys; None when that would add or take away a key."""
+        if len(changes) == 1:
+            return self._replaced_one(*next(iter(changes.items())))
         keys, row = self.keys, _row_of(self.level)
         places: list[tuple[int, bytes]] = []
         rows: list[tuple[int, bytes]] = []
-        for key in sorted(changes) if len(changes) > 1 else changes:
+        for key in sorted(changes):
             item = changes[key]
             at = bisect_left(keys, key)
             if item is None or at == len(keys) or keys[at] != key:
@@ -102,6 +104,28 @@ class Node:
         data, starts = _spliced(old.data, old.starts, places)
         content, row_starts = _spliced(old.rows, old.row_starts, rows)
         return Node(self.level, keys, None, Packed(data, starts, content, row_starts))
+
+    def _replaced_one(self, key: bytes, item: Any) -> Node | None:
+        """The same for one key, the usual case: a change goes up through many pages of which it
+        touches one item each."""
+        keys = self.keys
+        at = bisect_left(keys, key)
+        if item is None or at == len(keys) or keys[at] != key:
+            return None
+        data, starts, rows, row_starts = self.packed()
+        piece, row = encode(item), encode(_row_of(self.level)(item))
+        begin, end, top, low = starts[at], starts[at + 1], row_starts[at], row_starts[at + 1]
+        if len(piece) == end - begin and len(row) == low - top:
+            packed = Packed(
+                b"".join((data[:begin], piece, data[end:])),
+                starts,
+                b"".join((rows[:top], row, rows[low:])),
+                row_starts,
+            )
+            return Node(self.level, keys, None, packed)
+        places, content = [(at, piece)], [(at, row)]
+        packed = Packed(*_spliced(data, starts, places), *_spliced(rows, row_starts, content))
+        return Node(self.level, keys, None, packed)
 
     def copy(self) -> Node:
         """One that may be changed."""

@@ -64,10 +64,14 @@ class Pages:
             )
         return node
 
-    def store(self, node: Node) -> PageRef:
-        """Put the page; the node belongs to the cache from here on."""
+    def store(self, node: Node, *, patched: bool = False) -> PageRef:
+        """Put the page; the node belongs to the cache from here on.
+
+        `patched`: with an item that no page had before, most likely, so it is not searched for.
+        """
         packed = node.packed()
-        oid = self._objects.put(self._kind, packed.data)
+        put = self._objects.put_new if patched else self._objects.put
+        oid = put(self._kind, packed.data)
         cid = self._objects.hasher.oid(packed.rows)
         self._keep(oid, node, len(packed.data))
         return PageRef(node.keys[-1] if node.keys else b"", oid, cid)

@@ -57,7 +57,7 @@ class Trees:
             moved |= shifted
         same = None if moved else root.replaced(edits)
         if same is not None:
-            return _tree_ref(self._pages.store(same))
+            return _tree_ref(self._pages.store(same, patched=True))
         node = root.copy()
         for key, item in edits.items():
             node.set(key, item)
@@ -215,7 +215,7 @@ class Trees:
             here = keys if last == end else [key for key in keys if key <= last]
             same = page.replaced({key: edits[key] for key in here})
             if same is not None:
-                out[same.keys[-1]] = self._pages.store(same)
+                out[same.keys[-1]] = self._pages.store(same, patched=True)
                 del keys[-len(here) :]
                 continue
             run, moved = page.copy(), False

@@ -53,6 +53,10 @@ class Objects(ABC):
     def put(self, kind: Kind, data: bytes) -> Oid:
         """Store unless it is there already; readable at once, durable after `flush`."""
 
+    def put_new(self, kind: Kind, data: bytes) -> Oid:
+        """The same for what is almost surely new: it may be stored again rather than searched."""
+        return self.put(kind, data)
+
     @abstractmethod
     def get(self, oid: Oid) -> bytes:
         """NotFound("no_object") or Corrupt; the bytes were checked against a checksum."""

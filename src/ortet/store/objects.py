@@ -88,6 +88,13 @@ class LocalObjects(Objects):
             self.writer.add(oid, kind, data)
         return oid
 
+    def put_new(self, kind: Kind, data: bytes) -> Oid:
+        oid = self.hasher.oid(data)
+        if oid not in self._pending and self.shelf.find_mine(oid) is None:
+            self._here()
+            self.writer.add(oid, kind, data)
+        return oid
+
     def get(self, oid: Oid) -> bytes:
         item = self._pending.get(oid)
         if item is not None:

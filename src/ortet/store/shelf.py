@@ -61,10 +61,9 @@ class Shelf:
 
     def find_sure(self, oid: Oid) -> Spot | None:
         """The same, only where it is durable already or will be with our next flush."""
-        for tail in self.mine:
-            spot = tail.find(oid)
-            if spot is not None:
-                return spot
+        spot = self.find_mine(oid)
+        if spot is not None:
+            return spot
         tables, absent = self._searched
         if tables and oid not in absent:
             for table in tables:
@@ -77,6 +76,14 @@ class Shelf:
                     return self.find_sure(oid)
                 if spot is not None:
                     return spot
+        return None
+
+    def find_mine(self, oid: Oid) -> Spot | None:
+        """The same, only in the tails of this writer."""
+        for tail in self.mine:
+            spot = tail.find(oid)
+            if spot is not None:
+                return spot
         return None
 
     def find_other(self, oid: Oid) -> Tail | None:
