@@ -224,6 +224,7 @@ class Walk:
     def _sort(self, frame: Frame, found: Found) -> None:
         node = frame.node
         jobs = []
+        found.fresh.sort()  # by name: like files then lie side by side in a pack, and shrink more
         for name, st in found.fresh:
             was = node.seen.get(name, ())
             raw = os.fsencode(name)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from ortet.store import frame
 from ortet.store.abc import Kind
 
+_BLOCK = 128 * 1024
+
 
 class Batch:
     """Objects that will be one frame. One larger than a frame's usual size goes alone, or two of
@@ -34,20 +36,24 @@ class Batch:
 
 
 class Batches:
-    """File contents and the rest apart: log, diff and merge read the rest only."""
+    """File contents and the rest apart: log, diff and merge read the rest only. And blocks of large
+    files apart from small files, which are like their neighbours and shrink best beside them."""
 
     def __init__(self) -> None:
         self.blobs = Batch()
+        self.blocks = Batch()
         self.rest = Batch()
 
     def add(self, item: frame.Item) -> list[frame.Item] | None:
-        return (self.blobs if item[1] == Kind.BLOB else self.rest).add(item)
+        if item[1] != Kind.BLOB:
+            return self.rest.add(item)
+        return (self.blocks if len(item[2]) >= _BLOCK else self.blobs).add(item)
 
     def take(self, small: int = 0) -> list[list[frame.Item]]:
         """What is in them, as one when that is less than `small` bytes; they are empty then."""
-        one = self.blobs.bytes + self.rest.bytes < small
-        blobs, rest = self.blobs.take(), self.rest.take()
-        groups = [blobs + rest] if one else [rest, blobs]
+        one = self.blobs.bytes + self.blocks.bytes + self.rest.bytes < small
+        blobs, blocks, rest = self.blobs.take(), self.blocks.take(), self.rest.take()
+        groups = [blobs + rest] if one else [rest, blobs, blocks]
         return [group for group in groups if group]
 
 

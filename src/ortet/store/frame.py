@@ -36,7 +36,6 @@ _ROW = struct.Struct(f"<{OID_BYTES}sBI")
 _SUM = 8
 HEADER_BYTES = _HEAD.size
 _WINDOW = 64 * 1024
-_SAMPLE = 4096
 _WORTH = 0.97
 
 Item = tuple[Oid, int, bytes]
@@ -107,12 +106,6 @@ def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor | None)
 
 
 def _squeeze(raw: bytes, compressor: Compressor) -> tuple[int, bytes]:
-    if len(raw) >= 32 * _SAMPLE:
-        # Four pages tell archives and images from text without compressing the whole.
-        step = len(raw) // 4
-        sample = b"".join([raw[at : at + _SAMPLE] for at in range(step // 2, len(raw), step)])
-        if len(compressor.compress(sample)) >= _WORTH * len(sample):
-            return RAW, raw
     packed = compressor.compress(raw)
     return (ZSTD, packed) if len(packed) < _WORTH * len(raw) else (RAW, raw)
 
