@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
 import ortet
-from ortet.errors import Invalid, Unsupported
+from ortet.errors import Invalid, OrtetError, Unsupported
 from ortet.journal.checkpoint import (
     AgentCheckpoint,
     Outcome,
@@ -21,7 +25,7 @@ from ortet.journal.checkpoint import (
     Spending,
     schema,
 )
-from ortet.journal.things import Artifact, Decision, Effect, Fact, Question
+from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Question
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "agent-checkpoint.schema.json"
 FULL = AgentCheckpoint(
@@ -127,6 +131,132 @@ def test_what_is_no_record_at_all(text: str | bytes) -> None:
     with pytest.raises(Invalid) as caught:
         AgentCheckpoint.from_json(text)
     assert caught.value.details["path"].startswith("$")
+
+
+@cache
+def validator() -> Draft202012Validator:
+    published = json.loads(SCHEMA.read_text())
+    Draft202012Validator.check_schema(published)
+    return Draft202012Validator(published, format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+
+WAITING = replace(FULL, expires={"branch": 7}, approvals=[Approval("a1", "pay 5", "why")])
+
+
+@pytest.mark.parametrize("record", [FULL, WAITING])
+def test_a_real_validator_agrees(record: AgentCheckpoint) -> None:
+    validator().validate(json.loads(record.to_json()))
+    assert AgentCheckpoint.from_json(record.to_json()) == record
+
+
+def test_one_of_an_earlier_release_is_whole() -> None:
+    """What was written before notes had times and approvals were told."""
+    old = json.loads(FULL.to_json())
+    del old["expires"], old["approvals"]
+    assert old["digest"] == "8d3e8ad3bc9527a6204eaf53711c744d9f1c5feb8ec22bd69826fa930d2e7fed"
+    validator().validate(old)
+    assert AgentCheckpoint.from_json(json.dumps(old)) == FULL
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda c: c["expires"].update(branch=-1), '$.expires["branch"]'),
+        (lambda c: c["approvals"][0].pop("what"), "$.approvals[0].what"),
+        (lambda c: c["approvals"][0].update(state="given"), "$.approvals[0].state"),
+        (lambda c: c["approvals"].append({"id": "a1", "what": "x"}), "$.approvals[1].id"),
+    ],
+)
+def test_wrong_times_and_approvals(change: Callable[[dict[str, Any]], object], path: str) -> None:
+    plain = json.loads(WAITING.to_json())
+    del plain["digest"]
+    change(plain)
+    with pytest.raises(Invalid) as caught:
+        AgentCheckpoint.from_json(json.dumps(plain))
+    assert caught.value.details["path"] == path
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+COUNT = st.integers(0, 2**40)
+WORDS = st.text(max_size=8)
+AMOUNTS = st.dictionaries(WORDS, st.floats(0, 1e9, allow_nan=False), max_size=2)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> AgentCheckpoint:
+    plan = draw(st.lists(WORDS, max_size=3))
+    ids = iter(range(100))
+    effects = draw(st.lists(st.sampled_from(["pay", "mail"]), max_size=2))
+    context = draw(st.dictionaries(WORDS, PLAIN, max_size=2))
+    return AgentCheckpoint(
+        session_id=draw(st.text(min_size=1, max_size=5)),
+        timestamp=draw(st.datetimes(timezones=st.just(UTC))),
+        goal=draw(WORDS),
+        plan=plan,
+        current_step=draw(st.integers(0, len(plan))),
+        context=context,
+        messages=draw(st.lists(st.builds(Said, st.text(min_size=1), PLAIN, COUNT), max_size=2)),
+        artifacts=draw(
+            st.lists(st.builds(Artifact, WORDS, COUNT, st.just("ab" * 32), COUNT), max_size=2)
+        ),
+        resume_point=ResumePoint(
+            commit=draw(WORDS),
+            event=draw(COUNT),
+            step=draw(COUNT),
+            unsettled=[Effect(f"e{next(ids)}", name, "once", "unsettled") for name in effects],
+            done=[Outcome(Effect(f"e{next(ids)}", "pay", "once", "done"), draw(PLAIN))],
+        ),
+        facts=draw(st.lists(st.builds(Fact, WORDS, WORDS, WORDS, st.booleans()), max_size=2)),
+        decisions=draw(st.lists(st.builds(Decision, WORDS, WORDS, WORDS), max_size=2)),
+        budget=draw(st.builds(Spending, AMOUNTS, AMOUNTS, AMOUNTS)),
+        questions=draw(st.lists(st.builds(Question, WORDS, WORDS), max_size=2)),
+        expires=dict.fromkeys(context, draw(COUNT)),
+        approvals=[Approval(f"a{next(ids)}", what) for what in draw(st.lists(WORDS, max_size=2))],
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(records())
+def test_any_record_is_valid_and_comes_back(record: AgentCheckpoint) -> None:
+    validator().validate(json.loads(record.to_json()))
+    assert AgentCheckpoint.from_json(record.to_json()) == record
+
+
+JSON = PLAIN | st.floats(-(2.0**50), 2.0**50)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_we_refuse_for_its_shape_the_schema_refuses(data: st.DataObject) -> None:
+    """Any part of a record replaced by anything: we never take what the schema does not."""
+    plain = json.loads(WAITING.to_json())
+    del plain["digest"]
+    at: Any = plain
+    while True:
+        keys = sorted(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans()):
+            at = at[key]
+            continue
+        at[key] = data.draw(JSON)
+        break
+    try:
+        AgentCheckpoint.from_json(json.dumps(plain))
+    except (Invalid, Unsupported) as error:
+        if not _beyond_types(error):
+            assert list(validator().iter_errors(plain))
+    else:
+        assert list(validator().iter_errors(plain)) == []
+
+
+def _beyond_types(error: OrtetError) -> bool:
+    """What no schema says: of a later format, steps behind the plan, ids that are no ids."""
+    words = ("the plan has", "hexadecimal", "of its own", "was asked", "format", "datetime")
+    return any(word in error.message for word in words)
 
 
 def test_a_tampered_record_is_refused() -> None:

@@ -203,3 +203,27 @@ def test_artifacts_keep_their_content_where_it_is(hub: Hub, other: Hub) -> None:
             t.artifact_data("report.md")
         t.commit()
     other.verify()
+
+
+def test_times_of_notes_and_waiting_approvals(hub: Hub, other: Hub) -> None:
+    """Failed before: a note lived for ever elsewhere, and nobody knew what was asked."""
+
+    def pay(session: Session) -> Any:
+        return session.act(lambda: "paid", name="pay", replay="once", approve="it is much")
+
+    with hub.session("s") as s:
+        s.note("short", 1, ttl=3600)
+        s.note("long", 2)
+        with pytest.raises(Refused) as caught:
+            pay(s)
+        record = s.checkpoint()
+        assert list(record.expires) == ["short"]
+        assert [asked.id for asked in record.approvals] == [caught.value.details["id"]]
+    with other.from_checkpoint(record.to_json()) as t:
+        assert t.notes() == {"short": 1, "long": 2}
+        assert {note.key: note.expires for note in t.mind.notes} == {**record.expires, "long": 0}
+        (asked,) = t.approvals()
+        with pytest.raises(Refused):
+            pay(t)
+        other.approve(t.id, asked.id, by="boss")
+        assert pay(t) == "paid"

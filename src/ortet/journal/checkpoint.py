@@ -15,7 +15,7 @@ from msgspec import Meta
 from ortet.codec import Hasher, encode, to_json
 from ortet.errors import Invalid, Unsupported
 from ortet.journal.around import DONE, DRAFT, WITHDRAWN, Collaboration, Token, Window
-from ortet.journal.things import Artifact, Decision, Effect, Fact, Question
+from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Question
 
 VERSION = 1
 SCHEMA_ID = f"urn:ortet:agent-checkpoint:{VERSION}"
@@ -26,6 +26,9 @@ _FIELD = re.compile(r"required field `([^`]+)`")
 _AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
 _SOME = "[...]"
 _LATE = 10**20
+_ADDED = ("collaborations", "windows", "tokens", "expires", "approvals")
+"""Fields that were not there from the beginning."""
+
 _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
 
@@ -66,6 +69,8 @@ class Spending(msgspec.Struct, frozen=True):
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One agent at one moment. `context` are its notes; `current_step` counts from 0.
 
+    `expires` says until when a note is good, in ns since 1970. `approvals` wait for a human: those
+    that were answered are not told, for a record that anyone can write must not allow anything.
     `digest`, where it is given, is of all the rest: it tells damage, it is no signature.
     """
 
@@ -90,6 +95,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     collaborations: list[Collaboration] = []
     windows: list[Window] = []
     tokens: list[Token] = []
+    expires: dict[str, Index] = {}
+    approvals: list[Approval] = []
 
     def to_json(self) -> str:
         """With its digest."""
@@ -110,12 +117,22 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
                 f"this checkpoint is of format {version}, known here is {VERSION}: upgrade ortet",
             )
         try:
-            found = msgspec.convert(plain, cls)
+            found = _read(plain)
         except msgspec.ValidationError as error:
             raise _bad(_path(plain, error), str(error).partition(" - at ")[0]) from error
         if found.digest and found.digest != _digest(found):
             raise _bad("$.digest", "the record is not the one it was made of")
         return check(msgspec.structs.replace(found, digest=""))
+
+
+def _read(plain: Any) -> AgentCheckpoint:
+    try:
+        return msgspec.convert(plain, AgentCheckpoint)
+    except msgspec.ValidationError as error:
+        try:  # in JSON, and in its schemas, 1.0 is an integer
+            return msgspec.convert(_same(plain), AgentCheckpoint)
+        except msgspec.ValidationError:
+            raise error from None
 
 
 def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
@@ -142,6 +159,13 @@ def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         if effect.key and (mark := f"{effect.scope}/{effect.key}") in seen:
             raise _bad(f"{path}.key", "each deed has a key of its own")
         seen |= {effect.id, mark} if effect.key else {effect.id}
+    for number, approval in enumerate(checkpoint.approvals):
+        path = f"$.approvals[{number}]"
+        if not approval.id or approval.id in seen:
+            raise _bad(f"{path}.id", "each approval has an id of its own")
+        if approval.state != "asked":
+            raise _bad(f"{path}.state", "only what was asked can be told")
+        seen.add(approval.id)
     return checkpoint
 
 
@@ -160,10 +184,11 @@ def schema() -> dict[str, Any]:
 
 
 def _digest(checkpoint: AgentCheckpoint) -> str:
-    """The same for every way to write the record down: 5 and 5.0 are one number in JSON. What is
-    empty is left out: a field that a later release adds changes no digest of an earlier one."""
+    """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
     plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
-    plain = {key: value for key, value in plain.items() if value not in ("", [], {})}
+    for name in _ADDED:  # a record of an earlier release has a digest without them
+        if not plain[name]:
+            del plain[name]
     try:
         return Hasher().oid(encode(_same(plain))).hex()
     except (OverflowError, TypeError, UnicodeEncodeError) as error:

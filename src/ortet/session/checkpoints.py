@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def checkpoint_of(view: View) -> AgentCheckpoint:
     """See View.checkpoint."""
     mind, core, past = view.mind, view.mind.core, last_compaction(view)
-    head = view.head
+    head, kept = view.head, view.notes()
     deeds = deeds_of(view.hub.catalog, view.row.family)
     return AgentCheckpoint(
         session_id=view.id,
@@ -45,7 +45,7 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
         goal=core.goal,
         plan=core.plan,
         current_step=core.step,
-        context=view.notes(),
+        context=kept,
         messages=[
             Said(message.role, message.content, message.time, message.extra)
             for message in [*rules_of(view), *view.messages()]
@@ -68,6 +68,10 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
         collaborations=view.collaborations(),
         windows=[window for window in view.windows() if not window.full],
         tokens=view.tokens(),
+        expires={
+            note.key: note.expires for note in mind.notes if note.expires and note.key in kept
+        },
+        approvals=[a for a in view.approvals() if a.state == "asked"],
     )
 
 
@@ -150,7 +154,14 @@ def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str,
     if record.plan:
         found.append(("plan", {"steps": record.plan}))
         found.append(("step", {"step": record.current_step}))
-    found += [("note", {"key": key, "value": value}) for key, value in record.context.items()]
+    for key, value in record.context.items():
+        note = {"key": key, "value": value}
+        if until := record.expires.get(key):
+            note["expires"] = until
+        found.append(("note", note))
+    for asked in record.approvals:
+        data = {"id": asked.id, "what": asked.what, "why": asked.why}
+        found.append(("asked", {**data, "digest": asked.digest} if asked.digest else data))
     for fact in record.facts:
         data = {"id": fact.id, "text": fact.text, "about": fact.about}
         found.append(("lesson" if fact.lesson else "fact", data))
