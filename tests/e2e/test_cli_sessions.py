@@ -99,6 +99,7 @@ class TestSession:
         assert ortet.kind("say", "hi", cwd=here, code=4) == "no_session"
         assert ortet.kind("say", "-s", "nobody", "hi", cwd=here, code=4) == "no_session"
         assert ortet.kind("session", "rm", cwd=here, code=2) == "bad_usage"
+        assert ortet.kind("session", "ls", "--status", "odd", cwd=here, code=2) == "bad_usage"
 
     def test_a_name_of_two_agents(self, ortet: Ortet, here: Path) -> None:
         ortet("session", "new", "s", "--agent", "other", cwd=here)
@@ -201,6 +202,8 @@ class TestLife:
     def test_in_use(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):
             assert ortet.kind("say", "-s", "s", "x", cwd=here, code=6) == "lease_held"
+            said = ortet("say", "-s", "s", "x", cwd=here, code=6).err
+            assert f"open in process {os.getpid()} of this host" in said and "comment" in said
 
     def test_audit(self, ortet: Ortet, here: Path) -> None:
         ortet("say", "-s", "s", "hi", cwd=here)

@@ -56,6 +56,20 @@ def take(catalog: Catalog, name: str, owner: str, host: str, ttl_ns: int = TTL_N
         return catalog.acquire(name, owner, ttl_ns)
 
 
+def in_use(error: Refused, session: str, host: str) -> Refused:
+    """A refused lease in words that help its user: who has the session, and what can be done."""
+    parts = str(error.details.get("owner", "")).split(":")
+    who = "a process of another host"
+    if len(parts) == 4 and parts[0] == host:
+        who = f"process {parts[1]} of this host"
+    return Refused(
+        error.kind,
+        f"session {session!r} is open in {who}: wait until it lets go, or leave it a word with "
+        "`ortet comment` or hub.comment",
+        **error.details,
+    )
+
+
 class Holding:
     """A lease while it is held. `lease` is what a write shows; it is renewed as time goes by."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Timeline
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, NotFound, Refused
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
@@ -21,7 +21,7 @@ from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
 from ortet.session.guest import Beginning, Guest, Standing, sealed
-from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, process_here, take
+from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, in_use, process_here, take
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
     ACTIVE,
@@ -356,7 +356,12 @@ class Sessions:
 
     def lease(self, row: SessionRow) -> Lease:
         """The right to write to it; Refused while another process has it."""
-        return take(self.hub.catalog, f"session:{row.id}", self.owner(), self._host)
+        try:
+            return take(self.hub.catalog, f"session:{row.id}", self.owner(), self._host)
+        except Refused as error:
+            if error.kind != "lease_held":
+                raise
+            raise in_use(error, row.name, self._host) from error
 
     def guest(self, branch: str) -> Company:
         """Who goes with the files of a branch that is opened without its session."""

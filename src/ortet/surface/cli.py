@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_session": ("session", "say", "plan", "facts", "decide"),
         "cmd_journal": ("journal", "brief"),
         "cmd_environment": ("environment",),
+        "cmd_turn": ("turn", "carry"),
     },
     "Deeds": {
         "cmd_act": ("act", "effects", "comment"),

@@ -25,6 +25,8 @@ from ortet.surface.sessions import (
 if TYPE_CHECKING:
     from ortet.session.lifecycle import SessionRow
 
+_STATES = ("open", "active", "paused", "closed", "archived")
+
 
 @click.group(invoke_without_command=True)
 @common
@@ -86,7 +88,7 @@ def new(
 
 @verb()
 @click.option("--agent", metavar="NAME", help="Only those of this agent.")
-@click.option("--status", metavar="STATUS", help="Only open, active, paused, closed or archived.")
+@click.option("--status", type=click.Choice(_STATES), metavar="STATUS", help="Only these.")
 def ls(call: Call, agent: str | None, status: str | None) -> None:
     """List sessions, oldest first.
 
