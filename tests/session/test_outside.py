@@ -428,6 +428,28 @@ class TestGoing:
         kid.pause()
         hub.remove(kid.id)
 
+    def test_killed_while_erasing(
+        self, hub: Hub, s: Session, store: Path, env: dict[str, str]
+    ) -> None:
+        """The next erasure ends what was begun, also in the vault."""
+        s.browser(["https://alice.example/"], STATE)
+        s.commit("one")
+        s.pause()
+        code = (
+            "import sys\nfrom ortet.config import open_hub\n"
+            "open_hub(sys.argv[1]).erase(sys.argv[2])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(store), s.id],
+            env={**os.environ, **env, "ORTET_FAULT": "erase.rows:kill"},
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        assert len(hub.vault.names("browser/")) == 1
+        hub.erase(s.id)
+        assert hub.vault.names("browser/") == [] and hub.catalog.row("browser", s.id) is None
+        hub.verify()
+
     def test_killed_between(self, hub: Hub, store: Path, env: dict[str, str]) -> None:
         """The state of a browser and the event that names it come together, or not at all."""
         code = (
