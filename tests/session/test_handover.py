@@ -224,6 +224,28 @@ class TestByPolicy:
             s.commit()
             assert features(work / "handover")[0]["passes"] is False
 
+    def test_forks_come_home_without_conflicts(self, hub: Hub, work: Path) -> None:
+        with hub.session("s", workspace=work, handover="h") as s:
+            s.plan(["a", "b"])
+            s.commit()
+            one, two = s.fork(2)
+            for number, kid in enumerate((one, two)):
+                kid.run(f"echo x > {number}")
+                kid.lesson(f"lesson {number}")
+                kid.commit()
+            s.advance()
+            s.commit()
+            assert s.merge(one).conflicts == []
+            two.land()
+            assert (work / "0").exists() and (work / "1").exists()
+            s.advance()
+            s.commit()
+            assert "lesson 0" in (work / "h/progress.md").read_text()
+            assert features(work / "h")[0]["passes"] is True
+            with pytest.raises(Conflict):  # elsewhere as ever
+                one.run("echo other > 1")
+                s.merge(one)
+
     def test_a_clock_that_runs_makes_no_commit(self, hub: Hub, work: Path) -> None:
         with hub.session("s", workspace=work, handover="h", budget={"seconds": 3600}) as s:
             s.say("user", "x")

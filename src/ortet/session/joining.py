@@ -158,7 +158,7 @@ def _make(
     hub, history = sessions.hub, sessions.hub.history
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
-    image, conflicts = _files(sessions, states, other, favor)
+    image, conflicts = _files(sessions, states, other, favor=favor, generated=ours.generated)
     journals = [_journal(sessions, state) for state in states]
     past, theirs = (Mind.load(sessions.maps, hub.objects, journals[n].fold) for n in (0, 2))
     ledger = ours._ledger
@@ -211,9 +211,9 @@ def _drafts(sessions: Sessions, told: dict[str, Any], found: Union) -> Iterator[
 
 
 def _files(
-    sessions: Sessions, states: list[State], other: Other, favor: Favor | None
+    sessions: Sessions, states: list[State], other: Other, *, favor: Favor | None, generated: str
 ) -> tuple[bytes, list[FileConflict]]:
-    """The image of the merge; a side without files changes none."""
+    """The image of the merge; a side without files changes none. Files in `generated` are ours."""
     base, ours, theirs = (state.machine for state in states)
     if not theirs or not other.has_files or theirs == ours:
         return ours, []
@@ -222,8 +222,9 @@ def _files(
     hub = sessions.hub
     images = (hub.read_image(Oid(base)) if base else None, *_read(sessions, ours, theirs))
     merged = merging.Sides(*images).merged(hub, favor)
-    merging.refuse(merged.conflicts, other.label)
-    return hub.objects.put(Kind.IMAGE, encode(merged.image)), merged.conflicts
+    conflicts = merging.apart_from(generated, merged.conflicts)
+    merging.refuse(conflicts, other.label)
+    return hub.objects.put(Kind.IMAGE, encode(merged.image)), conflicts
 
 
 def _read(sessions: Sessions, ours: bytes, theirs: bytes) -> tuple[Image, Image]:

@@ -115,7 +115,7 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
         base = _base(hub, ours, theirs) or hub.read_image(Oid(row.base))
         before = hub.history.image(ours)
         merged = Sides(base, before, hub.history.image(theirs)).merged(hub, favor)
-        refuse(merged.conflicts, row.name)
+        refuse(apart_from(private.generated, merged.conflicts), row.name)
         changes = diff_images(hub.trees, before, merged.image)
         origin.apply(merged.image, f"landed {row.name}", [ours, theirs])
     removed = sum(change.kind == "removed" for change in changes)
@@ -154,6 +154,12 @@ def _base(hub: Hub, ours: Oid, theirs: Oid) -> records.Image | None:
 def check_favor(favor: str | None) -> None:
     if favor not in (None, "ours", "theirs"):
         raise Invalid("bad_favor", f"favor={favor!r}: give 'ours' or 'theirs'")
+
+
+def apart_from(directory: str, conflicts: Sequence[FileConflict]) -> list[FileConflict]:
+    """Without those in a directory whose files a session writes anew: what is there stays."""
+    inside = f"{directory}/"
+    return [one for one in conflicts if not directory or not f"{one.path}/".startswith(inside)]
 
 
 def refuse(conflicts: Sequence[FileConflict], label: str) -> None:

@@ -344,6 +344,10 @@ class Rehearsal(Session):
             with super()._acting():
                 yield
 
+    def _meet(self) -> None:
+        if not self.replaying:
+            super()._meet()
+
     def _look_around(self, *, asked: bool) -> Environment:
         """What was there then, as far as the replay has come."""
         if self.replaying:

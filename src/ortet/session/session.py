@@ -184,7 +184,7 @@ class Session(Moving):
     def use(self, files: Workspace) -> None:
         """These are its files: they are committed and restored with its mind."""
         self._files = files
-        files.company = self._host
+        files.company, files.generated = self._host, self.generated
 
     # its life
 

@@ -61,8 +61,8 @@ class Surrounded(Making):
         those of the head commit, or of the commit it names.
         """
         self._live()
+        self._meet()
         if compare is False:
-            self._workspace()
             return self._look_around(asked=True)
         return self._compared(self._then(compare))
 
@@ -80,6 +80,11 @@ class Surrounded(Making):
         return self._hand_over(place, below)
 
     # by policy
+
+    @property
+    def generated(self) -> str:
+        """The directory of the workspace that it writes handover files to; "": to none."""
+        return self.profile.handover if self.profile.briefing else ""
 
     def look_at_the_start(self) -> None:
         """It was opened, somewhere: what surrounds it there may be another."""
@@ -131,6 +136,10 @@ class Surrounded(Making):
         with super()._acting():
             yield
 
+    def _meet(self) -> None:
+        """What can be looked at only inside a machine needs one that runs."""
+        self._workspace()
+
     def _look_by_itself(self) -> None:
         """Where that needs no machine to be started; what fails is looked at another time."""
         if self._seen().path:
@@ -172,13 +181,12 @@ class Surrounded(Making):
 
     def _seen(self) -> Seen:
         """The workspace, if it can be looked at without starting a machine."""
-        left_out = self.profile.handover if self.profile.briefing else ""
         if self._files is not None:
             path = os.fspath(self._files.path)
             inside = path.startswith("/proc/")
-            return Seen(path, self._files.run if inside else None, left_out)
+            return Seen(path, self._files.run if inside else None, self.generated)
         if self._row.path and self._is_in_place():
-            return Seen(self._row.path, None, left_out)
+            return Seen(self._row.path, None, self.generated)
         return Seen()
 
     def _is_in_place(self) -> bool:

@@ -49,6 +49,8 @@ class Status(msgspec.Struct, frozen=True):
 class Workspace(OnBranch):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
+    generated = ""  # a directory whose files are written anew at each commit: no conflicts there
+
     def __init__(self, hub: Hub, row: WorkspaceRow, live: Live) -> None:
         super().__init__(hub, row)
         self._machine, self._turn = live
