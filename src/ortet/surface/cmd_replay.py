@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +83,9 @@ def _gist(kind: str, data: dict[str, Any]) -> str:
 
 
 def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
+    import subprocess
+    import tempfile
+
     from ortet.session.parts import REPLAY, REPLAY_REPORT
     from ortet.session.played import read as read_report
 

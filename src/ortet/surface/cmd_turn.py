@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +53,8 @@ def turn(
 
 
 def _answer(session: Session, command: str, tokens: int) -> str:
+    import subprocess
+
     context = session.context(tokens=tokens)
     asked = {
         "session": session.id,
