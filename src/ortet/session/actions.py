@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -36,17 +36,29 @@ class Action(msgspec.Struct, frozen=True):
     scope: Scope = "family"
 
 
+@overload
+def action(name: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def action(
     name: str = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Mark a function: `@ortet.action(replay="once")`. Calling it stays as it was."""
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def action(
+    name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+) -> Any:
+    """Mark a function: `@ortet.action`, or `@ortet.action(replay="once")`. Calling it stays as it
+    was."""
     _check(replay, scope)
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
-        setattr(function, _MARK, Action(name or _name_of(function), replay, key, scope))
+        setattr(function, _MARK, Action(said or _name_of(function), replay, key, scope))
         return function
 
-    return mark
+    said = name if isinstance(name, str) else ""
+    return mark(name) if callable(name) else mark
 
 
 def describe(
@@ -61,6 +73,11 @@ def describe(
     if not callable(function):
         raise Invalid(
             "bad_action", f"{function!r} cannot be called: give a function, then its args"
+        )
+    if is_async(function):
+        raise Invalid(
+            "async_action",
+            f"{_name_of(function)} is async: `await ortet.surface.aio.act(session, …)` instead",
         )
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
     chosen = Action(name or said.name, replay or said.replay, key or said.key, scope or said.scope)
@@ -124,6 +141,8 @@ def no_effect(id_: str) -> NotFound:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
     return inspect.iscoroutinefunction(function)
 
 

@@ -72,7 +72,7 @@ class Roll:
         return self.get(row.value.decode()) if row else None
 
     def all(self) -> list[SessionRow]:
-        """Oldest first: ids are time-ordered."""
+        """Oldest first, forks of one moment as they were counted."""
         found: list[SessionRow] = []
         after = ""
         while page := self._catalog.rows("session", after):
@@ -80,7 +80,7 @@ class Roll:
                 value = decode(SessionRow, row.value)
                 found.append(msgspec.structs.replace(value, version=row.version))
             after = page[-1].key
-        return found
+        return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
 
     @staticmethod
     def added(row: SessionRow) -> list[RowChange]:
