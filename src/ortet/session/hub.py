@@ -51,8 +51,7 @@ class Hub(Minding, Keeping, Custody, Asides):
         self.history = History(parts.objects)
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
         self.registry = Registry(parts.catalog, parts.host)
-        self.environ = parts.environ
-        self.opening = dict(parts.environ)  # as it was when this was opened
+        self.environ, self.opening = parts.environ, dict(parts.environ)  # now, and as of opening
         self._parts = parts
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []

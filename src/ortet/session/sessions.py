@@ -37,7 +37,7 @@ from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
-from ortet.session.starting import FRESH, NOWHERE, Place, Start
+from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -105,25 +105,7 @@ class Sessions:
                     raise
         if manner.replay is True:
             return self._rehearse(row, profile, live=False)
-        if row.status in (CLOSED, ARCHIVED):
-            raise Conflict(
-                "session_closed",
-                f"session {name!r} is {row.status}: take another name, or read it with "
-                f"hub.get({row.id!r})",
-                status=row.status,
-            )
-        if place.path and place.path != row.path:
-            raise Conflict(
-                "workspace_differs",
-                f"session {name!r} works in {row.path or 'no directory'}: open it without "
-                f"workspace=, or begin another for {place.path}",
-            )
-        if manner.parent and (manner.parent != row.parent or row.family != row.id):
-            raise Conflict(
-                "parent_differs",
-                f"session {name!r} does not work for {manner.parent}: open it without parent=, or "
-                "begin another",
-            )
+        check_fits(row, place, manner.parent)
         if manner.replay:
             return self._rehearse(row, profile, live=True)
         lease = self.lease(row)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ortet.backend.abc import RowChange
+from ortet.errors import Conflict
 from ortet.journal.events import Draft
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
 from ortet.session.registry import Files
 
 
@@ -35,3 +36,26 @@ class Start(msgspec.Struct, frozen=True):
 
 
 FRESH = Start()
+
+
+def check_fits(row: SessionRow, place: Place, parent: str) -> None:
+    """Conflict unless a session can be gone on with, there and for that parent."""
+    if row.status in (CLOSED, ARCHIVED):
+        raise Conflict(
+            "session_closed",
+            f"session {row.name!r} is {row.status}: take another name, or read it with "
+            f"hub.get({row.id!r})",
+            status=row.status,
+        )
+    if place.path and place.path != row.path:
+        raise Conflict(
+            "workspace_differs",
+            f"session {row.name!r} works in {row.path or 'no directory'}: open it without "
+            f"workspace=, or begin another for {place.path}",
+        )
+    if parent and (parent != row.parent or row.family != row.id):
+        raise Conflict(
+            "parent_differs",
+            f"session {row.name!r} does not work for {parent}: open it without parent=, or begin "
+            "another",
+        )
