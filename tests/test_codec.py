@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.codec import Compressor, Hasher, Record, checksum, decode, decompress, encode, to_json
+from ortet.codec import (
+    COMPRESSED,
+    Compressor,
+    Hasher,
+    Record,
+    checksum,
+    decode,
+    decompress,
+    encode,
+    expand,
+    to_json,
+)
 from ortet.errors import Corrupt
 
 
@@ -54,6 +65,16 @@ def test_tenants_share_no_ids() -> None:
 @given(st.binary(max_size=10_000))
 def test_compression_round_trip(data: bytes) -> None:
     assert decompress(Compressor().compress(data), len(data)) == data
+
+
+def test_compressed_data_says_its_size() -> None:
+    data = b"text " * 100
+    packed = Compressor().compress(data)
+    assert packed.startswith(COMPRESSED)
+    assert expand(packed, 500) == data
+    for bad, most in ((packed, 499), (packed[:-3], 500), (COMPRESSED, 500), (b"garbage", 500)):
+        with pytest.raises(Corrupt):
+            expand(bad, most)
 
 
 def test_a_compressor_is_reusable() -> None:

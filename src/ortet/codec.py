@@ -103,6 +103,22 @@ class Compressor:
         return self._zstd.compress(data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
 
 
+COMPRESSED = b"\x28\xb5\x2f\xfd"
+"""What everything that `Compressor` makes begins with."""
+
+
+def expand(data: bytes, most: int) -> bytes:
+    """Undo `Compressor.compress` where nothing but the data itself says its size; Corrupt when that
+    is above `most`."""
+    try:
+        size = zstd.get_frame_info(data).decompressed_size
+    except zstd.ZstdError:
+        size = None
+    if size is None or size > most:
+        raise Corrupt("bad_frame", "compressed data does not say its size: run `ortet verify`")
+    return decompress(data, size)
+
+
 def decompress(data: bytes | memoryview, size: int) -> bytes:
     """Undo `Compressor.compress`; output beyond `size` is refused, so a bomb cannot expand."""
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from ortet.backend.abc import Catalog, Move
+from ortet.backend.abc import Catalog, EventRow, Move, Timeline
 from ortet.backend.sqlite import SqliteCatalog
 from ortet.errors import Corrupt, Unavailable
 from ortet.ids import Clock, SystemClock
@@ -262,3 +262,18 @@ def test_the_clock_is_the_hosts_unless_given(catalog: SqliteCatalog) -> None:
     head = catalog.head("h")
     assert head is not None
     assert before <= head.time <= SystemClock().now_ns()
+
+
+def test_long_bodies_take_less_room_and_their_damage_shows(tmp_path: Path) -> None:
+    line, body = "0" * 32, b"what was said " * 30
+    catalog = SqliteCatalog(tmp_path / "c.db")
+    catalog.move([], verb="open", timelines=[Timeline(line)])
+    catalog.append(line, [EventRow(1, b"head", b"salt", body)])
+    db = apsw.Connection(str(tmp_path / "c.db"))
+    assert db.execute("SELECT length(body) FROM events").get < len(body) / 2
+    assert catalog.events(line)[0].body == body
+    db.execute("UPDATE events SET body = substr(body, 1, length(body) - 2)")
+    db.close()
+    with pytest.raises(Corrupt):
+        catalog.events(line)
+    catalog.close()

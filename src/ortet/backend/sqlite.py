@@ -36,6 +36,7 @@ from ortet.backend.sqlite_rows import (
     find_row,
     put_row,
 )
+from ortet.codec import Compressor
 from ortet.errors import Invalid
 from ortet.ids import OID_BYTES, Clock, Oid, SystemClock
 
@@ -80,6 +81,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         self, path: Path, clock: Clock | None = None, *, create: bool = True, busy_ms: int = 30_000
     ) -> None:
         self._clock = clock or SystemClock()
+        self._zstd = Compressor()
         self._handle = Handle(path, create=create, busy_ms=busy_ms)
 
     # heads
@@ -116,7 +118,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             leases = [claim_lease(db, claim, now) for claim in claims]
             add_timelines(db, timelines)
             for append in appends:
-                add_events(db, append.timeline, append.events)
+                add_events(db, append.timeline, append.events, self._zstd)
             for move in moves:
                 _move(db, move, now)
                 db.execute(_LOG, (now, verb, move.name, move.expect, move.to, actor, detail))

@@ -11,6 +11,7 @@ from ortet.backend.abc import EventRow, Lease, RowChange, Timeline, Timelines
 from ortet.backend.keys import check_limit
 from ortet.backend.sqlite_open import Handle
 from ortet.backend.sqlite_rows import change_rows, check_lease, fetch_all
+from ortet.codec import COMPRESSED, Compressor, expand
 from ortet.errors import Conflict, Invalid
 from ortet.ids import Clock
 
@@ -40,6 +41,8 @@ _ERASE = """UPDATE events SET salt = NULL, body = NULL
     WHERE timeline = ? AND seq = ? AND body IS NOT NULL"""
 _FORKED = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
 _LARGEST = 1 << 30
+_SMALL = 128
+"""Bodies below this are stored as they are."""
 
 
 class SqliteTimelines(Timelines):
@@ -47,6 +50,7 @@ class SqliteTimelines(Timelines):
 
     _handle: Handle
     _clock: Clock
+    _zstd: Compressor  # used while the handle is held
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
@@ -72,7 +76,7 @@ class SqliteTimelines(Timelines):
             db.execute(_BEGIN)
             if lease is not None:
                 check_lease(db, lease, self._clock.now_ns())
-            add_events(db, timeline, events)
+            add_events(db, timeline, events, self._zstd)
             change_rows(db, rows)
             db.execute(_COMMIT)
 
@@ -80,7 +84,8 @@ class SqliteTimelines(Timelines):
         self, db: apsw.Connection, timeline: str, event: EventRow, lease: Lease | None
     ) -> bool:
         """False, with nothing done, when something is amiss: the long way says what."""
-        values = (_raw(timeline), event.seq, event.head, event.salt, event.body)
+        body = _packed(event.body, self._zstd)
+        values = (_raw(timeline), event.seq, event.head, event.salt, body)
         if lease is None:
             db.execute(_ADD_ONE, values)
         else:
@@ -96,7 +101,7 @@ class SqliteTimelines(Timelines):
             found = fetch_all(db, _NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
-        return [EventRow(*row) for row in found]
+        return [EventRow(seq, head, salt, _unpacked(body)) for seq, head, salt, body in found]
 
     def last_seq(self, timeline: str) -> int:
         with self._handle as db:
@@ -154,13 +159,28 @@ def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
             ) from None
 
 
-def add_events(db: apsw.Connection, timeline: str, events: Sequence[EventRow]) -> None:
+def add_events(
+    db: apsw.Connection, timeline: str, events: Sequence[EventRow], zstd: Compressor
+) -> None:
     """Inside a transaction: the first is the next of its timeline, the others follow."""
     last = _last_seq(db, timeline)
     if [event.seq for event in events] != list(range(last + 1, last + 1 + len(events))):
         raise refusals.seq_taken(timeline, events[0].seq, last)
     raw = _raw(timeline)
-    db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, e.body) for e in events))
+    db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, _packed(e.body, zstd)) for e in events))
+
+
+def _packed(body: bytes, zstd: Compressor) -> bytes:
+    """Compressed where it pays; and always what would be taken for compressed."""
+    mistaken = body.startswith(COMPRESSED)
+    if len(body) < _SMALL and not mistaken:
+        return body
+    less = zstd.compress(body)
+    return less if mistaken or len(less) < len(body) else body
+
+
+def _unpacked(body: bytes) -> bytes:
+    return expand(body, _LARGEST) if body.startswith(COMPRESSED) else body
 
 
 def _last_seq(db: apsw.Connection, timeline: str) -> int:

@@ -68,6 +68,17 @@ class EventTests:
         assert catalog.events(line) == row(1, 1)
         assert catalog.row("k", "k") is None
 
+    @pytest.mark.parametrize(
+        "body",
+        [b"", b"text " * 1000, bytes(range(256)), b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd" * 100],
+        ids=["empty", "text", "bytes", "like zstd", "long, like zstd"],
+    )
+    def test_a_body_comes_back_as_it_was(self, catalog: Catalog, line: str, body: bytes) -> None:
+        catalog.append(line, [event(1, body)])
+        catalog.append(line, [event(2, body), event(3, body)])
+        assert [found.body for found in catalog.events(line)] == [body] * 3
+        assert catalog.events(line, limit=1, newest=True)[0].body == body
+
     def test_events_and_rows_together(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, [event(1)], rows=[RowChange("k", "k", b"1", expect=0)])
         with pytest.raises(Conflict) as caught:
