@@ -51,6 +51,30 @@ class TestArchive:
             hub.audit(id_)
             hub.verify()
 
+    def test_it_holds_the_files_too(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+        """Failed before: files changed since the last commit were not in it."""
+        s = hub.session("s", workspace=work)
+        s.say("user", "x")
+        s.commit()
+        s.run("echo new > b.txt")
+        done = s.archive()
+        hub.restore(done.commit, to=tmp_path / "out")
+        assert (tmp_path / "out/b.txt").read_text() == "new\n"
+        hub.unarchive(s.id)
+        assert hub.session("s").diff(done.commit) == []
+
+    def test_a_directory_that_is_gone(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+        s = hub.session("s", workspace=work)
+        s.say("user", "x")
+        s.commit()
+        s.say("user", "y")
+        s.pause()
+        work.rename(tmp_path / "away")
+        done = hub.archive(s.id)
+        hub.restore(done.commit, to=tmp_path / "out")
+        assert (tmp_path / "out/a.txt").exists()
+        hub.verify()
+
     def test_from_the_session(self, hub: Hub) -> None:
         s = hub.session("s")
         s.say("user", "x")

@@ -145,6 +145,34 @@ class TestErase:
         assert hub.get(s.id).messages() == hub.get(kid.id).messages() == []
         hub.verify()
 
+    def test_what_was_adopted_is_the_forks(self, hub: Hub) -> None:
+        """Failed before: the fork's own words went with the session, and not with the fork."""
+        with hub.session("s") as s:
+            s.say("user", "shared")
+            (kid,) = s.fork(machine=False)
+            kid.say("user", "of the fork")
+            s.adopt(kid)
+            s.say("user", "after")
+            s.commit()
+            kid.pause()
+        hub.erase(s.id)
+        assert [m.content for m in hub.get(s.id).messages()] == ["of the fork"]
+        assert [m.content for m in hub.get(kid.id).messages()] == ["of the fork"]
+        hub.erase(kid.id)
+        assert hub.get(s.id).messages() == hub.get(kid.id).messages() == []
+        hub.verify()
+
+    def test_what_was_merged_is_told_by_the_session(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            (kid,) = s.fork(machine=False)
+            kid.learn("a fact of the fork")
+            s.merge(kid)
+            kid.pause()
+        hub.erase(s.id)
+        assert hub.get(s.id).facts() == []
+        assert [fact.text for fact in hub.get(kid.id).facts()] == ["a fact of the fork"]
+        hub.verify()
+
     def test_what_was_restored_away(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:

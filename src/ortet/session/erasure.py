@@ -252,17 +252,21 @@ def _events(sessions: Sessions, row: SessionRow, own: set[str] | None) -> Iterat
 
 
 def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
-    """Those a session made: not what it shares with the one it was forked from."""
+    """Those a session made: not what it shares with the one it was forked from, nor what it took
+    over from a fork."""
     mine = {span.timeline for span in _path(sessions, row)}
     forks = {row.id}
     others: set[str] = set()
+    theirs: set[str] = set()  # where others stand now, whoever goes on from there
     for other in sessions.all():  # oldest first: a fork comes after what it was forked from
         if other.family == row.family and other.id != row.id:
             path = {span.timeline for span in _path(sessions, other)}
+            theirs.add(other.timeline)
             if other.parent in forks:
                 forks.add(other.id)
                 path -= mine
             others |= path
+    others = (others | theirs) - {row.timeline}
     own = mine - others
     todo = list(own)
     while todo:

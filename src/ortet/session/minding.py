@@ -114,6 +114,15 @@ class Minding:
             self._sessions = Sessions(cast("Hub", self), self._parts.host, self._parts.encore)
         return self._sessions
 
+    def session_of(self, branch: str) -> Session | None:
+        """The session that works on a branch, opened; None where there is none any more."""
+        if self.catalog.row("session-branch", branch) is None:
+            return None
+        row = self._minds().roll.of_branch(branch)
+        if row is None or row.status in ("closed", "archived"):
+            return None
+        return self.session(row.name, agent=row.agent)
+
     def company(self, branch: str) -> Company:
         """The mind that goes with the files of a branch."""
         if self.catalog.row("session-branch", branch) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,8 @@ from ortet.surface.call import Call, as_text, verb, which
 
 if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
+    from ortet.session.joining import Merged
+    from ortet.session.merging import MergeResult
     from ortet.session.workspace import Workspace
 
 favor_option = click.option(
@@ -109,7 +111,7 @@ def merge(
 
     What a fork named here has not committed is committed first. Text files are merged line by
     line. Where both sides changed the same lines nothing is touched: the conflicts are listed and
-    the exit code is 5.
+    the exit code is 5. Where a session works here, what the other side's agent knows comes too.
 
     \b
     Example:
@@ -118,10 +120,17 @@ def merge(
     """
     workspace = call.workspace(name)
     text = None if message is None else as_text(message)
+    result: MergeResult | Merged
     with call.progress("merge"), _in_our_words():
-        result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
+        session = None if dry_run else call.hub.session_of(workspace.name)
+        if session is None:
+            result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
+        else:
+            workspace.close()  # the session has it open now
+            result = session.merge(other, message=text or "", favor=favor)
     data = {
         "name": workspace.name,
+        **_knowledge(result),
         "oid": result.commit.oid if result.commit else None,
         "state": result.commit.state if result.commit else None,
         "conflicts": result.conflicts,
@@ -129,6 +138,9 @@ def merge(
         "up_to_date": result.up_to_date,
     }
     lines = [render.conflict(conflict) for conflict in result.conflicts]
+    for pair in data.get("contradictions", ()):
+        ours, theirs = render.safe(pair["ours"]), render.safe(pair["theirs"])
+        lines.append(f"about {render.safe(pair['about'])}: ours {ours!r}, theirs {theirs!r}")
     if result.up_to_date:
         lines.append(f"nothing to merge: {workspace.name} has all of {render.safe(other)} already")
     elif result.commit:
@@ -137,6 +149,23 @@ def merge(
     elif not lines:
         lines.append(f"{other} merges without conflict")
     call.emit(data, lines)
+
+
+def _knowledge(result: MergeResult | Merged) -> dict[str, Any]:
+    """What a merge of minds brought, for programs."""
+    from ortet.session.joining import Merged
+
+    if not isinstance(result, Merged):
+        return {}
+    return {
+        "facts": [fact.text for fact in (*result.facts, *result.lessons)],
+        "decisions": [decision.text for decision in result.decisions],
+        "artifacts": [f"{made.name}@{made.version}" for made in result.artifacts],
+        "contradictions": [
+            {"about": pair.about, "ours": pair.ours.text, "theirs": pair.theirs.text}
+            for pair in result.contradictions
+        ],
+    }
 
 
 @verb()

@@ -1,0 +1,53 @@
+"""`ortet merge` where a session works: what the fork's agent knows comes with its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+
+from .conftest import Ortet
+
+
+@pytest.fixture
+def shop(ortet: Ortet, tmp_path: Path) -> Path:
+    place = tmp_path / "shop"
+    place.mkdir()
+    (place / "price").write_text("10\n")
+    ortet("init", cwd=place)
+    with open_hub(ortet.store) as hub, hub.session("s", workspace=place, engine="folder") as s:
+        s.say("user", "what is the port?")
+        s.learn("it is 1", about="port")
+        (kid,) = s.fork()
+        kid.run("echo new > more")
+        kid.learn("it is 2", about="port")
+        s.forget(s.facts()[0].id)
+        s.learn("it is 3", about="port")
+    return place
+
+
+def test_minds_are_merged(ortet: Ortet, shop: Path) -> None:
+    done = ortet.json("merge", "shop/1", cwd=shop)
+    assert done["facts"] == ["it is 2"]
+    assert done["contradictions"] == [{"about": "port", "ours": "it is 3", "theirs": "it is 2"}]
+    assert (shop / "more").read_text() == "new\n"
+    with open_hub(ortet.store) as hub:
+        view = hub.get(next(row.id for row in hub.sessions() if row.name == "s"))
+        assert {fact.text for fact in view.facts()} == {"it is 2", "it is 3"}
+        assert [m.content for m in view.messages()] == ["what is the port?"]
+        assert view.status == "paused"
+        hub.verify()
+    assert ortet.json("merge", "shop/1", cwd=shop)["up_to_date"] is True
+
+
+def test_in_words(ortet: Ortet, shop: Path) -> None:
+    assert "about port: ours 'it is 3', theirs 'it is 2'" in ortet("merge", "shop/1", cwd=shop).out
+
+
+def test_a_closed_session_merges_files_only(ortet: Ortet, shop: Path) -> None:
+    with open_hub(ortet.store) as hub:
+        hub.session("s").close()
+    assert "facts" not in ortet.json("merge", "shop/1", cwd=shop)
+    assert (shop / "more").read_text() == "new\n"
