@@ -54,3 +54,14 @@ def test_what_piled_up_is_cut_into_frames() -> None:
         map(repr, map(len, (e[2] for e in pile)))
     )
     assert list(cut([])) == []
+
+
+def test_nothing_that_was_added_is_left_out() -> None:
+    items = [item(10), item(20, Kind.TREE), item(128 * 1024), item(128 * 1024 + 1)]
+    for small in (0, 1 << 20):
+        batches = Batches()
+        for one in items:
+            assert batches.add(one) is None
+        taken = [one for group in batches.take(small) for one in group]
+        assert sorted(taken) == sorted(items)
+        assert batches.take() == []

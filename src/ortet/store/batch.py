@@ -53,7 +53,7 @@ class Batches:
         """What is in them, as one when that is less than `small` bytes; they are empty then."""
         one = self.blobs.bytes + self.blocks.bytes + self.rest.bytes < small
         blobs, blocks, rest = self.blobs.take(), self.blocks.take(), self.rest.take()
-        groups = [blobs + rest] if one else [rest, blobs, blocks]
+        groups = [blobs + blocks + rest] if one else [rest, blobs, blocks]
         return [group for group in groups if group]
 
 
