@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ortet.ids import Oid
 from ortet.store import frame
 from ortet.store.abc import Kind
@@ -43,6 +45,16 @@ def test_few_bytes_are_one_frame_and_many_are_kept_apart() -> None:
     batches.add(item(700, Kind.TREE))
     groups = batches.take(1000)
     assert sorted(group[0][1] for group in groups) == [Kind.BLOB, Kind.TREE]
+
+
+@pytest.mark.parametrize("small", [0, 1000, frame.FRAME_BYTES, frame.MAX_RAW])
+def test_all_that_went_in_comes_out(small: int) -> None:
+    batches = Batches()
+    put = [item(10), item(128 * 1024), item(200_000), item(30, Kind.TREE), item(40, Kind.BLOCKS)]
+    assert [batches.add(each) for each in put] == [None] * len(put)
+    taken = [each for group in batches.take(small) for each in group]
+    assert sorted(taken) == sorted(put)
+    assert batches.take(small) == []
 
 
 def test_what_piled_up_is_cut_into_frames() -> None:

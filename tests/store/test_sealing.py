@@ -70,6 +70,30 @@ def test_frames_that_are_full_are_taken_as_they_are(open_store: Open) -> None:
     assert all(store.get(store.hasher.oid(data)) == data for data in noise)
 
 
+def test_blocks_of_large_files_among_small_objects(open_store: Open) -> None:
+    store = open_store()
+    blocks = [random.Random(number).randbytes(128 * 1024) for number in range(3)]
+    for data in (*VERSIONS[:5], *blocks):
+        store.put(Kind.BLOB, data)
+        store.flush()
+    store.writer.seal_now()
+    again = open_store()
+    assert all(again.get(again.hasher.oid(data)) == data for data in (*VERSIONS[:5], *blocks))
+
+
+def test_a_pack_without_all_of_its_tail_is_not_made(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    many_commits(store)
+    monkeypatch.setattr(sealing.Batches, "take", lambda _, small=0: [])
+    store.writer.seal_now()
+    [size] = list_packs(store.bucket).values()
+    assert size > sum(map(len, VERSIONS)), "the tail as it was"
+    check(store)
+    check(open_store())
+
+
 def test_an_object_written_twice_is_kept_once(open_store: Open) -> None:
     store = open_store()
     tail = store.shelf.take_tail()

@@ -75,6 +75,11 @@ def _write_solid(tail: Tail, path: Path) -> tuple[int, list[Located]] | None:
         # A damaged frame stays as it is, for `verify` to find; on a full disk all of them do.
         path.unlink(missing_ok=True)
         return None
+    written = {entry[0] for entry in solid.entries}
+    if not all(oid in written for oid, _ in tail.spots()):
+        # The tail is about to go, and with it the only copy: whatever the reason, keep it.
+        path.unlink(missing_ok=True)
+        return None
     return solid.size, solid.entries
 
 
