@@ -21,7 +21,7 @@ from ortet.session.lifecycle import SessionRow
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
 
-_USED = "approval-used"
+USED = "approval-used"
 """Rows of this kind say which deed took an approval. They outlive restores and are shared by forks:
 what was allowed once is done once."""
 
@@ -73,7 +73,8 @@ class Approvals:
         """The approval for a call, and what marks it as used by the deed `effect`.
 
         The first call asks and is Refused("approval_pending"), as all are until a human answered.
-        An approval is good for one deed; a deed that is taken up again keeps the one it had.
+        An approval is good for one deed; a deed that is taken up again keeps the one it had. What
+        was denied stays so for the same call and the same reason; a better reason asks again.
         """
         if not isinstance(why, str) or not why:
             raise Invalid("bad_request", f"approve={why!r}: give the reason a human should read")
@@ -81,21 +82,23 @@ class Approvals:
             if approval.digest != digest:
                 continue
             key = f"{self._row.family}/{approval.id}"
-            used = self._hub.catalog.row(_USED, key)
+            used = self._hub.catalog.row(USED, key)
             if used is not None and used.value.decode() != effect:
                 continue
             if approval.state == "asked":
                 raise _pending(approval.id, approval.what)
             if approval.state == "denied":
+                if approval.why != why:
+                    break  # another reason is another request
                 raise _denied(approval)
             expect = used.version if used is not None else 0
-            return approval.id, RowChange(_USED, key, effect.encode(), expect=expect)
+            return approval.id, RowChange(USED, key, effect.encode(), expect=expect)
         raise _pending(self.ask(what, why=why, digest=digest), what)
 
 
 def is_used(error: Conflict) -> bool:
     """Whether a transaction failed because another deed was faster to take the approval."""
-    return error.kind == "row_moved" and str(error.details.get("name")).startswith(_USED)
+    return error.kind == "row_moved" and str(error.details.get("name")).startswith(USED)
 
 
 def used_up(name: str) -> Conflict:
@@ -119,7 +122,8 @@ def _denied(approval: Approval) -> Refused:
     reason = f": {approval.because}" if approval.because else ""
     return Refused(
         "approval_denied",
-        f"{approval.what} was denied by {approval.by}{reason}; do something else",
+        f"{approval.what} was denied by {approval.by}{reason}; do something else, or give another "
+        "reason in approve= to ask again",
         id=approval.id,
         what=approval.what,
         by=approval.by,

@@ -24,6 +24,8 @@ VERSION = 1
 _MARK_BYTES = 32
 _SIZE_BYTES = 4
 _LARGEST = 64 << 20
+_BESIDE = frozenset({"comment", "given"})
+"""What people say beside a session changes nothing that a client carries."""
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -140,9 +142,10 @@ def from_carry(sessions: Sessions, text: str) -> Session:
 
 
 def _check_fresh(session: View, record: Carried) -> None:
-    """Since then, nothing but being opened and let go has happened."""
+    """Since then, nothing has happened that the record would have to know."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
-    since = [event for event in session.events(record.seq) if not is_quiet(event)]
+    news = (event for event in session.events(record.seq) if not is_quiet(event))
+    since = [event for event in news if event.kind not in _BESIDE]
     if session.id != record.session or at is None or at.hash != record.hash or since:
         raise Conflict(
             "stale_carry",

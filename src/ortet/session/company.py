@@ -34,6 +34,15 @@ class Company(Protocol):
         """That commit is the head now."""
         ...
 
+    def going(self, safety: Oid) -> None:
+        """The files are about to leave the commit `safety`: until the branch has followed them, a
+        kill leaves files its mind does not know, and whoever opens them next brings them back."""
+        ...
+
+    def stayed(self) -> None:
+        """They have not gone: they are those of `safety` again."""
+        ...
+
     def leaving(self, target: Oid) -> Together:
         """The branch is about to go to another commit."""
         ...
@@ -54,6 +63,11 @@ class Nobody:
         return head
 
     def recorded(self) -> None: ...
+
+    def going(self, safety: Oid) -> None:
+        del safety  # without a mind, files of before or after are all there is to be right
+
+    def stayed(self) -> None: ...
 
     def leaving(self, target: Oid) -> Together:
         del target

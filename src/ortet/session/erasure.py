@@ -21,7 +21,7 @@ from ortet.session.holds import check_hold
 from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import SessionRow
 from ortet.session.replacing import replace_objects
-from ortet.session.tombs import PENDING, Erased, Receipt, Tombstone, kept, signer
+from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
 from ortet.session.traces import said_outside
 from ortet.store.faults import reach
 
@@ -33,19 +33,6 @@ _NUMBERS = frozenset({"spend", "budget"})
 """Kinds that say how much and nothing else: a bill outlives who it is about."""
 
 _PATIENCE = 60.0
-
-
-class Pending(msgspec.Struct, frozen=True):
-    """An erasure that was begun: whoever erases next ends it first."""
-
-    id: str
-    by: str
-    session: str
-    events: list[Erased]
-    effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
-    letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
-    replaced: list[tuple[str, str]] = []
-    rows: list[tuple[str, str]] = []  # (kind, key) of what events said of the world around
 
 
 def erase(
@@ -76,6 +63,7 @@ def erase(
         return receipt  # it is what the one that was cut short had begun
     with ExitStack() as held:
         known = _hold(sessions, events, held)
+        pending = signer(hub).pending(pending)
         hub.catalog.put_row(PENDING, pending.id, encode(pending))
         reach("erase.begun")
         return _run(sessions, pending, known)
@@ -99,6 +87,7 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         replaced = replace_objects(sessions, pending.events, pending.by)
         pairs = dict(pending.replaced) | {r.old.hex(): r.new.hex() for r in replaced}
         pending = msgspec.structs.replace(pending, replaced=sorted(pairs.items()))
+        pending = signer(hub).pending(pending)
         rows = [RowChange(PENDING, pending.id, encode(pending)), *_tombs(hub, replaced)]
         hub.catalog.move([], verb="erase", actor=pending.by, rows=rows)
         reach("erase.replaced")

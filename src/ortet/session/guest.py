@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Lease, Timeline
+from ortet.backend.abc import Catalog, Lease, RowChange, Timeline
 from ortet.codec import Record, decode, encode
 from ortet.graph.records import Fold, Journal, State
 from ortet.ids import Oid
 from ortet.journal.events import Event, Tip
+from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
 from ortet.session.company import Together
@@ -20,6 +21,9 @@ from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
+
+_GOING = "going"
+"""Rows of this kind are there while files move without their branch."""
 
 
 def is_quiet(event: Event) -> bool:
@@ -93,6 +97,20 @@ def fresh(sessions: Sessions, row: SessionRow, began: Beginning, machine: bytes)
     return Standing(line, Mind(sessions.maps, began.fold), tip, machine)
 
 
+def standing_of(sessions: Sessions, row: SessionRow) -> Standing:
+    """Where a session is now."""
+    hub = sessions.hub
+    found = hub.catalog.head(f"branch:{row.branch}")
+    journal, machine = sealed(sessions, row, found.oid if found else None)
+    line = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    mind = Mind.load(sessions.maps, hub.objects, journal.fold)
+    tip = Tip(journal.seq, journal.hash, 0)
+    for event in line.events(journal.seq):
+        fold(mind, [event])
+        tip = Tip(event.seq, event.hash, event.time)
+    return Standing(line, mind, tip, machine)
+
+
 def seal(sessions: Sessions, line: Line, mind: Mind, tip: Tip) -> Journal:
     """Put what is not sealed yet into the store."""
     reach("journal.before-seal")
@@ -151,6 +169,26 @@ def _timeline(sessions: Sessions, journal: Journal) -> str:
     return known
 
 
+def going(catalog: Catalog, branch: str) -> Oid | None:
+    """The commit whose files have to come back: a process was killed when it moved them."""
+    row = catalog.row(_GOING, branch)
+    return Oid(row.value) if row else None
+
+
+def set_going(catalog: Catalog, branch: str, safety: Oid) -> None:
+    catalog.put_row(_GOING, branch, safety)
+    reach("restore.going")
+
+
+def end_going(catalog: Catalog, branch: str) -> None:
+    catalog.drop_row(_GOING, branch)
+
+
+def gone(branch: str) -> RowChange:
+    """The same, for the transaction that moves the branch."""
+    return RowChange(_GOING, branch, None)
+
+
 class Guest:
     """The session of a directory that this process has not opened: its mind is committed with the
     files, and goes with them when nobody else is at work."""
@@ -170,12 +208,20 @@ class Guest:
 
     def recorded(self) -> None: ...
 
+    def going(self, safety: Oid) -> None:
+        set_going(self._sessions.hub.catalog, self._row.branch, safety)
+
+    def stayed(self) -> None:
+        end_going(self._sessions.hub.catalog, self._row.branch)
+
     def leaving(self, target: Oid) -> Together:
         self._lease = self._sessions.lease(self._row)
         self._row = self._sessions.roll.get(self._row.id)
         self._next = elsewhere(self._sessions, self._row, target)
         return Together(
-            self._lease, [Roll.changed(self._next)], [start_of(self._sessions, self._next)]
+            self._lease,
+            [Roll.changed(self._next), gone(self._row.branch)],
+            [start_of(self._sessions, self._next)],
         )
 
     def arrived(self) -> None:

@@ -12,7 +12,7 @@ from ortet.backend.abc import Append, Lease, Timeline
 from ortet.graph.records import Journal
 from ortet.ids import Oid
 from ortet.session.company import Together
-from ortet.session.guest import elsewhere, put, seal, start_of
+from ortet.session.guest import elsewhere, end_going, gone, put, seal, set_going, start_of
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import Roll, SessionRow
 
@@ -78,6 +78,12 @@ class Host:
         finally:
             self._ahead = None
 
+    def going(self, safety: Oid) -> None:
+        set_going(self._sessions.hub.catalog, self.row.branch, safety)
+
+    def stayed(self) -> None:
+        end_going(self._sessions.hub.catalog, self.row.branch)
+
     def leaving(self, target: Oid) -> Together:
         self._ledger.flush()
         self._next = elsewhere(self._sessions, self.row, target)
@@ -87,7 +93,9 @@ class Host:
             rows = [Roll.changed(self._next)]
             return Together(self.lease(), rows, [timeline], appends=[events])
         return Together(
-            self.lease(), [Roll.changed(self._next)], [start_of(self._sessions, self._next)]
+            self.lease(),
+            [Roll.changed(self._next), gone(self.row.branch)],
+            [start_of(self._sessions, self._next)],
         )
 
     def arrived(self) -> None:

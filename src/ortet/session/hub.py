@@ -375,7 +375,10 @@ class Hub(Minding, Keeping, Custody, Asides):
     def _start(self, row: WorkspaceRow) -> Workspace:
         live = self._machines.open(row, lambda: self._start_image(row))
         try:
-            return self._remember(Workspace(self, row, live))
+            workspace = self._remember(Workspace(self, row, live))
+            if self.catalog.row("going", row.name) is not None:
+                workspace.come_back()
+            return workspace
         except BaseException:
             live.close()
             raise

@@ -35,7 +35,9 @@ def put(catalog: Catalog, session: str, draft: Draft, *, clock: Clock, random: R
     """Leave a letter; it is durable on return. Given back as the event readers see until then."""
     encode_body(draft)  # which says what cannot be recorded, to the one who wrote it
     letter = Letter(draft.kind, draft.data, draft.actor, clock.now_ns())
-    catalog.put_row(_kind(session), uuid7(clock, random), encode(letter))
+    reach("inbox.before-put")
+    catalog.put_row(kind_of(session), uuid7(clock, random), encode(letter))
+    reach("inbox.after-put")
     return _event(letter)
 
 
@@ -47,14 +49,14 @@ def waiting(catalog: Catalog, session: str) -> Iterator[Event]:
 def letters(catalog: Catalog, session: str) -> Iterator[tuple[str, Event]]:
     """The same, each with its key."""
     after = ""
-    while page := catalog.rows(_kind(session), after, _PAGE):
+    while page := catalog.rows(kind_of(session), after, _PAGE):
         yield from ((row.key, _event(decode(Letter, row.value))) for row in page)
         after = page[-1].key
 
 
 def drop(catalog: Catalog, session: str, key: str) -> None:
     """Throw a letter away unread."""
-    catalog.drop_row(_kind(session), key)
+    catalog.drop_row(kind_of(session), key)
 
 
 class Inbox:
@@ -70,7 +72,7 @@ class Inbox:
         """Take what is there into the journal; returns how many."""
         taken = 0
         with self._lock:
-            while page := self._catalog.rows(_kind(self._session), limit=_PAGE):
+            while page := self._catalog.rows(kind_of(self._session), limit=_PAGE):
                 reach("inbox.before-drain")
                 self._take(page)
                 reach("inbox.after-drain")
@@ -87,7 +89,7 @@ class Inbox:
         self._ledger.add(*drafts, rows=gone)
 
 
-def _kind(session: str) -> str:
+def kind_of(session: str) -> str:
     return f"inbox/{session}"
 
 

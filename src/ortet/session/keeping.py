@@ -53,6 +53,10 @@ class Keeping:
         """
         from ortet.session.care import sweep_store
 
+        if not dry_run and self._whole.catalog.rows("removing", limit=1):
+            from ortet.session.removing import finish
+
+            finish(self._whole)
         return sweep_store(
             self._whole,
             dry_run=dry_run,

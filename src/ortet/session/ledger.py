@@ -113,6 +113,12 @@ class Ledger:
                     self._closed = True
                     self._some.notify_all()
 
+    def drop(self) -> None:
+        """Close it as it is: what waits is not written."""
+        with self._lock:
+            self._waiting, self._closed = [], True
+            self._some.notify_all()
+
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -135,7 +135,8 @@ class Moving(Surrounded):
                     timelines=together.timelines,
                 )
             self._host.arrived()
-            self._host.dirty = not whole
+            if not whole:
+                self._host.dirty = True
 
     def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
         """n sessions that go on from here, with minds of their own, and files unless `machine` is

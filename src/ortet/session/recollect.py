@@ -68,11 +68,12 @@ def rules_of(view: View) -> list[Message]:
 
 
 def unsettled_of(view: View) -> list[Effect]:
-    """Deeds whose outcome is not known: this mind's, and those that were restored away."""
+    """Deeds whose outcome is not known: this mind's, and those that were restored away. Not pure
+    ones, which have none but what they return."""
     deeds = deeds_of(view.hub.catalog, view.row.family)
     here = {effect.id for effect in view.mind.effects}
     mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
-    return [effect for effect in mine if effect.state in _OPEN]
+    return [effect for effect in mine if effect.state in _OPEN and effect.replay != "pure"]
 
 
 def context_of(view: View, tokens: int, count: Counter) -> Context:

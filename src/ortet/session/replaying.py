@@ -30,7 +30,7 @@ from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds, outcome_of
 from ortet.session.environments import recorded_of
 from ortet.session.ledger import Ledger
-from ortet.session.lifecycle import ACTIVE
+from ortet.session.lifecycle import ACTIVE, SessionRow
 from ortet.session.outcome import PARTS, Restored, recalled, recorded
 from ortet.session.played import tell
 from ortet.session.points import commit_at
@@ -325,6 +325,10 @@ class Rehearsal(Session):
             tell(self._report, self._ledger.cursor, diverged)
             self._report = None if diverged else self._report
 
+    def _arrived(self, row: SessionRow) -> None:
+        """In the middle of a call it is about to go on with: its result is yet to be said."""
+        self._moved(row)
+
     def _recall(self) -> None:
         self._deeds = deeds = Recalled(self._hub, self._row, self._ledger)
         deeds.now = lambda: self._deeds
@@ -368,9 +372,7 @@ class Rehearsal(Session):
             super()._end(status, why)
         elif not self.holding.ended:
             self._tell(None)
-            self._sessions.forget(self)
-            self._ledger.close()
-            self.holding.end()
+            self.let_go()
 
 
 def _again(found: Recorded) -> Any:

@@ -15,7 +15,7 @@ from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
 from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds
-from ortet.session.guest import is_quiet
+from ortet.session.guest import going, is_quiet
 from ortet.session.host import Host
 from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
@@ -74,7 +74,7 @@ class Session(Moving):
             row,
             ledger,
             lease=lambda: holding.lease,
-            moved=self._moved,
+            moved=self._arrived,
             dirty=first is not None,
         )
 
@@ -212,10 +212,7 @@ class Session(Moving):
         except Refused:
             pass  # another process has taken over: it is no longer ours to pause
         finally:
-            self._sessions.forget(self)
-            self.holding.end()
-            if self._files is not None:
-                self._files.close()
+            self.give_up()
 
     def archive(self, why: str = "") -> Archived:
         """Let go of it and put it away in one bundle; `hub.unarchive` brings it back."""
@@ -231,10 +228,14 @@ class Session(Moving):
         try:
             self._ledger.close()
         finally:
-            self._sessions.forget(self)
-            self.holding.end()
-            if self._files is not None:
-                self._files.close()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """The same for one that could not be opened: what is not durable yet is not recorded."""
+        self._ledger.drop()
+        self._sessions.give_back(self)
+        if self._files is not None:
+            self._files.close()
 
     def _turn(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
         check_move(self.name, self.status, status)
@@ -255,13 +256,19 @@ class Session(Moving):
         """Every action that was begun has an end."""
         self._deeds.close_dangling()
 
+    def close_calls(self) -> None:
+        """Every tool call has a result: else a model API would refuse the conversation."""
+        if calling := self._mind.core.calling:
+            self._host.dirty = True
+            self._ledger.add(*(lost(call, self._hub.author) for call in calling))
+
     def begin(self) -> None:
         """It is being worked on, by this process."""
         self._turn(ACTIVE, "")
+        if self._row.path and going(self._hub.catalog, self._row.branch) is not None:
+            self._workspace()  # which brings back files that a killed process had moved
         self.tie_up()
-        if calling := self._mind.core.calling:  # a model API would refuse the conversation
-            self._host.dirty = True
-            self._ledger.add(*(lost(call, self._hub.author) for call in calling))
+        self.close_calls()
         self._take_in()
 
     # inside
@@ -278,6 +285,10 @@ class Session(Moving):
         self._deeds = Deeds(self._hub, row, self._ledger)
         self._story = self._around = None
         self._pace.moved(self._now())
+
+    def _arrived(self, row: SessionRow) -> None:
+        self._moved(row)
+        self.close_calls()  # of a commit that was made between a call and its result
 
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
         self._touch()

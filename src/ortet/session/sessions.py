@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Timeline
-from ortet.errors import Conflict, NotFound, Refused
+from ortet.errors import Conflict, NotFound, OrtetError, Refused
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
-from ortet.journal.folding import fold
-from ortet.journal.line import Line
-from ortet.journal.mind import Mind
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
-from ortet.session.guest import Beginning, Guest, Standing, sealed
+from ortet.session.guest import Beginning, Guest, Standing, standing_of
 from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, in_use, process_here, take
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
@@ -65,6 +62,7 @@ class Sessions:
         self._me = (0, "")
         self.began: Beginning | None = None
         self.timelines: dict[bytes, str] = {}  # by segment, which never changes
+        self._stray: set[str] = set()  # owners of leases that could not be given back
         self._epoch = hub.objects.epoch
 
     def new_id(self) -> str:
@@ -108,14 +106,14 @@ class Sessions:
         check_fits(row, place, manner.parent)
         if manner.replay:
             return self._rehearse(row, profile, live=True)
-        lease = self.lease(row)
-        # it may have moved on until the lease was ours
-        row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
-        session = self.resume(row, lease, profile)
-        session.begin()
-        if goal and goal != session.goal:
-            session._add("goal", {"text": goal})
-        session.look_at_the_start()
+        with self._leased(row) as lease:
+            # it may have moved on until the lease was ours
+            row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
+            session = self.resume(row, lease, profile)
+            session.begin()
+            if goal and goal != session.goal:
+                session._add("goal", {"text": goal})
+            session.look_at_the_start()
         return session
 
     def _rehearse(
@@ -124,11 +122,12 @@ class Sessions:
         """From the first event on, as it was recorded."""
         from ortet.session.replaying import Rehearsal, Stage
 
-        lease = self.lease(row) if live else None  # else nothing is written: others may go on
-        row = self.roll.get(row.id)
-        session = self.resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
-        assert isinstance(session, Rehearsal)
-        session.start(live=live, report=report)
+        # unless it goes live nothing is written: others may go on
+        with self._leased(row) if live else nullcontext() as lease:
+            row = self.roll.get(row.id)
+            session = self.resume(row, lease, profile, session_of=Rehearsal, ledger_of=Stage)
+            assert isinstance(session, Rehearsal)
+            session.start(live=live, report=report)
         return session
 
     def get(self, id_: str) -> View:
@@ -147,10 +146,31 @@ class Sessions:
             for session in list(self._open):
                 last.callback(session.pause)
 
-    def forget(self, session: Session) -> None:
+    def give_back(self, session: Session) -> None:
+        """It is not open any more, and another process may open it."""
         if session in self._open:
             self._open.remove(session)
         self._heart.remove(session.holding)
+        try:
+            session.holding.end()
+        except OrtetError:  # on a full disk: it runs out by itself, or this process takes it again
+            self._stray.add(session.holding.lease.owner)
+
+    @contextmanager
+    def _leased(self, row: SessionRow) -> Iterator[Lease]:
+        """For the time it takes to open it; given back when that fails."""
+        lease = self.lease(row)
+        try:
+            yield lease
+        except BaseException:
+            for session in self._open:
+                if session.holding.lease.owner == lease.owner:
+                    session.give_up()
+                    break
+            else:
+                with suppress(OrtetError):
+                    self.hub.catalog.release(lease)
+            raise
 
     def opened(self, id_: str) -> Session | None:
         """As this hub has it open."""
@@ -159,8 +179,8 @@ class Sessions:
     @contextmanager
     def borrowed(self, row: SessionRow) -> Iterator[Session]:
         """A session under its lease, whatever its state, which is left as it is."""
-        lease = self.lease(row)
-        session = self.resume(self.roll.get(row.id), lease, find_profile(""))
+        with self._leased(row) as lease:
+            session = self.resume(self.roll.get(row.id), lease, find_profile(""))
         try:
             yield session
         finally:
@@ -324,22 +344,18 @@ class Sessions:
 
     def standing(self, row: SessionRow) -> Standing:
         """Where a session is now."""
-        hub = self.hub
         self._after_sweep()
-        found = hub.catalog.head(f"branch:{row.branch}")
-        journal, machine = sealed(self, row, found.oid if found else None)
-        line = Line(hub.catalog, hub.objects, self.chain, timeline=row.timeline, base=journal)
-        mind = Mind.load(self.maps, hub.objects, journal.fold)
-        tip = Tip(journal.seq, journal.hash, 0)
-        for event in line.events(journal.seq):
-            fold(mind, [event])
-            tip = Tip(event.seq, event.hash, event.time)
-        return Standing(line, mind, tip, machine)
+        return standing_of(self, row)
 
     def lease(self, row: SessionRow) -> Lease:
         """The right to write to it; Refused while another process has it."""
+        name = f"session:{row.id}"
+        held = self.hub.catalog.lease(name) if self._stray else None
+        if held is not None and held.owner in self._stray:
+            self.hub.catalog.seize(held)
+            self._stray.remove(held.owner)
         try:
-            return take(self.hub.catalog, f"session:{row.id}", self.owner(), self._host)
+            return take(self.hub.catalog, name, self.owner(), self._host)
         except Refused as error:
             if error.kind != "lease_held":
                 raise

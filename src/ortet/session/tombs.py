@@ -65,6 +65,20 @@ class Receipt(msgspec.Struct, frozen=True):
         return not self.left
 
 
+class Pending(msgspec.Struct, frozen=True):
+    """An erasure that was begun: whoever erases next ends it first."""
+
+    id: str
+    by: str
+    session: str
+    events: list[Erased]
+    effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
+    letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
+    replaced: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []  # (kind, key) of what events said of the world around
+    signature: bytes = b""
+
+
 def secret_of(root: Path, random: Random) -> bytes:
     """The key this store signs with; made at first use, and never part of a commit or bundle."""
     file = root / "local" / "secret"
@@ -105,10 +119,13 @@ class Signer:
     def receipt(self, record: Receipt) -> Receipt:
         return msgspec.structs.replace(record, signature=self._mark(record))
 
-    def is_mine(self, record: Tombstone | Receipt) -> bool:
+    def pending(self, record: Pending) -> Pending:
+        return msgspec.structs.replace(record, signature=self._mark(record))
+
+    def is_mine(self, record: Tombstone | Receipt | Pending) -> bool:
         return record.signature == self._mark(record)
 
-    def _mark(self, record: Tombstone | Receipt) -> bytes:
+    def _mark(self, record: Tombstone | Receipt | Pending) -> bytes:
         return self.sign(encode(msgspec.structs.replace(record, signature=b"")))
 
 
@@ -168,4 +185,8 @@ def erased_events(hub: Hub) -> set[tuple[str, int]]:
             found.update((one.timeline, one.seq) for one in record.events)
         else:
             found.update((record.timeline, seq) for seq in record.seqs)
+    for row in hub.catalog.rows(PENDING):  # cut short: some of its events are gone, some not yet
+        pending = decode(Pending, row.value)
+        if mine.is_mine(pending):
+            found.update((one.timeline, one.seq) for one in pending.events)
     return found

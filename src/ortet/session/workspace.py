@@ -20,6 +20,7 @@ from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
 from ortet.session.company import Together
+from ortet.session.guest import going
 from ortet.session.machines import Live
 from ortet.session.onbranch import OnBranch
 from ortet.session.registry import WorkspaceRow
@@ -246,11 +247,13 @@ class Workspace(OnBranch):
             return Report()
         reach("restore.before-thaw")
         image = self.image_oid(target)
+        self.company.going(safety)
         with self._undone_to(safety):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
             together = self.company.leaving(target)
             self._move([(safety, target)], verb, to_hex(target), together)
+            reach("restore.after-move")
         self._at(target)
         self.company.arrived()
         self._machine.settle(image)
@@ -310,7 +313,19 @@ class Workspace(OnBranch):
             if self._moves == moves:
                 with suppress(OrtetError):  # the cause is what counts, and nothing is lost
                     self._machine.thaw(self.image_oid(commit))
+                    self.company.stayed()
             raise
+
+    def come_back(self) -> None:
+        """A process was killed between moving the files and moving the branch: its mind knows those
+        of before, so they come back; what else is found is kept in the reflog."""
+        with self.moving():
+            safety = going(self.hub.catalog, self.name)
+            if safety is not None and self._head is not None and self._head.oid == safety:
+                self._keep_aside(self._machine.freeze(), "found after a restore that was cut short")
+                self._machine.thaw(self.image_oid(safety))
+            reach("restore.back")
+            self.company.stayed()
 
     def _live(self) -> Machine:
         if self._closed:

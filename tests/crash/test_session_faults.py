@@ -1,0 +1,154 @@
+"""kill -9 at every fault point of every verb of a session, then the program is started again.
+
+Between the two the store verifies and holds all that was acknowledged; behind them everything is as
+if nobody had been killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ortet
+from ortet.session.hub import Hub
+from ortet.session.view import View
+
+from .saying import marks
+from .session_toil import dangling
+from .session_verbs import NAME, TESTED, prepare
+
+if TYPE_CHECKING:
+    from tests.crash.conftest import Zygote
+
+SOAK = int(os.environ.get("ORTET_SOAK", "1"))
+OWN = (
+    "action.",
+    "archive.",
+    "artifact.",
+    "budget.",
+    "commit.after-move",
+    "compact.",
+    "erase.",
+    "fork.",
+    "inbox.",
+    "journal.",
+    "open.",
+    "remove.",
+    "restore.",
+    "retain.",
+    "thaw.journaled",
+)
+"""Points of the session itself; those of the store below it have tests of their own, and come in
+when the campaign is run whole."""
+
+
+class Stage:
+    """A prepared store; its place stays the same, since sessions know where their files are."""
+
+    def __init__(self, tmp: Path, zygote: Zygote) -> None:
+        self.base = tmp / "base"
+        self.zygote = zygote
+        self._first = tmp / "first"
+        prepare(self.base, zygote)
+        self.base.rename(self._first)
+        self.reset()
+
+    def reset(self) -> None:
+        if self.base.exists():
+            shutil.rmtree(self.base)
+        shutil.copytree(self._first, self.base, symlinks=True)
+
+    def points(self, verb: str) -> list[str]:
+        """NAME:kill:N of all that are to be tried."""
+        ended = self.zygote.run(verb, self.base, points=True)
+        assert ended.code == 0
+        found = Counter(name for (name,) in ended.of("point"))
+        if SOAK == 1:
+            return [f"{name}:kill:1" for name in found if name.startswith(OWN)]
+        return [
+            f"{name}:kill:{nth}"
+            for name, count in found.items()
+            for nth in sorted({*range(1, min(count, SOAK) + 1), count})
+        ]
+
+    def portrait(self) -> dict[str, Any]:
+        with ortet.open(self.base / "store") as hub:
+            hub.verify()
+            rows = {x.name: x for x in hub.sessions()}
+            found: dict[str, Any] = {}
+            for name, row in rows.items():
+                for key, value in self._of(hub, hub.get(row.id)).items():
+                    found[f"{name} {key}"] = value
+        files = sorted(path for path in (self.base / "work").rglob("*") if path.is_file())
+        found["files"] = {path.name: path.read_text() for path in files}
+        found["deeds"] = deeds = Counter(words[1] for words in marks(self.base / "deeds"))
+        for again in ("do-pure", "do-idempotent"):  # they may be done again
+            deeds[again] = min(deeds[again], 1)
+        return found
+
+    @staticmethod
+    def _of(hub: Hub, view: View) -> dict[str, Any]:
+        hub.audit(view.id)
+        assert not dangling(view.messages())
+        return {
+            # what a killed process had open is active until somebody opens it
+            "status": view.status.replace("active", "paused"),
+            "messages": [(m.role, m.content) for m in view.messages()],
+            "summary": bool(view.compactions()),
+            "facts": [fact.text for fact in view.facts()],
+            "decisions": [decision.text for decision in view.decisions()],
+            "plan": (view.steps, view.step),
+            "notes": view.notes(),
+            "artifacts": [
+                (a.name, view.artifact_data(a.name, a.version)) for a in view.artifacts()
+            ],
+            "approvals": [(a.state, bool(a.used)) for a in view.approvals()],
+            "done": sorted({e.name for e in view.effects() if e.state == "done"}),
+            "unsettled": [e.name for e in view.effects() if e.state == "unsettled" and e.key],
+            "spent": view.spent(),
+            "left": view.budget_left(),
+            "comments": [e.data.get("text") for e in view.comments()],
+            "head": view.head.message if view.head else None,
+        }
+
+
+@pytest.fixture
+def stage(tmp_path: Path, zygote: Zygote) -> Stage:
+    return Stage(tmp_path, zygote)
+
+
+def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
+    with ortet.open(base / "store") as hub:
+        hub.verify()
+        for row in hub.sessions():
+            hub.audit(row.id)
+        if verb != "remove":
+            view = hub.get(next(x.id for x in hub.sessions() if x.name == NAME))
+            there = {(e.timeline, e.seq): e.hash.hex() for e in view.line.events()}
+            for timeline, seq, hash_ in kept:
+                assert there.get((timeline, seq), hash_) == hash_
+                if (timeline, seq) not in there:  # on a timeline that was restored away
+                    (found,) = hub.catalog.events(timeline, seq - 1, 1)
+                    assert hub.objects.hasher.oid(found.head).hex() == hash_
+
+
+@pytest.mark.parametrize("verb", TESTED)
+@pytest.mark.soak
+def test_killed_at_every_point_it_can_be_done_again(verb: str, stage: Stage) -> None:
+    faults = stage.points(verb)
+    done = stage.portrait()
+    assert faults
+    for fault in faults:
+        stage.reset()
+        ended = stage.zygote.run(verb, stage.base, fault=fault)
+        assert ended.killed, fault
+        check_kept(stage.base, ended.of("kept"), verb)
+        assert stage.zygote.run(verb, stage.base).code == 0, fault
+        again = stage.portrait()
+        for part in (*done, *again):
+            assert again.get(part) == done.get(part), (fault, part)
