@@ -144,6 +144,8 @@ def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterato
         past = compaction_of(event)
         yield past
         at = past.before
+        if event.erased:  # which one was before it went with it
+            at = max((e.seq for e in read(0, past.seq - 1) if e.kind == event.kind), default=0)
 
 
 def summary_message(past: Compaction) -> Message:

@@ -44,6 +44,7 @@ def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
     with sessions.borrowed(row) as session:
         row = session.row
         check_move(row.name, row.status, ARCHIVED)
+        session.take_in()
         commit = from_hex(session.commit_last("archive").oid)
         reach("archive.committed")
         done = _store(hub, id_, row.branch, commit)

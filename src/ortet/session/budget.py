@@ -185,13 +185,34 @@ class Budget:
             found[SECONDS] = max(0.0, found[SECONDS] - elapsed)
         return found
 
+    def make_up(self, alive: int) -> None:
+        """Count the time of a process that was killed: from when it was last counted to its last
+        sign of life, which is an event, or `alive`, when it last renewed its lease."""
+        found = levels(self._hub.catalog, self._row)
+        if not _timed(found):
+            return
+        timeline = self._row.timeline
+        counted, last = int(timeline[:12], 16) * 10**6, alive  # an id begins with its time, in ms
+        for event in self._ledger.line.events():
+            if event.timeline != timeline:
+                continue
+            last = max(last, event.time)
+            if event.kind == "lifecycle" or SECONDS in event.data.get("amounts", {}):
+                counted = event.time
+        if last > counted:
+            self.spend({SECONDS: (last - counted) / 1e9})
+
     def settle(self) -> None:
         """The session lets go: count its time, and give back what it holds unspent."""
+        self.count()
+        self._holds = True  # a sibling that died may have left something where both draw on
+        self.give_back()
+
+    def count(self) -> None:
+        """The wall time up to now."""
         found = levels(self._hub.catalog, self._row)
         if self._seconds(found, {}, self._hub.clock.now_ns()):
             self.spend({})
-        self._holds = True  # a sibling that died may have left something where both draw on
-        self.give_back()
 
     def give_back(self) -> None:
         """Let siblings have what this session has reserved and not spent."""
@@ -270,11 +291,8 @@ class Budget:
 
     def _seconds(self, found: Sequence[Level], said: Amounts, now: int) -> dict[str, float]:
         """Wall time since it was last counted, where somebody has set a limit for it."""
-        limited = any(
-            SECONDS in limits for x in found for limits in (x.account.limits, x.account.soft)
-        )
         elapsed = max(0, now - self._mark) / 1e9
-        return {SECONDS: elapsed} if limited and elapsed and SECONDS not in said else {}
+        return {SECONDS: elapsed} if _timed(found) and elapsed and SECONDS not in said else {}
 
     def _refusal(self, short: Short) -> Refused:
         level, names = short[0]
@@ -305,6 +323,11 @@ class Budget:
 
     def _draft(self, kind: str, data: dict[str, Any]) -> Draft:
         return Draft(kind, data, self._hub.author)
+
+
+def _timed(found: Sequence[Level]) -> bool:
+    """Whether somebody has set a limit for wall time."""
+    return any(SECONDS in limits for x in found for limits in (x.account.limits, x.account.soft))
 
 
 def _again(attempt: Callable[[], T]) -> T:

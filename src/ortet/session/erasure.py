@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import RowChange
+from ortet.backend.abc import Lease, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Invalid
 from ortet.ids import Oid
-from ortet.journal.events import Event
+from ortet.journal.compact import compaction_of, data_of, said
+from ortet.journal.events import Draft, Event
 from ortet.journal.line import Line, Span
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
 from ortet.session.holds import check_hold
 from ortet.session.inbox import drop, letters
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.replacing import replace_objects
 from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
 from ortet.session.traces import said_outside
@@ -285,5 +286,28 @@ def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> list
             check_hold(hub, row)
             lease = sessions.lease(row)
             held.callback(hub.catalog.release, lease)
+            _keep_out(sessions, row, lease, {(one.timeline, one.seq) for one in events})
             known.append(row)
     return known
+
+
+def _keep_out(
+    sessions: Sessions, row: SessionRow, lease: Lease, meant: Collection[tuple[str, int]]
+) -> None:
+    """A summary that goes must not bring back into context the messages it stands for: another
+    compaction of the same span, without one, comes first."""
+    where = sessions.standing(row)
+    at, line = where.mind.core.summary, where.line
+    if not at or row.status == ARCHIVED:
+        return
+    (event,) = line.events(at - 1, at)
+    if (event.timeline, at) not in meant:
+        return
+    past = compaction_of(event)
+    if all(e.erased or (e.timeline, e.seq) in meant for e in said(line.events(0, past.last))):
+        return  # all of them go with it
+    bare = msgspec.structs.replace(past, summary="")
+    draft = Draft("compaction", data_of(bare), sessions.hub.author)
+    made, _ = sessions.chain.make(line.tip(), draft, sessions.hub.clock.now_ns())
+    sessions.hub.catalog.append(row.timeline, [made], lease=lease)
+    reach("erase.kept-out")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet.backend.abc import Catalog, Lease, RowChange, Timeline
 from ortet.codec import Record, decode, encode
+from ortet.errors import Refused
 from ortet.graph.records import Fold, Journal, State
 from ortet.ids import Oid
 from ortet.journal.events import Event, Tip
@@ -15,6 +17,7 @@ from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
 from ortet.session.company import Together
+from ortet.session.inbox import waiting
 from ortet.session.lifecycle import Roll, SessionRow
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -200,6 +203,7 @@ class Guest:
         self._next: SessionRow | None = None
 
     def journal(self, head: bytes) -> bytes:
+        self._take_in()
         where = self._sessions.standing(self._row)
         new = where.line.events(where.line.base.seq)
         if all(is_quiet(event) for event in new):
@@ -207,6 +211,12 @@ class Guest:
         return put(self._sessions, seal(self._sessions, where.line, where.mind, where.tip))
 
     def recorded(self) -> None: ...
+
+    def _take_in(self) -> None:
+        """What people left for the session belongs to this commit, unless someone else writes."""
+        if next(waiting(self._sessions.hub.catalog, self._row.id), None) is not None:
+            with suppress(Refused), self._sessions.borrowed(self._row) as session:
+                session.take_in()
 
     def going(self, safety: Oid) -> None:
         set_going(self._sessions.hub.catalog, self._row.branch, safety)

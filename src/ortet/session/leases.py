@@ -85,7 +85,9 @@ class Holding:
         """Renew it when a part of its time is over; Refused("lease_lost") when another took it."""
         with self._lock:
             left = self.lease.expires - self._clock.now_ns()
-            if not self.ended and left < self._ttl_ns - self._ttl_ns // _BEATS:
+            # more than all of its time is left when the clock was set back
+            fresh = self._ttl_ns - self._ttl_ns // _BEATS <= left <= self._ttl_ns
+            if not self.ended and not fresh:
                 self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def renew(self) -> None:

@@ -70,7 +70,7 @@ class Ledger:
             if self._closed:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()
-            tip, made, events = self.tip, [], []
+            tip, made, events = self._from(), [], []
             for draft in drafts:
                 row, event = self._chain.make(tip, draft, self._clock.now_ns())
                 tip = Tip(event.seq, event.hash, event.time)
@@ -118,6 +118,13 @@ class Ledger:
         with self._lock:
             self._waiting, self._closed = [], True
             self._some.notify_all()
+
+    def _from(self) -> Tip:
+        """Where to go on. The time of what a commit ends with is read when it is first needed."""
+        if self.tip.seq and not self.tip.time:
+            for event in self.line.newest(1):
+                self.tip = Tip(self.tip.seq, self.tip.hash, event.time)
+        return self.tip
 
     def _raise(self) -> None:
         if self._failure is not None:

@@ -97,6 +97,7 @@ class Moving(Surrounded):
         return self._go(target, "rewind", PARTS)
 
     def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+        self._budget.count()  # a killed process's time is counted from here on
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
         if target != safety and files is not None and "files" in parts:

@@ -223,6 +223,10 @@ class Session(Moving):
         """Another state, written together with these rows."""
         self._turn(status, why, rows)
 
+    def take_in(self) -> None:
+        """What others left for it, into the journal."""
+        self._take_in()
+
     def let_go(self) -> None:
         """Give the lease back and leave the state as it is."""
         try:
@@ -262,8 +266,11 @@ class Session(Moving):
             self._host.dirty = True
             self._ledger.add(*(lost(call, self._hub.author) for call in calling))
 
-    def begin(self) -> None:
-        """It is being worked on, by this process."""
+    def begin(self, alive: int = 0) -> None:
+        """It is being worked on, by this process. `alive`: until when the one before surely was."""
+        killed = self.status == ACTIVE
+        if killed:
+            self._budget.make_up(alive)
         self._turn(ACTIVE, "")
         if self._row.path and going(self._hub.catalog, self._row.branch) is not None:
             self._workspace()  # which brings back files that a killed process had moved

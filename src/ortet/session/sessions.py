@@ -106,11 +106,13 @@ class Sessions:
         check_fits(row, place, manner.parent)
         if manner.replay:
             return self._rehearse(row, profile, live=True)
+        held = self.hub.catalog.lease(f"session:{row.id}")
+        alive = held.expires - TTL_NS if held else 0
         with self._leased(row) as lease:
             # it may have moved on until the lease was ours
             row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
             session = self.resume(row, lease, profile)
-            session.begin()
+            session.begin(alive)
             if goal and goal != session.goal:
                 session._add("goal", {"text": goal})
             session.look_at_the_start()
