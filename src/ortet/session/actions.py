@@ -104,9 +104,18 @@ def plain(value: Any) -> Any:
         check_plain(built)
         if len(encode(built)) <= _LARGEST:
             return built
-    except (TypeError, ValueError, Invalid, RecursionError):
+    except Exception:  # whatever it is: a deed that was done has to be recorded as done
         pass
-    return {"opaque": repr(value)[:2000]}
+    return {"opaque": printed(value)}
+
+
+def printed(value: Any) -> str:
+    """What a value prints, as far as that can be had and stored."""
+    try:
+        text = repr(value)[:2000]
+    except Exception:
+        text = f"<{type(value).__name__} that cannot be printed>"
+    return text.encode("utf-8", "replace").decode()
 
 
 def is_opaque(value: Any) -> bool:

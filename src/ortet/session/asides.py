@@ -30,7 +30,7 @@ class Asides:
         from ortet.journal.events import Draft
 
         if not text or not isinstance(text, str):
-            raise Invalid("bad_comment", f"{text!r}: say something, in words")
+            raise Invalid("bad_comment", f"a comment is text, not {type(text).__name__}: say it so")
         return self._leave(session, Draft("comment", {"text": text}, by or self._whole.author))
 
     def approve(

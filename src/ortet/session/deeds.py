@@ -300,7 +300,11 @@ def outcome_of(name: str, outcome: Any) -> Any:
 
 def said_of(error: BaseException) -> str:
     """A failure as it is recorded."""
-    return f"{type(error).__name__}: {error}"[:2000]
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000]
+    except Exception:
+        text = type(error).__name__
+    return text.encode("utf-8", "replace").decode()
 
 
 def shown(name: str, said: dict[str, Any]) -> str:
