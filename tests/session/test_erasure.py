@@ -212,7 +212,10 @@ class TestErase:
             receipt = hub.erase(s.id, seqs=[first])
             assert [event.kind for event in receipt.events] == ["message", "compaction"]
             hub.verify()
-            assert [m.content for m in hub.get(s.id).messages()] == [OTHER, "last"]
+            view = hub.get(s.id)  # what the summary stood for stays out of context, and readable
+            assert [m.content for m in view.messages()] == ["last"]
+            assert [m.content for m in view.dropped()] == [OTHER]
+            assert view.compactions()[0].summary == ""
             hub.comment(s.id, f"beside: {SECRET}")
             hub.erase(s.id)
             hub.verify()

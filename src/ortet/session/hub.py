@@ -375,10 +375,7 @@ class Hub(Minding, Keeping, Custody, Asides):
     def _start(self, row: WorkspaceRow) -> Workspace:
         live = self._machines.open(row, lambda: self._start_image(row))
         try:
-            workspace = self._remember(Workspace(self, row, live))
-            if self.catalog.row("going", row.name) is not None:
-                workspace.come_back()
-            return workspace
+            return self._remember(Workspace(self, row, live)).come_back()
         except BaseException:
             live.close()
             raise

@@ -316,9 +316,11 @@ class Workspace(OnBranch):
                     self.company.stayed()
             raise
 
-    def come_back(self) -> None:
-        """A process was killed between moving the files and moving the branch: its mind knows those
-        of before, so they come back; what else is found is kept in the reflog."""
+    def come_back(self) -> Workspace:
+        """If a process was killed between moving the files and moving the branch, its mind knows
+        those of before, so they come back; what else is found is kept in the reflog."""
+        if going(self.hub.catalog, self.name) is None:
+            return self
         with self.moving():
             safety = going(self.hub.catalog, self.name)
             if safety is not None and self._head is not None and self._head.oid == safety:
@@ -326,6 +328,7 @@ class Workspace(OnBranch):
                 self._machine.thaw(self.image_oid(safety))
             reach("restore.back")
             self.company.stayed()
+        return self
 
     def _live(self) -> Machine:
         if self._closed:
