@@ -248,7 +248,7 @@ class TestFamily:
     ) -> None:
         with open_hub(store) as hub, hub.session("s", budget={"n": 60}) as s:
             names = [fork.name for fork in s.fork(4)]
-        found = together(*(("spend", store, name, 40) for name in names))
+        found = together(*(("spend", store, name, 80) for name in names))  # more than all of it
         assert [kind for _, kind in found] == ["budget_spent"] * 4
         with open_hub(store) as hub:
             view = hub.get(next(row.id for row in hub.sessions() if row.name == "s"))
