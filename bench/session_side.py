@@ -104,8 +104,7 @@ class _Talk:
         self._session = self._hub.session(NAME)
 
     def turn(self, user: str, assistant: str) -> None:
-        self._session.say("user", user)
-        self._session.say("assistant", assistant)
+        self._session.say_all([("user", user), ("assistant", assistant)])
 
     def end(self) -> int:
         self._hub.close()

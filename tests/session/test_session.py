@@ -74,6 +74,22 @@ class TestMind:
             assert message.content == parts
             assert message.extra == {"model": "m"}
 
+    def test_messages_that_belong_together(self, store: Path) -> None:
+        with open_hub(store) as hub, hub.session("a") as s:
+            before = len(list(s.events()))
+            turn = s.say_all([("user", "hi"), {"role": "assistant", "content": "ho", "id": "m1"}])
+            assert [event.seq for event in turn] == [before + 1, before + 2]
+            assert s.say_all([]) == []
+            for bad in (("user",), {"content": "x"}, ("", "x")):
+                with pytest.raises(Invalid, match="say who speaks"):
+                    s.say_all([("user", "before it"), bad])
+        with open_hub(store) as hub, hub.session("a") as s:
+            assert [(m.role, m.content) for m in s.messages()] == [
+                ("user", "hi"),
+                ("assistant", "ho"),
+            ]
+            assert turn[1].data["extra"] == {"id": "m1"}
+
     def test_a_note_lives_as_long_as_it_was_told(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub, hub.session("s") as s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ortet.errors import Invalid
@@ -23,6 +23,9 @@ class Saying(View):
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event: ...
 
     @abstractmethod
+    def _add_all(self, kind: str, several: Sequence[Mapping[str, Any]]) -> list[Event]: ...
+
+    @abstractmethod
     def _live(self) -> None: ...
 
     @abstractmethod
@@ -30,10 +33,20 @@ class Saying(View):
 
     def say(self, role: str, content: Any, **extra: Any) -> Event:
         """A message; `content` is text, or the parts a model API takes."""
-        if not role or not isinstance(role, str):
-            raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
-        data = {"role": role, "content": content}
-        return self._add("message", {**data, "extra": extra} if extra else data)
+        return self._add("message", _message(role, content, extra))
+
+    def say_all(self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]]) -> list[Event]:
+        """Messages that belong together, as (role, content) or as a model API has them: written at
+        once, so that all of them are there or none, for the price of one."""
+        said = []
+        for message in messages:
+            if isinstance(message, tuple):
+                role, content, extra = (*message, {}) if len(message) == 2 else ("", None, {})
+            else:
+                extra = dict(message)
+                role, content = extra.pop("role", ""), extra.pop("content", None)
+            said.append(_message(role, content, extra))
+        return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
         return self._add("thought", {"text": text})
@@ -105,3 +118,10 @@ class Saying(View):
     def _fact(self, kind: str, text: str, about: str) -> str:
         event = self._add(kind, {"id": self._new_id(), "text": text, "about": about})
         return str(event.data["id"])
+
+
+def _message(role: str, content: Any, extra: dict[str, Any]) -> dict[str, Any]:
+    if not role or not isinstance(role, str):
+        raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
+    data = {"role": role, "content": content}
+    return {**data, "extra": extra} if extra else data

@@ -303,6 +303,12 @@ class Session(Moving):
         self._keep_pace(kind, data)
         return event
 
+    def _add_all(self, kind: str, several: Sequence[Mapping[str, Any]]) -> list[Event]:
+        self._touch()
+        events = self._ledger.add(*(self._draft(kind, data) for data in several))
+        self._keep_pace(kind, several[-1])
+        return events
+
     def _touch(self) -> None:
         self._live()
         self._host.dirty = True
