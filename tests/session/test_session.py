@@ -80,7 +80,8 @@ class TestMind:
             turn = s.say_all([("user", "hi"), {"role": "assistant", "content": "ho", "id": "m1"}])
             assert [event.seq for event in turn] == [before + 1, before + 2]
             assert s.say_all([]) == []
-            for bad in (("user",), {"content": "x"}, ("", "x")):
+            wrong: list[Any] = [("user",), {"content": "x"}, ("", "x")]
+            for bad in wrong:
                 with pytest.raises(Invalid, match="say who speaks"):
                     s.say_all([("user", "before it"), bad])
         with open_hub(store) as hub, hub.session("a") as s:

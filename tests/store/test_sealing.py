@@ -15,6 +15,7 @@ from ortet.errors import Unavailable
 from ortet.ids import Oid
 from ortet.store import frame, sealing
 from ortet.store.abc import Kind, Link, Walk
+from ortet.store.batch import Batches
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import list_packs
 from ortet.store.sweep import Roots, sweep
@@ -86,7 +87,7 @@ def test_a_pack_without_all_of_its_tail_is_not_made(
 ) -> None:
     store = open_store()
     many_commits(store)
-    monkeypatch.setattr(sealing.Batches, "take", lambda *_: [])
+    monkeypatch.setattr(Batches, "take", lambda *_: [])
     store.writer.seal_now()
     [size] = list_packs(store.bucket).values()
     assert size > sum(map(len, VERSIONS)), "the tail as it was"
