@@ -10,8 +10,15 @@ from pathlib import Path
 import apsw
 import pytest
 
+from ortet.backend import sqlite_open
 from ortet.backend.sqlite import SqliteCatalog
-from ortet.backend.sqlite_open import APPLICATION_ID, MIGRATIONS, check_library, translated
+from ortet.backend.sqlite_open import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    _connect,
+    check_library,
+    translated,
+)
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 
@@ -36,6 +43,27 @@ def test_a_new_file(path: Path) -> None:
         assert db.execute("PRAGMA application_id").get == APPLICATION_ID
     catalog.close()
     assert os.listdir(path.parent) == [path.name]  # the log is folded in by the last to close
+
+
+def test_one_that_another_process_is_just_making(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(path: Path, busy_ms: int) -> apsw.Connection:
+        connection = _connect(path, busy_ms)
+        monkeypatch.setattr(sqlite_open, "_connect", _connect)
+
+        def trace(_cursor: object, statement: str, _bindings: object) -> bool:
+            if "sqlite_schema" in statement:  # it had no version and no mark a moment ago
+                connection.exec_trace = None
+                SqliteCatalog(path).close()
+            return True
+
+        connection.exec_trace = trace
+        return connection
+
+    monkeypatch.setattr(sqlite_open, "_connect", connect)
+    SqliteCatalog(path).close()
+    SqliteCatalog(path, create=False).close()
 
 
 def test_old_library_is_refused() -> None:

@@ -191,9 +191,10 @@ def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
 
 
 def _version(connection: apsw.Connection, path: Path) -> int:
-    version = int(connection.execute("PRAGMA user_version").get)
-    ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
-    empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    with connection:  # one look at all three: another process may be making it
+        version = int(connection.execute("PRAGMA user_version").get)
+        ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
+        empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
     if not ours and not empty:
         raise Corrupt(
             "not_a_catalog", f"{path} is another program's database: name another directory"
