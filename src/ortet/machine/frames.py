@@ -10,7 +10,6 @@ import msgspec
 
 from ortet.graph.records import Entry
 from ortet.machine.capture import CLOSED, GONE
-from ortet.machine.reader import Pending
 from ortet.machine.seen import Node
 
 
@@ -67,7 +66,7 @@ class Sub(NamedTuple):
 class Frame:
     """A directory that is being looked at; with no plan all of it, down to the leaves."""
 
-    __slots__ = ("changes", "fd", "meta", "name", "new", "node", "path", "pending", "plan", "subs")
+    __slots__ = ("changes", "fd", "meta", "name", "new", "node", "path", "plan", "subs")
 
     def __init__(self, node: Node, path: bytes, *, fd: int, name: str, plan: Plan | None) -> None:
         self.node = node
@@ -78,7 +77,6 @@ class Frame:
         self.meta: Entry | None = None  # its own Entry, still without a tree, if its stat changed
         self.new = False  # the directory above does not hold it yet
         self.changes: dict[bytes, Entry | None] = {}
-        self.pending: list[Pending] = []
         self.subs: list[Sub] = []
 
     def close(self) -> None:

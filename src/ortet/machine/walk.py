@@ -26,7 +26,7 @@ from ortet.machine.dirs import OPEN_DIR, Dirs
 from ortet.machine.frames import Found, Frame, Plan, Sub, list_all, look_at
 from ortet.machine.links import Inode, Moves, join, linked_below
 from ortet.machine.mapped import moves_mtime
-from ortet.machine.reader import Job, Outcome, Reader
+from ortet.machine.reader import Job, Outcome, read
 from ortet.machine.rules import FILE
 from ortet.machine.seen import (
     MAPPED,
@@ -73,7 +73,6 @@ class Walk:
         self._index = index
         self._sieve = sieve
         self._watch = watch
-        self._reader = Reader(objects)
         self._stack: list[Frame] = []
         self.linked: set[Inode] = set()  # changed files that have other names
         self.read: dict[int, Job] = {}  # files that were read, by inode number
@@ -82,7 +81,6 @@ class Walk:
         self.learned = 0  # what the index did not know: names, a large file counts as many
 
     def close(self) -> None:
-        self._reader.close()
         for frame in self._stack:
             frame.close()
 
@@ -251,7 +249,8 @@ class Walk:
             self._sieve.lose(frame, name, unreadable(path, error))
         if jobs:
             self._cover(frame, [job.name for job in jobs if job.st.st_nlink > 1])
-            frame.pending += self._reader.read(frame.fd, jobs)
+            for job in jobs:
+                self._take(frame, read(self._objects, frame.fd, job))
 
     def _cover(self, frame: Frame, names: Iterable[str]) -> None:
         """Watch files that have other names: a write by one of those tells no directory here."""
@@ -286,9 +285,6 @@ class Walk:
 
     def _leave(self, frame: Frame) -> None:
         """Everything in it is known: encode it if it differs, and tell the directory above."""
-        for wait in frame.pending:
-            for outcome in wait():
-                self._take(frame, outcome)
         node, changes = frame.node, frame.changes
         if not changes and frame.meta is None:
             return

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _SMALL = 64 * 1024
 _IN_FLIGHT = 32 * 1024 * 1024
 _THREADS = 2
+_MANY_JOBS = 256
 _CLOSE_PART = 8
 """A tail left behind at close may grow to this part of a pack: 8 MiB, 256 frames, 4096 objects."""
 
@@ -100,8 +101,10 @@ class Writer:
         size = sum([len(item[2]) for item in items])
         with self._room:
             while self._in_flight > _IN_FLIGHT:
-                self._room.wait()
+                self._room.wait(1)  # not for ever: one that was woken may have been interrupted
             self._in_flight += size
+            if len(self._jobs) > _MANY_JOBS:
+                self._jobs = {job for job in self._jobs if not job.done()}
             self._jobs.add(self._threads().submit(self._job, items, size))
             self._tell(self._told)
 
@@ -118,8 +121,7 @@ class Writer:
         finally:
             with self._room:
                 self._in_flight -= size
-                self._jobs = {job for job in self._jobs if not job.done()}
-                self._room.notify_all()
+                self._room.notify()  # one: at the end of its job it is the next one's turn
 
     def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, packed: bool = False) -> None:
         """Write frames of these objects; what fails is kept for the next flush."""
