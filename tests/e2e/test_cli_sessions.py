@@ -98,6 +98,8 @@ class TestSession:
         assert ortet.kind("session", "new", "x", "--budget", "usd", cwd=here, code=2)
         assert ortet.kind("say", "hi", cwd=here, code=4) == "no_session"
         assert ortet.kind("say", "-s", "nobody", "hi", cwd=here, code=4) == "no_session"
+        assert ortet.kind("say", "-s", "s", "", cwd=here, code=2) == "bad_usage"
+        assert ortet.kind("say", "-s", "s", cwd=here, code=2) == "bad_usage"  # nothing comes in
         assert ortet.kind("session", "rm", cwd=here, code=2) == "bad_usage"
         assert ortet.kind("session", "ls", "--status", "odd", cwd=here, code=2) == "bad_usage"
 
@@ -121,6 +123,7 @@ class TestMind:
     def test_say_plan_decide(self, ortet: Ortet, here: Path) -> None:
         first = ortet.json("say", "-s", "s", "hi", cwd=here)
         ortet("say", "-s", "s", "--role", "assistant", cwd=here, stdin=b"from a pipe")
+        ortet("say", "-s", "s", "-", cwd=here, stdin=b"from another")
         ortet("plan", "-s", "s", "look", "fix", cwd=here)
         assert ortet("plan", "-s", "s", "--advance", cwd=here).out.split() == [
             *("done", "look", "now", "fix")
@@ -129,9 +132,9 @@ class TestMind:
         assert ortet.kind("plan", "-s", "s", "x", "--advance", cwd=here, code=2) == "bad_usage"
         ortet("decide", "-s", "s", "left", "--why", "near", "--instead-of", "right", cwd=here)
         shown = ortet.json("session", "show", "s", cwd=here)
-        assert shown["messages"] == 2 and shown["decisions"] == ["left"]
+        assert shown["messages"] == 3 and shown["decisions"] == ["left"]
         events = ortet.json("journal", "s", "--kind", "message", cwd=here)
-        assert [e["data"]["content"] for e in events] == ["hi", "from a pipe"]
+        assert [e["data"]["content"] for e in events] == ["hi", "from a pipe", "from another"]
         assert events[0]["hash"] == first["hash"]
         assert len(ortet.json("journal", "s", "-n", "2", cwd=here)) == 2
         assert "(near)" in ortet("journal", "s", cwd=here).out

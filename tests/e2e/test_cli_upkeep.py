@@ -166,6 +166,8 @@ class TestDataset:
         assert ortet("dataset", "one.jsonl", "s", cwd=here).out == "1 session -> one.jsonl\n"
         (line,) = (here / "one.jsonl").read_text().splitlines()
         assert len(json.loads(line)["messages"]) == 6
+        assert ortet("dataset", "-", "s", cwd=here).out == (here / "one.jsonl").read_text()
+        assert not (here / "-").exists()
         assert ortet.kind("dataset", "x.jsonl", "no", cwd=here, code=4) == "no_session"
         assert ortet.kind("dataset", "no/x.jsonl", cwd=here, code=7) == "io_error"
         assert not (here / "x.jsonl").exists()

@@ -11,7 +11,7 @@ import msgspec
 
 from ortet.codec import encode
 from ortet.errors import Conflict, Invalid, NotFound, Unsettled
-from ortet.journal.events import check_plain
+from ortet.journal.events import check_plain, check_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,6 +81,7 @@ def describe(
         )
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
     chosen = Action(name or said.name, replay or said.replay, key or said.key, scope or said.scope)
+    check_text(name=chosen.name, key=chosen.key)
     _check(chosen.replay, chosen.scope)
     if chosen.replay == "idempotent" and not chosen.key:
         raise Invalid(
@@ -131,7 +132,7 @@ def unsettled(effect: dict[str, Any]) -> Unsettled:
     return Unsettled(
         "unsettled",
         f"action {effect['name']!r} ({effect['id']}) was begun and its outcome is not known: find "
-        f"out whether it was done, then s.settle({effect['id']!r}, outcome)",
+        f"out whether it was done, then s.settle({effect['id']!r}, outcome), or failed=True if not",
         **effect,
     )
 

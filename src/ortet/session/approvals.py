@@ -10,7 +10,7 @@ import msgspec
 from ortet.backend.abc import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import uuid7
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft, Event, check_text
 from ortet.journal.folding import answered
 from ortet.journal.mind import Mind
 from ortet.journal.things import Approval
@@ -48,6 +48,7 @@ def need(approvals: Iterable[Approval], id_: str) -> Approval:
 def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
     if not isinstance(ok, bool):
         raise Invalid("bad_answer", f"ok={ok!r}: give True or False")
+    check_text(approval=approval, by=by, why=why)
     return Draft("given", {"id": approval, "ok": ok, "why": why}, by)
 
 
@@ -63,6 +64,7 @@ class Approvals:
         """Put a request before whoever may answer it; returns its id."""
         if not what or not isinstance(what, str):
             raise Invalid("bad_request", f"{what!r}: say in words what is to be allowed")
+        check_text(why=why)
         data = {"id": uuid7(self._hub.clock, self._hub.random), "what": what, "why": why}
         if digest:
             data["digest"] = digest

@@ -22,7 +22,7 @@ class Asides:
     def _whole(self) -> Hub:
         return cast("Hub", self)
 
-    def comment(self, session: str, text: str, *, by: str = "") -> Event:
+    def comment(self, session: str | View, text: str, *, by: str = "") -> Event:
         """Say something to a session, whoever writes to it; it never conflicts.
 
         The writer takes it into the journal when it next acts or commits; readers see it at once.
@@ -30,15 +30,16 @@ class Asides:
         from ortet.journal.events import Draft
 
         if not text or not isinstance(text, str):
-            raise Invalid("bad_comment", f"a comment is text, not {type(text).__name__}: say it so")
+            raise Invalid("bad_comment", f"{text!r} is no comment: say it in words")
         return self._leave(session, Draft("comment", {"text": text}, by or self._whole.author))
 
     def approve(
-        self, session: str, approval: str, *, by: str = "", ok: bool = True, why: str = ""
+        self, session: str | View, approval: str, *, by: str = "", ok: bool = True, why: str = ""
     ) -> Approval:
         """Answer what a session asked for; returns how it stands: the first answer counts."""
         from ortet.session.approvals import draft_answer, need
 
+        session = self._whole._minds().roll.meant(session)
         draft = draft_answer(approval, by=by or self._whole.author, ok=ok, why=why)
         need(self._whole.get(session).approvals(), approval)
         self._leave(session, draft)
@@ -62,12 +63,13 @@ class Asides:
         left, right = (self._whole.get(x) if isinstance(x, str) else x for x in (a, b))
         return diff_runs(left.events(), right.events())
 
-    def _leave(self, session: str, draft: Draft) -> Event:
+    def _leave(self, session: str | View, draft: Draft) -> Event:
         from ortet.session.inbox import put
         from ortet.session.lifecycle import ARCHIVED, CLOSED
 
         hub = self._whole
-        row = hub._minds().roll.get(session)
+        roll = hub._minds().roll
+        row = roll.get(roll.meant(session))
         if row.status in (CLOSED, ARCHIVED):
             raise Conflict(
                 "session_closed",

@@ -9,7 +9,7 @@ import msgspec
 
 from ortet.codec import to_json
 from ortet.errors import Invalid
-from ortet.journal.events import Event, check_plain
+from ortet.journal.events import Event, check_plain, check_text
 from ortet.session.artifacts import Content
 
 _INPUT = ("input_tokens", "prompt_tokens")
@@ -61,6 +61,7 @@ def described(
     """The event's data but for its contents."""
     if not isinstance(model, str) or not model:
         raise Invalid("bad_model", f"model {model!r}: say which model was called")
+    check_text(provider=provider)
     return {
         "provider": provider,
         "model": model,

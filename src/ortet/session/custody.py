@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.tombs import Receipt
+    from ortet.session.view import View
     from ortet.store.abc import Link
 
 
@@ -31,18 +32,21 @@ class Custody(ABC):
     @abstractmethod
     def _minds(self) -> Sessions: ...
 
-    def audit(self, session_id: str) -> AuditReport:
+    def _meant(self, session: str | View) -> str:
+        return self._minds().roll.meant(session)
+
+    def audit(self, session: str | View) -> AuditReport:
         """Check every link and every seal of a session, then tell who did what, when and why.
 
         Corrupt names the first event that is not what was recorded.
         """
         from ortet.session.audit import audit
 
-        return audit(self._minds(), session_id)
+        return audit(self._minds(), self._meant(session))
 
     def erase(
         self,
-        session: str | None = None,
+        session: str | View | None = None,
         *,
         seqs: Sequence[int] | None = None,
         user: str | None = None,
@@ -56,7 +60,7 @@ class Custody(ABC):
         """
         from ortet.session.erasure import erase
 
-        return erase(self._minds(), session, seqs, user)
+        return erase(self._minds(), None if session is None else self._meant(session), seqs, user)
 
     def bill(self, *, since: Since = None, by: By = "session") -> list[Bill]:
         """What was spent since a time, in totals by agent, session, model or day; see billing."""
@@ -124,26 +128,26 @@ class Custody(ABC):
 
     # how long what is kept
 
-    def archive(self, session_id: str, why: str = "") -> Archived:
+    def archive(self, session: str | View, why: str = "") -> Archived:
         """Put a paused or closed session away: one verified bundle in the bucket, rows trimmed.
 
         It can still be read. When it is cut short, the next call does it.
         """
         from ortet.session.archives import archive
 
-        return archive(self._minds(), session_id, why)
+        return archive(self._minds(), self._meant(session), why)
 
-    def unarchive(self, session_id: str) -> SessionRow:
+    def unarchive(self, session: str | View) -> SessionRow:
         """Bring an archived session back, as paused."""
         from ortet.session.archives import unarchive
 
-        return unarchive(self._minds(), session_id)
+        return unarchive(self._minds(), self._meant(session))
 
-    def remove(self, session_id: str) -> None:
+    def remove(self, session: str | View) -> None:
         """Take a session and its events out of the store; its commits stay until reflog expires."""
         from ortet.session.removing import remove
 
-        remove(self._minds(), session_id)
+        remove(self._minds(), self._meant(session))
 
     def retention(
         self,
@@ -158,17 +162,17 @@ class Custody(ABC):
 
         return set_policy(self._minds().hub, agent, Policy(keep_messages, archive_after))
 
-    def hold(self, session_id: str, why: str = "") -> Hold:
+    def hold(self, session: str | View, why: str = "") -> Hold:
         """Let nothing of a session go, whatever a policy or an erasure says, until `release`."""
         from ortet.session.holds import hold
 
-        return hold(self._minds(), session_id, why)
+        return hold(self._minds(), self._meant(session), why)
 
-    def release(self, session_id: str) -> None:
+    def release(self, session: str | View) -> None:
         """End a hold."""
         from ortet.session.holds import release
 
-        release(self._minds().hub, session_id)
+        release(self._minds().hub, self._meant(session))
 
     def retain(self, *, dry_run: bool = False) -> RetainReport:
         """Apply all policies: erase, archive, trim rows that commits hold. `dry_run` only tells."""
@@ -182,4 +186,5 @@ class Custody(ABC):
         """Write sessions as an evaluation data set, one JSON object a line; returns how many."""
         from ortet.session.datasets import export_jsonl
 
-        return export_jsonl(self._minds(), Path(path), sessions)
+        ids = None if sessions is None else [self._meant(one) for one in sessions]
+        return export_jsonl(self._minds(), Path(path), ids)

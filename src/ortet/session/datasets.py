@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,7 @@ def export_jsonl(sessions: Sessions, path: Path, ids: Sequence[str] | None) -> i
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
-            for view in views:
-                file.write(to_json(record(view)) + "\n")
+            file.writelines(lines(views))
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -38,6 +37,10 @@ def export_jsonl(sessions: Sessions, path: Path, ids: Sequence[str] | None) -> i
             "io_error", f"{path} cannot be written ({error.strerror}): check place and permissions"
         ) from error
     return len(views)
+
+
+def lines(views: Iterable[View]) -> Iterator[str]:
+    return (to_json(record(view)) + "\n" for view in views)
 
 
 def record(view: View) -> dict[str, Any]:

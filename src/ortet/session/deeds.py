@@ -12,7 +12,7 @@ from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, Unsupported
 from ortet.ids import uuid7
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft, Event, check_text
 from ortet.journal.things import Effect
 from ortet.session.actions import (
     Action,
@@ -103,6 +103,7 @@ class Deeds:
     ) -> Any:
         """`record` makes plain data of what the function returned, `recall` the reverse."""
         action = describe(function, name=name, replay=replay, key=key, scope=scope)
+        check_text(why=why)
         said = arguments(args, kwargs)
         before = self._before(action)
         if before is not None and before.effect.state == _DONE:

@@ -62,6 +62,13 @@ def in_use(error: Refused, session: str, host: str) -> Refused:
     who = "a process of another host"
     if len(parts) == 4 and parts[0] == host:
         who = f"process {parts[1]} of this host"
+        if parts[1] == str(os.getpid()):
+            return Refused(
+                error.kind,
+                f"session {session!r} is open in this process: use the one that hub.session gave, "
+                "or pause() it first",
+                **error.details,
+            )
     return Refused(
         error.kind,
         f"session {session!r} is open in {who}: wait until it lets go, or leave it a word with "

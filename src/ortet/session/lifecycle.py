@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 import msgspec
 
@@ -25,6 +26,11 @@ ROOM = "room"
 
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
+
+
+class _Known(Protocol):
+    @property
+    def id(self) -> str: ...
 
 
 class SessionRow(msgspec.Struct, frozen=True):
@@ -70,6 +76,18 @@ class Roll:
     def find(self, agent: str, name: str) -> SessionRow | None:
         row = self._catalog.row("session-name", _key(check_agent(agent), check_session(name)))
         return self.get(row.value.decode()) if row else None
+
+    def meant(self, session: str | _Known) -> str:
+        """The id of a session that is given itself, by id, by name, or as agent/name."""
+        word = session if isinstance(session, str) else getattr(session, "id", None)
+        if not isinstance(word, str):
+            raise Invalid("bad_session", f"{session!r} is no session: give one, its name or its id")
+        if _NAME.match(word) and self._catalog.row("session", word) is None:
+            agent, _, rest = word.partition("/")
+            for key in (_key("default", word), _key(agent, rest)):
+                if row := self._catalog.row("session-name", key):
+                    return row.value.decode()
+        return word
 
     def all(self) -> list[SessionRow]:
         """Oldest first, forks of one moment as they were counted."""

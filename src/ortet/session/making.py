@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.graph.commits import CommitInfo
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft, Event, check_text
 from ortet.journal.things import Artifact
 from ortet.session import artifacts
 from ortet.session.artifacts import Content, Orphans
@@ -63,6 +63,7 @@ class Making(Outside):
         It is recorded even when it was too much; then the session is paused and
         Refused("budget_spent") says what is left and how to raise the limit.
         """
+        check_text(model=model)
         return self._spend(check_amounts(amounts), model)
 
     def budget(self, *, soft: Mapping[str, float | None] | None = None, **limits: Any) -> Event:

@@ -95,9 +95,10 @@ class Minding:
         """All of them, oldest first."""
         return self._minds().all()
 
-    def get(self, id_: str) -> View:
-        """A session to read, without a lease."""
-        return self._minds().get(id_)
+    def get(self, session: str) -> View:
+        """A session to read, by id, name or agent/name, without a lease."""
+        minds = self._minds()
+        return minds.get(minds.roll.meant(session))
 
     @cached_property
     def vault(self) -> Vault:

@@ -10,6 +10,7 @@ from ortet.errors import Invalid, NotFound
 from ortet.graph.commits import CommitInfo
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex, to_hex
+from ortet.journal.events import check_text
 from ortet.machine.abc import Report
 from ortet.session.around import staying
 from ortet.session.branch import Branch
@@ -38,6 +39,7 @@ class Moving(Surrounded):
 
     def commit(self, message: str = "") -> CommitInfo:
         """Record mind and files together; with nothing new, the head is returned."""
+        check_text(message=message)
         self._live()
         self._take_in()
         began = self._now()

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ortet.errors import Invalid
+from ortet.errors import Invalid, NotFound
 from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of, extract
-from ortet.journal.events import Event
+from ortet.journal.events import Event, check_text, check_texts
 from ortet.journal.upcast import check_kind
 from ortet.session.recollect import compacted
 from ortet.session.view import View
@@ -49,13 +49,17 @@ class Saying(View):
         return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
+        check_text(text=text)
         return self._add("thought", {"text": text})
 
     def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
         """Scratch under a key, for `ttl` seconds (else as its profile says); value None ends it."""
+        check_text(key=key)
         data = {"key": key, "value": value}
         ttl = self._note_ttl if ttl is None else ttl
         if ttl is not None:
+            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl > 0:
+                raise Invalid("bad_ttl", f"ttl={ttl!r}: give seconds, or None for no end")
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)
 
@@ -70,20 +74,25 @@ class Saying(View):
 
     def ask(self, text: str) -> str:
         """A question that stays open until it is answered; returns its id."""
+        check_text(text=text)
         event = self._add("question", {"id": self._new_id(), "text": text})
         return str(event.data["id"])
 
     def answer(self, question: str, answer: Any) -> Event:
+        """To a question by its id."""
+        check_text(question=question)
+        if self._mind.questions.get(question) is None:
+            raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
         return self._add("answer", {"id": question, "answer": answer})
 
     def plan(self, steps: Sequence[str]) -> Event:
         """What is to be done, in order; the first step is the current one."""
-        return self._add("plan", {"steps": list(steps)})
+        return self._add("plan", {"steps": check_texts("steps", steps)})
 
     def advance(self, to: int | None = None) -> Event:
         """On to the next step, or to one by its number from 0."""
         step = self._mind.core.step + 1 if to is None else to
-        if not 0 <= step <= len(self._mind.core.plan):
+        if type(step) is not int or not 0 <= step <= len(self._mind.core.plan):
             raise Invalid("bad_step", f"the plan has {len(self._mind.core.plan)} steps, not {step}")
         return self._add("step", {"step": step})
 
@@ -97,11 +106,15 @@ class Saying(View):
 
     def forget(self, fact: str) -> Event:
         """Believe a fact no longer; that it was believed stays recorded."""
+        check_text(fact=fact)
+        if self._mind.facts.get(fact) is None:
+            raise NotFound("no_fact", f"{fact!r} is no fact that is known: s.facts() lists them")
         return self._add("fact", {"id": fact, "gone": True})
 
     def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
         """A decision with the roads not taken; returns its id."""
-        data = {"text": text, "why": why, "instead_of": list(instead_of)}
+        check_text(text=text, why=why)
+        data = {"text": text, "why": why, "instead_of": check_texts("instead_of", instead_of)}
         return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
 
     def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
@@ -116,6 +129,7 @@ class Saying(View):
         return self._add(check_kind(kind), data, version=version)
 
     def _fact(self, kind: str, text: str, about: str) -> str:
+        check_text(text=text, about=about)
         event = self._add(kind, {"id": self._new_id(), "text": text, "about": about})
         return str(event.data["id"])
 

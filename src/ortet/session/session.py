@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Invalid, Refused
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft, Event, check_text
 from ortet.journal.pairs import lost
 from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
@@ -199,6 +199,7 @@ class Session(Moving):
         self._end(CLOSED, why)
 
     def _end(self, status: str, why: str) -> None:
+        check_text(why=why)
         if self.holding.ended:
             return
         try:

@@ -13,7 +13,7 @@ from ortet.backend.abc import Append, Claim, Lease, Timeline
 from ortet.errors import Conflict, NotFound, OrtetError, Refused
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
-from ortet.journal.events import Chain, Draft, Tip
+from ortet.journal.events import Chain, Draft, Tip, check_text
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
@@ -79,6 +79,7 @@ class Sessions:
         manner: Manner = USUAL,
     ) -> Session:
         """Go on with a session, or begin one; it is leased to this process."""
+        check_text(goal=goal)
         row = self.roll.find(agent, name)
         profile = manner.over(row.profile if row else "")
         if row is not None and self._encore is not None and self._encore.session == row.id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -168,7 +169,7 @@ def _when(days: float | None) -> str:
 @click.argument("file")
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
 def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
-    """Write sessions, or all, as JSONL for evaluation.
+    """Write sessions, or all, as JSONL for evaluation; to standard output for -.
 
     \b
     Example:
@@ -176,6 +177,12 @@ def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
       ortet dataset some.jsonl fix-42 fix-43
     """
     ids = [find(call, word).id for word in sessions] or None
+    if file == "-":
+        from ortet.session.datasets import lines
+
+        wanted = ids or [row.id for row in call.hub.sessions()]
+        sys.stdout.writelines(lines(call.hub.get(one) for one in wanted))
+        return
     count = call.hub.export_jsonl(file, sessions=ids)
     path = str(Path(file).absolute())
     call.emit({"path": path, "sessions": count}, [f"{render.plural(count, 'session')} -> {file}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from ortet.surface.sessions import (
     find,
     limits_of,
     read,
+    read_text,
     row_data,
     session_argument,
     session_option,
@@ -204,15 +204,17 @@ for _command in (new, ls, show, rm):
 def say(call: Call, text: str | None, *, role: str, session: str | None) -> None:
     """Add a message to a session.
 
-    Without TEXT it is read from standard input. A session that another process works on takes
-    `ortet comment`.
+    Without TEXT, or for -, it is read from standard input. A session that another process works
+    on takes `ortet comment`.
 
     \b
     Example:
       ortet say -s fix-42 "the login test fails"
       ortet say -s fix-42 --role assistant < answer.txt
     """
-    said = as_text(text) if text is not None else sys.stdin.read()
+    said = read_text("-") if text in (None, "-") else as_text(text)
+    if not said:
+        raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
     opened = write(call, session)
     event = opened.say(role, said)
     call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})

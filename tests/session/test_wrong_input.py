@@ -1,0 +1,146 @@
+"""What a session cannot keep is refused before it is recorded, so that the rest stays readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Invalid, NotFound, Refused
+from ortet.session.hub import Hub
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "think": lambda s: s.think(5),
+    "note": lambda s: s.note(5, 5),
+    "ask": lambda s: s.ask(None),
+    "plan of numbers": lambda s: s.plan([1, 2]),
+    "plan of letters": lambda s: s.plan("go"),
+    "plan of nothing": lambda s: s.plan(None),
+    "learn": lambda s: s.learn(5),
+    "learn about": lambda s: s.learn("x", about=None),
+    "lesson": lambda s: s.lesson(None),
+    "decide": lambda s: s.decide(5),
+    "decide why": lambda s: s.decide("x", why=None),
+    "decide instead of": lambda s: s.decide("x", instead_of=[1]),
+    "decide instead of letters": lambda s: s.decide("x", instead_of="yz"),
+    "act why": lambda s: s.act(len, "a", why=None),
+    "act key": lambda s: s.act(len, "a", key=5),
+    "act name": lambda s: s.act(len, "a", name=5),
+    "request why": lambda s: s.request_approval("go", why=None),
+    "spend": lambda s: s.spend(usd=1, model=5),
+    "model call": lambda s: s.model_call(None, "m", usage={"usd": 1}),
+    "commit": lambda s: s.commit(5),
+    "pause": lambda s: s.pause(5),
+    "close": lambda s: s.close(None),
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with open_hub(tmp_path / "store") as hub:
+        yield hub
+
+
+class TestText:
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_what_is_no_text_is_not_recorded(self, hub: Hub, verb: str) -> None:
+        with hub.session("s") as s:
+            before = [event.seq for event in s.events()]
+            with pytest.raises(Invalid) as caught:
+                VERBS[verb](s)
+            assert caught.value.kind == "not_text"
+            assert [event.seq for event in s.events()] == before
+            s.commit("as it was")
+        with hub.session("s") as s:
+            s.briefing()
+            s.effects()
+        assert hub.bill() == []
+
+    def test_a_goal(self, hub: Hub) -> None:
+        with pytest.raises(Invalid) as caught:
+            hub.session("s", goal=5)  # type: ignore[arg-type]
+        assert caught.value.kind == "not_text"
+        assert hub.sessions() == []
+
+    @pytest.mark.parametrize("ttl", ["5", -1, 0, True, float("nan")])
+    def test_how_long_a_note_is_good(self, hub: Hub, ttl: Any) -> None:
+        with hub.session("s") as s, pytest.raises(Invalid) as caught:
+            s.note("k", 1, ttl=ttl)
+        assert caught.value.kind == "bad_ttl"
+
+    @pytest.mark.parametrize("step", ["a", 1.0, True, 9])
+    def test_a_step(self, hub: Hub, step: Any) -> None:
+        with hub.session("s") as s:
+            s.plan(["a", "b"])
+            with pytest.raises(Invalid) as caught:
+                s.advance(step)
+            assert caught.value.kind == "bad_step" and s.step == 0
+
+
+class TestUnknown:
+    def test_a_question_that_was_not_asked(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            asked = s.ask("who?")
+            with pytest.raises(NotFound) as caught:
+                s.answer(asked[:6], "me")
+            assert caught.value.kind == "no_question"
+            s.answer(asked, "me")
+            assert s.questions() == []
+
+    def test_a_fact_that_is_not_known(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            fact = s.learn("x")
+            s.forget(fact)
+            with pytest.raises(NotFound) as caught:
+                s.forget(fact)
+            assert caught.value.kind == "no_fact"
+
+
+class TestWhichSession:
+    def test_by_name_by_agent_and_itself(self, hub: Hub) -> None:
+        with hub.session("s") as s, hub.session("s", agent="ann") as other:
+            hub.comment(s, "hello")
+            for word in (s.id, "s", "default/s"):
+                assert hub.get(word).id == s.id
+                hub.comment(word, "hello")
+            assert hub.get("ann/s").id == other.id
+            asked = s.request_approval("go?")
+            assert hub.approve("s", asked, by="ann").state == "given"
+        assert hub.audit("s").name == "s"
+        hub.hold("s")
+        with pytest.raises(Refused):
+            hub.erase("s")
+        hub.release("s")
+        assert hub.diff_runs("s", "default/s").first is None
+        hub.archive("s")
+        assert hub.get("s").status == "archived"
+        hub.unarchive("s")
+        hub.erase("ann/s")
+        hub.remove("ann/s")
+        assert [row.id for row in hub.sessions()] == [s.id]
+
+    def test_none_of_these(self, hub: Hub) -> None:
+        for word in ("nobody", "ann/", "", "a b"):
+            with pytest.raises(NotFound) as caught:
+                hub.get(word)
+            assert caught.value.kind == "no_session"
+        with pytest.raises(Invalid) as wrong:
+            hub.comment(5, "hi")  # type: ignore[arg-type]
+        assert wrong.value.kind == "bad_session"
+
+    def test_open_twice_in_one_process(self, hub: Hub) -> None:
+        with hub.session("s"), pytest.raises(Refused, match="open in this process"):
+            hub.session("s")
+
+
+def test_a_hold_wins_over_an_archive(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "hi")
+    hub.hold("s", "incident 7")
+    with pytest.raises(Refused) as caught:
+        hub.archive("s")
+    assert caught.value.kind == "on_hold"
+    assert hub.get("s").status == "paused"
