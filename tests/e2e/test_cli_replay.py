@@ -76,6 +76,15 @@ class TestReplay:
         out = ortet("replay", "s", cwd=agent.place).out
         assert "act       search('abc')\n" in out and "done: {'hits': ['abc', 3]}" in out
 
+    def test_each_try_is_shown_with_its_own_end(self, ortet: Ortet, agent: Agent) -> None:
+        with open_hub(ortet.store) as hub, hub.session("t") as s:
+            with pytest.raises(ZeroDivisionError):
+                s.act(lambda: 1 // 0, name="try", key="k")
+            s.act(lambda: 5, name="try", key="k")
+        first, second = ortet.json("replay", "t", cwd=agent.place)
+        assert (first["state"], first["outcome"]) == ("failed", None)
+        assert (second["state"], second["outcome"], second["error"]) == ("done", 5, None)
+
     def test_the_same_again(self, ortet: Ortet, agent: Agent) -> None:
         before = agent.events()
         done = ortet("replay", "s", *agent.words, cwd=agent.place)

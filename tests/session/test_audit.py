@@ -22,6 +22,8 @@ def test_who_did_what_and_why(hub: Hub) -> None:
         s.decide("left", why="shorter")
         s.commit()
         s.think("hm")
+        s.compact(keep_last=1)
+        (deed,) = s.effects()
     report = hub.audit(s.id)
     assert report.events == report.lines[-1].seq == len(list(hub.get(s.id).events()))
     assert report.head == report.lines[-1].hash
@@ -29,8 +31,9 @@ def test_who_did_what_and_why(hub: Hub) -> None:
     lines = {(line.kind, line.what, line.why) for line in report.lines}
     assert {
         ("message", "user: hi", ""),
-        ("begun", "look (recorded) key k1", "to see"),
-        ("ended", "done", ""),
+        ("begun", f"look (recorded) key k1, {deed.id[-8:]}", "to see"),
+        ("ended", f"{deed.id[-8:]} done", ""),
+        ("compaction", "left out 1 messages, events 4 to 4", ""),
         ("decision", "left", "shorter"),
         ("plan", "a; b", ""),
         ("lifecycle", "active -> paused", ""),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ortet.config import open_hub
-from ortet.errors import Invalid, NotFound, Refused
+from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.session.hub import Hub
 
 VERBS: dict[str, Callable[[Any], Any]] = {
@@ -134,6 +134,17 @@ class TestWhichSession:
     def test_open_twice_in_one_process(self, hub: Hub) -> None:
         with hub.session("s"), pytest.raises(Refused, match="open in this process"):
             hub.session("s")
+
+
+def test_what_was_closed_comes_back_closed(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "hi", user="ann")
+        s.close()
+    hub.archive("s")
+    hub.erase(user="ann")  # which writes another bundle
+    assert hub.unarchive("s").status == "closed"
+    with pytest.raises(Conflict):
+        hub.session("s")
 
 
 def test_a_hold_wins_over_an_archive(hub: Hub) -> None:

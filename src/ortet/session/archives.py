@@ -36,6 +36,7 @@ class Archived(msgspec.Struct, frozen=True):
     commit: str
     size: int
     time: int
+    status: str = PAUSED  # what it was before, and will be again
 
 
 def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
@@ -49,7 +50,7 @@ def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
         session.take_in()
         commit = from_hex(session.commit_last("archive").oid)
         reach("archive.committed")
-        done = _store(hub, id_, row.branch, commit)
+        done = _store(hub, id_, row.branch, commit, row.status)
         session.turn_to(ARCHIVED, why, rows=[RowChange(KIND, id_, encode(done))])
         reach("archive.turned")
         trim(sessions, session.row)
@@ -66,7 +67,7 @@ def unarchive(sessions: Sessions, id_: str) -> SessionRow:
         _bring_back(hub, row, done)
     reach("archive.back")
     with sessions.borrowed(row) as session:
-        session.turn_to(PAUSED, "", rows=[RowChange(KIND, id_, None)])
+        session.turn_to(done.status if done else PAUSED, "", rows=[RowChange(KIND, id_, None)])
         row = session.row
     _drop_others(hub, id_, "")
     return row
@@ -82,7 +83,7 @@ def rewrite(sessions: Sessions, id_: str) -> None:
     hub, done = sessions.hub, find(sessions.hub, id_)
     if done is not None:
         row = sessions.roll.get(id_)
-        new = _store(hub, id_, row.branch, from_hex(done.commit))
+        new = _store(hub, id_, row.branch, from_hex(done.commit), done.status)
         hub.catalog.put_row(KIND, id_, encode(new))
         reach("archive.rewritten")
         done = new
@@ -95,7 +96,7 @@ def trim(sessions: Sessions, row: SessionRow) -> int:
     return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
 
 
-def _store(hub: Hub, id_: str, branch: str, commit: Oid) -> Archived:
+def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archived:
     key = f"{_PREFIX}{id_}/{hub.new_id()}.bundle"
     with _scratch(hub) as file:
         report = bundle.export(hub.objects, {branch: commit}, references, file)
@@ -103,7 +104,7 @@ def _store(hub: Hub, id_: str, branch: str, commit: Oid) -> Archived:
         bundle.import_(hub.objects, file, references)
         hub.bucket.put_file(key, file)
     reach("archive.stored")
-    return Archived(id_, key, commit.hex(), report.size, hub.clock.now_ns())
+    return Archived(id_, key, commit.hex(), report.size, hub.clock.now_ns(), status)
 
 
 def _bring_back(hub: Hub, row: SessionRow, done: Archived) -> None:

@@ -109,6 +109,11 @@ def told(event: Event) -> AuditLine:
     )
 
 
+def _tail(data: dict[str, Any]) -> str:
+    """Digits of an id that tell deeds apart: the first ones are those of its time."""
+    return str(data.get("id", ""))[-8:]
+
+
 def _what(kind: str, data: dict[str, Any]) -> str:
     match kind:
         case "message":
@@ -118,15 +123,18 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{data.get('from', '')} -> {data.get('to', '')}"
         case "begun":
             key = f" key {data['key']}" if data.get("key") else ""
-            return f"{data.get('name', '')} ({data.get('replay', '')}){key}"
+            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_tail(data)}"
         case "ended":
-            return f"{data.get('state', '')} {data.get('error', '')}".strip()
+            return f"{_tail(data)} {data.get('state', '')} {data.get('error', '')}".strip()
+        case "compaction":
+            first, last = data.get("first"), data.get("last")
+            return f"left out {data.get('count')} messages, events {first} to {last}"
         case "plan":
             return "; ".join(map(str, data.get("steps", [])))
         case "asked":
             return f"may it {data.get('what', '')}?"
         case "given":
-            return f"{'allowed' if data.get('ok') else 'denied'} {data.get('id', '')[-8:]}"
+            return f"{'allowed' if data.get('ok') else 'denied'} {_tail(data)}"
         case "note":
             return f"{data.get('key', '')} = {data.get('value')!r}"
         case "collaboration":

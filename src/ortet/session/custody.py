@@ -138,7 +138,7 @@ class Custody(ABC):
         return archive(self._minds(), self._meant(session), why)
 
     def unarchive(self, session: str | View) -> SessionRow:
-        """Bring an archived session back, as paused."""
+        """Bring an archived session back: paused, or closed if it was closed before."""
         from ortet.session.archives import unarchive
 
         return unarchive(self._minds(), self._meant(session))

@@ -17,7 +17,7 @@ LEGAL: dict[str, tuple[str, ...]] = {
     ACTIVE: (ACTIVE, PAUSED, CLOSED),
     PAUSED: (ACTIVE, CLOSED, ARCHIVED),
     CLOSED: (ARCHIVED,),
-    ARCHIVED: (PAUSED,),
+    ARCHIVED: (PAUSED, CLOSED),
 }
 """From each state to which. Active to active: the one who held it died, and another goes on."""
 

@@ -92,7 +92,7 @@ def archive(call: Call, session: str | None) -> None:
 @verb()
 @session_argument
 def unarchive(call: Call, session: str | None) -> None:
-    """Bring an archived session back, as paused.
+    """Bring an archived session back: paused, or closed as it was.
 
     \b
     Example:

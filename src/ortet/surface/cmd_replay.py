@@ -46,19 +46,25 @@ def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
     call.emit(steps, (_step_line(step) for step in steps))
 
 
+_GOT = ("state", "outcome", "error")
+
+
 def _steps(events: list[Event]) -> list[dict[str, Any]]:
     """What the program did, each action with what it got."""
     from ortet.journal.replay import AROUND
 
-    ends = {event.data["id"]: event for event in events if event.kind == "ended" if event.data}
-    found = []
+    found: list[dict[str, Any]] = []
+    tries: dict[str, dict[str, Any]] = {}  # by id of the deed: the last, which an end belongs to
     for event in events:
+        id_ = event.data.get("id", "")
+        if event.kind == "ended" and id_ in tries:
+            tries[id_].update({key: event.data.get(key) for key in _GOT})
         if event.kind in AROUND or event.waiting:
             continue
-        end = ends.get(event.data.get("id", "")) if event.kind == "begun" else None
-        said = end.data if end is not None else {}
-        got = {key: said.get(key) for key in ("state", "outcome", "error")}
-        found.append({"seq": event.seq, "kind": event.kind, "data": event.data, **got})
+        step = {"seq": event.seq, "kind": event.kind, "data": event.data}
+        found.append({**step, **dict.fromkeys(_GOT)})
+        if event.kind == "begun":
+            tries[id_] = found[-1]
     return found
 
 
