@@ -100,6 +100,7 @@ class TestSession:
         assert ortet.kind("say", "-s", "nobody", "hi", cwd=here, code=4) == "no_session"
         assert ortet.kind("say", "-s", "s", "", cwd=here, code=2) == "bad_usage"
         assert ortet.kind("say", "-s", "s", cwd=here, code=2) == "bad_usage"  # nothing comes in
+        assert ortet.kind("turn", "s", cwd=here, code=2) == "bad_usage"
         assert ortet.kind("session", "rm", cwd=here, code=2) == "bad_usage"
         assert ortet.kind("session", "ls", "--status", "odd", cwd=here, code=2) == "bad_usage"
 

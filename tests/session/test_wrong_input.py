@@ -80,6 +80,34 @@ class TestText:
             assert caught.value.kind == "bad_step" and s.step == 0
 
 
+class TestBeside:
+    def test_why_and_by_whom(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            asked = s.request_approval("go?")
+            wrong: list[Callable[[], Any]] = [
+                lambda: hub.comment("s", "hi", by=5),  # type: ignore[arg-type]
+                lambda: hub.approve("s", asked, why=5),  # type: ignore[arg-type]
+                lambda: hub.hold("s", None),  # type: ignore[arg-type]
+                lambda: hub.archive("s", 5),  # type: ignore[arg-type]
+            ]
+            for verb in wrong:
+                with pytest.raises(Invalid) as caught:
+                    verb()
+                assert caught.value.kind == "not_text"
+            assert s.approvals()[0].state == "asked"
+
+    @pytest.mark.parametrize("name", ["", "\udcff", "a\nb"])
+    def test_names_of_counters(self, hub: Hub, name: str) -> None:
+        counters: dict[str, Any] = {name: 5}
+        with hub.session("s") as s:
+            with pytest.raises(Invalid) as caught:
+                s.budget(**counters)
+            assert caught.value.kind == "bad_budget"
+            with pytest.raises(Invalid) as caught:
+                s.spend(**counters)
+            assert caught.value.kind == "bad_amount"
+
+
 class TestUnknown:
     def test_a_question_that_was_not_asked(self, hub: Hub) -> None:
         with hub.session("s") as s:

@@ -16,6 +16,7 @@ from ortet.errors import Corrupt, NotFound
 from ortet.graph import bundle
 from ortet.graph.walk import references
 from ortet.ids import Oid, from_hex
+from ortet.journal.events import check_text
 from ortet.session.holds import check_hold
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.store.faults import reach
@@ -41,6 +42,7 @@ class Archived(msgspec.Struct, frozen=True):
 
 def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
     """See Hub.archive."""
+    check_text(why=why)
     hub, row = sessions.hub, sessions.roll.get(id_)
     check_hold(hub, row)
     check_move(row.name, row.status, ARCHIVED)

@@ -27,10 +27,11 @@ class Asides:
 
         The writer takes it into the journal when it next acts or commits; readers see it at once.
         """
-        from ortet.journal.events import Draft
+        from ortet.journal.events import Draft, check_text
 
         if not text or not isinstance(text, str):
             raise Invalid("bad_comment", f"{text!r} is no comment: say it in words")
+        check_text(by=by)
         return self._leave(session, Draft("comment", {"text": text}, by or self._whole.author))
 
     def approve(

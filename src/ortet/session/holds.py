@@ -8,6 +8,7 @@ import msgspec
 
 from ortet.codec import decode, encode
 from ortet.errors import Refused
+from ortet.journal.events import check_text
 from ortet.session.lifecycle import SessionRow
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 def hold(sessions: Sessions, id_: str, why: str) -> Hold:
+    check_text(why=why)
     hub, row = sessions.hub, sessions.roll.get(id_)
     record = Hold(row.id, why, hub.author, hub.clock.now_ns())
     hub.catalog.put_row(_HOLD, row.id, encode(record))

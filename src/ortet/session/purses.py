@@ -154,6 +154,7 @@ def said(limits: Limits) -> dict[str, Any]:
 
 def check_amounts(amounts: Mapping[str, Any]) -> dict[str, float]:
     for name, amount in amounts.items():
+        _check_counter(name, "bad_amount")
         if not _is_amount(amount):
             raise Invalid("bad_amount", f"{name}={amount!r}: give a number from 0")
     return dict(amounts)
@@ -161,9 +162,15 @@ def check_amounts(amounts: Mapping[str, Any]) -> dict[str, float]:
 
 def _numbers(limits: Mapping[Any, Any]) -> dict[str, float | None]:
     for name, limit in limits.items():
-        if not isinstance(name, str) or not name or not (limit is None or _is_amount(limit)):
+        _check_counter(name, "bad_budget")
+        if not (limit is None or _is_amount(limit)):
             raise Invalid("bad_budget", f"budget {name}={limit!r}: give a number from 0")
     return {name: None if limit is None else float(limit) for name, limit in limits.items()}
+
+
+def _check_counter(name: Any, kind: str) -> None:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise Invalid(kind, f"{name!r} is no name of a counter: give one such as usd or tokens")
 
 
 def _is_amount(value: Any) -> bool:

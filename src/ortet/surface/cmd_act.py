@@ -14,6 +14,7 @@ from ortet.surface.sessions import (
     find,
     pick,
     read,
+    read_text,
     session_argument,
     session_option,
     tail,
@@ -283,11 +284,13 @@ def comment(call: Call, text: str, *, session: str | None, by: str) -> None:
     """Say something to a session while another process works on it.
 
     It never conflicts: the writer takes it into the journal when it next acts or commits.
+    For - it is read from standard input.
 
     \b
     Example:
       ortet comment -s fix-42 "leave the grammar alone"
     """
     row = find(call, session)
-    event = call.hub.comment(row.id, as_text(text), by=as_text(by))
+    message = read_text("-") if text == "-" else as_text(text)
+    event = call.hub.comment(row.id, message, by=as_text(by))
     call.emit(event_data(event), [f"left for {row.name}"])

@@ -14,8 +14,8 @@ from ortet.surface.sessions import (
     find,
     limits_of,
     read,
-    read_text,
     row_data,
+    said,
     session_argument,
     session_option,
     write,
@@ -212,11 +212,9 @@ def say(call: Call, text: str | None, *, role: str, session: str | None) -> None
       ortet say -s fix-42 "the login test fails"
       ortet say -s fix-42 --role assistant < answer.txt
     """
-    said = read_text("-") if text in (None, "-") else as_text(text)
-    if not said:
-        raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
+    message = said(text)
     opened = write(call, session)
-    event = opened.say(role, said)
+    event = opened.say(role, message)
     call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ import click
 
 from ortet.errors import Invalid, Unavailable
 from ortet.surface import render
-from ortet.surface.call import Call, as_text, verb
-from ortet.surface.sessions import read, read_text, row_data, session_argument
+from ortet.surface.call import Call, verb
+from ortet.surface.sessions import read, read_text, row_data, said, session_argument
 
 if TYPE_CHECKING:
     from ortet.session.session import Session
@@ -36,7 +35,7 @@ def turn(
 ) -> None:
     """Serve one turn of a conversation: say, answer, commit, let go.
 
-    The session is opened by name, or begun. Without TEXT the message is read from standard input.
+    The session is opened by name, or begun. Without TEXT, or for -, standard input is the message.
     The COMMAND gets the newest messages that fit, behind a summary if there is one, as one JSON
     object on its standard input: session, goal, messages. When it fails, what was said stays said.
 
@@ -44,12 +43,12 @@ def turn(
     Example:
       ortet turn chat "hello" --reply "python3 bot.py"
     """
-    message = as_text(text) if text is not None else sys.stdin.read()
+    message = said(text)
     hub = call.open_hub(create=True)
     answer = None if reply is None else lambda session: _answer(session, reply, tokens)
-    said = hub.turn(name, message, role=role, agent=agent, reply=answer)
-    lines = render.safe(said[-1].content, keep="\n").splitlines() if reply is not None else []
-    call.emit([render.fields(one) for one in said], lines)
+    talk = hub.turn(name, message, role=role, agent=agent, reply=answer)
+    lines = render.safe(talk[-1].content, keep="\n").splitlines() if reply is not None else []
+    call.emit([render.fields(one) for one in talk], lines)
 
 
 def _answer(session: Session, command: str, tokens: int) -> str:

@@ -12,6 +12,7 @@ import click
 
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.surface import render
+from ortet.surface.call import as_text
 
 if TYPE_CHECKING:
     from ortet.journal.events import Event
@@ -160,6 +161,14 @@ def read_text(path: str) -> str:
         raise NotFound("no_file", f"there is no file {path}: write it first") from None
     except UnicodeDecodeError:
         raise Invalid("not_text", f"{path} is not UTF-8 text: give a file that is") from None
+
+
+def said(text: str | None) -> str:
+    """What an argument says; what comes in from standard input without one, or for -."""
+    found = read_text("-") if text in (None, "-") else as_text(text)
+    if not found:
+        raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
+    return found
 
 
 def value_of(text: str) -> Any:
