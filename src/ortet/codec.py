@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import blake3 as _blake3
 import msgspec
 
-from ortet.errors import Corrupt
+from ortet.errors import Corrupt, Invalid
 from ortet.ids import Oid
 
 if sys.version_info >= (3, 14):
@@ -36,8 +36,14 @@ _json = msgspec.json.Encoder(order="deterministic")
 
 
 def encode(value: Any) -> bytes:
-    """Canonical bytes of a record."""
-    return _encoder.encode(value)
+    """Canonical bytes of a record; Invalid when a value in it cannot be stored."""
+    try:
+        return _encoder.encode(value)
+    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise Invalid(
+            "not_json",
+            f"this cannot be recorded ({error}): give str, int, float, bool, None, list or dict",
+        ) from error
 
 
 def array_head(count: int) -> bytes:

@@ -334,3 +334,20 @@ def test_conflicts_do_not_hide(hub: Hub) -> None:
     hub.verify()
     with pytest.raises(Conflict):
         hub.session("s")
+
+
+def test_a_fork_that_did_the_same_keeps_what_another_loses(hub: Hub) -> None:
+    """Two minds may be equal although their events are not: each goes its own way."""
+    s = hub.session("a")
+    s.say("user", "go")
+    first, second = s.fork(2, machine=False)
+    for fork in (first, second):
+        fork.plan(["look", "fix"])
+        fork.note("branch", "main")
+        fork.commit("planned")
+        fork.pause()
+    plan = next(e.seq for e in hub.get(first.id).events() if e.kind == "plan")
+    hub.erase(first.id, seqs=[plan])
+    assert hub.get(first.id).steps == []
+    assert hub.get(second.id).steps == ["look", "fix"]
+    hub.verify()

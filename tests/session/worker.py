@@ -141,11 +141,28 @@ def spend(store: str, name: str, count: str) -> Any:
     return [done, None]
 
 
+def deed(store: str, name: str, mark: str) -> Any:
+    """Do what must be done once: it leaves a mark."""
+
+    def leave() -> None:
+        with Path(mark).open("a") as file:
+            file.write("x")
+
+    with ortet.open(store) as hub:
+        session = hub.session(name)
+        wait()
+        try:
+            session.act(leave, key="k", replay="once", name="mark")
+        except ortet.Conflict as error:
+            return error.kind
+    return "done"
+
+
 def main() -> None:
     verb, *args = sys.argv[1:]
     verbs = {
         f.__name__: f
-        for f in (create, enter, commit, fork, sweep, restore, look, hold, split, spend)
+        for f in (create, enter, commit, fork, sweep, restore, look, hold, split, spend, deed)
     }
     say(json.dumps(verbs[verb](*args)))
 

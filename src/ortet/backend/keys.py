@@ -39,6 +39,8 @@ def check_prefix(prefix: str) -> str:
 
 def check_name(name: str) -> str:
     """A name of a head, lease, row or topic, or Invalid("bad_name"): any text without NUL."""
+    if not isinstance(name, str):
+        raise Invalid("bad_name", f"{type(name).__name__} is no name: give text")
     if name and len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or _is_text(name)):
         return name
     raise Invalid(

@@ -15,6 +15,7 @@ from ortet.ids import Oid, to_hex
 from ortet.store.abc import Kind, Objects
 
 _KEEP = 16_384
+_MOST = 1 << 62
 """Decoded commits held: about 8 MB."""
 
 _OURS, _THEIRS, _STALE = 1, 2, 4
@@ -98,7 +99,7 @@ class History:
 
     def nth_parent(self, oid: Oid, n: int) -> Oid:
         """n commits back along first parents."""
-        found = list(islice(self.line(oid), n, n + 1))
+        found = list(islice(self.line(oid), n, n + 1)) if n < _MOST else []
         if not found:
             few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
             raise NotFound("no_parent", f"{few} before {to_hex(oid)[:12]}: `ortet log` shows them")

@@ -108,7 +108,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         """Invalid("bad_checkpoint") when it is no checkpoint; `details["path"]` is the field."""
         try:
             plain = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise _bad("$", str(error)) from error
         version = plain.get("version") if isinstance(plain, dict) else None
         if isinstance(version, int) and version > VERSION:
@@ -191,7 +191,7 @@ def _digest(checkpoint: AgentCheckpoint) -> str:
             del plain[name]
     try:
         return Hasher().oid(encode(_same(plain))).hex()
-    except (OverflowError, TypeError, UnicodeEncodeError) as error:
+    except Invalid as error:
         raise _bad("$", str(error)) from error
 
 

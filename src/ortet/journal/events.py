@@ -15,6 +15,7 @@ from ortet.errors import Corrupt, Invalid
 from ortet.graph.records import Header
 from ortet.ids import Oid, Random
 from ortet.journal import upcast
+from ortet.journal.shapes import check_shape
 from ortet.store.abc import Kind
 
 MAX_BODY = 1 << 20
@@ -150,11 +151,12 @@ class Chain:
 def encode_body(draft: Draft) -> bytes:
     """Canonical bytes of what happened; Invalid when it is no plain data, or too much."""
     check_plain(draft.data)
+    if draft.version == 1:
+        check_shape(draft.kind, draft.data)
+    if not isinstance(draft.actor, str):
+        raise Invalid("bad_value", f"{draft.actor!r} is nobody's name: give text")
     refs = [(bytes(oid), int(kind)) for oid, kind in draft.refs]
-    try:
-        body = encode(Body(draft.data, refs, draft.version))
-    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
-        raise _not_plain(str(error)) from error
+    body = encode(Body(draft.data, refs, draft.version))
     if len(body) > MAX_BODY:
         raise Invalid(
             "payload_too_large",

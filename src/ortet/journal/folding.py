@@ -44,6 +44,9 @@ KINDS = (
 )
 """Every kind this release writes."""
 
+_ENOUGH = 16
+"""Bytes of a hash that tell one event from all others."""
+
 TRANSIENT = frozenset({"message", "thought", "note", "model"})
 """What compaction may drop from view; all else is durable."""
 
@@ -58,7 +61,7 @@ def fold(mind: Mind, events: Iterable[Event]) -> Mind:
             except (KeyError, TypeError, ValueError):
                 if event.version <= 1:
                     raise  # a later schema that does not fit changes nothing, and is kept
-        mind.change(events=event.seq)
+        mind.change(events=event.seq, last=event.hash[:_ENOUGH])
     return mind
 
 

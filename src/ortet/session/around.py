@@ -6,7 +6,8 @@ the commits too, written with the event, and readers are given the later of both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ _LONGEST_TEXT = 64 << 10
 _LONGEST_NAME = 200
 _LONGEST_URL = 8 << 10
 _MOST_URLS = 1000
+_LATEST = 9e9  # seconds: as ns it still is a number of 64 bits
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -98,8 +100,7 @@ def _real(view: View) -> list[Collaboration]:
 
 
 def check_collaboration(view: View, old: Collaboration | None, data: dict[str, Any]) -> None:
-    check_label(data["name"], "a collaboration")
-    for field in ("kind", "link", "text", "effect"):
+    for field in ("kind", "link", "status", "text", "effect"):
         if not isinstance(data.get(field, ""), str):
             raise Invalid("bad_record", f"{field}={data[field]!r}: give text")
     if len(data.get("text", "")) > _LONGEST_TEXT:
@@ -168,8 +169,10 @@ def _count(number: Any) -> float:
 
 def _ns(time: Any) -> int:
     if isinstance(time, datetime) and time.tzinfo is not None:
-        return int(time.timestamp() * 1e9)
-    if isinstance(time, int | float) and not isinstance(time, bool) and 0 < time < 1e11:
+        seconds = time.timestamp()
+        if 0 < seconds < _LATEST:
+            return int(seconds * 1e9)
+    if isinstance(time, int | float) and not isinstance(time, bool) and 0 < time < _LATEST:
         return int(time * 1_000_000_000)
     raise Invalid(
         "bad_window",
@@ -204,10 +207,10 @@ def browser_of(view: View, *, current: bool) -> Browser:
 
 def storage_text(storage: Any) -> str:
     """A storage state as JSON; what is wrong with it must not show it."""
-    if isinstance(storage, str | Path):
+    if isinstance(storage, str | os.PathLike):
         try:
             storage = msgspec.json.decode(Path(storage).read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, ValueError):
             raise Invalid("bad_storage", f"{storage} is no readable JSON file") from None
     if not isinstance(storage, dict):
         raise Invalid("bad_storage", "give a storage state as a dict, or the path of one")
@@ -218,7 +221,7 @@ def storage_text(storage: Any) -> str:
 
 
 def check_urls(urls: Sequence[str]) -> list[str]:
-    found = list(urls) if not isinstance(urls, str) else [urls]
+    found = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else [""]
     if len(found) > _MOST_URLS:
         raise Invalid("bad_url", f"{len(found)} URLs: give at most {_MOST_URLS}")
     for url in found:

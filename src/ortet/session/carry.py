@@ -99,6 +99,8 @@ def carry(view: View, sessions: Sessions) -> str:
 
 def read_carry(sessions: Sessions, text: str) -> Carried:
     """What the text holds, if this store has signed it."""
+    if not isinstance(text, str):
+        raise _bad()
     try:
         raw = base64.b64decode(
             text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True

@@ -105,10 +105,13 @@ class Deeds:
         action = describe(function, name=name, replay=replay, key=key, scope=scope)
         check_text(why=why)
         said = arguments(args, kwargs)
-        before = self._before(action)
+        before, version = self._before(action)
         if before is not None and before.effect.state == _DONE:
             return recall(outcome_of(before.effect.name, before.outcome))
-        deed = self._begin(action, said, why, before, approve)
+        with self._ledger.alone():
+            deed = self._begin(
+                action, said, why=why, before=before, version=version, approve=approve
+            )
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
@@ -169,34 +172,47 @@ class Deeds:
             data["error"] = deed.error
         self._ledger.add(Draft("ended", data, self._hub.author))
 
-    def _before(self, action: Action) -> Deed | None:
-        """The deed that was done, or begun, under the same key."""
-        if not action.key:
-            return None
-        row = self._hub.catalog.row("deed-key", self._key(action))
-        if row is None:
-            return None
-        found = self._hub.catalog.row(self._kind, row.value.decode())
-        if found is None:
-            return None
-        deed = decode(Deed, found.value)
-        if deed.effect.state == _FAILED:
-            return deed
+    def _before(self, action: Action) -> tuple[Deed | None, int]:
+        """The deed that was done, or begun, under the same key, and the version of its row."""
+        deed, version = self._under(self._key(action)) if action.key else (None, 0)
+        if deed is None and action.key and action.scope == "timeline":
+            deed, version = self._inherited(action.key)
+        if deed is None:
+            return None, 0
         if deed.effect.state in (_BEGUN, _UNSETTLED):
-            if deed.session != self._row.id:
+            if deed.session != self._row.id or deed.effect.id in self.doing:
                 raise in_flight(action.key, deed.session)
             if deed.effect.replay not in _RERUN:
                 raise unsettled(msgspec.to_builtins(deed.effect))
-        return deed
+        return deed, version
+
+    def _inherited(self, key: str) -> tuple[Deed | None, int]:
+        """What was done under a key of a timeline that this one goes on from, before it left that:
+        a merge, or a restore to where a deed is known, does not make it undone."""
+        for span in reversed(self._ledger.line.path()[:-1]):
+            deed, version = self._under(f"{span.timeline}/{key}")
+            if deed is None or self._ledger.mind.effects.get(deed.effect.id) is None:
+                continue
+            if self._is_mine(deed) or deed.effect.state == _DONE:
+                return deed, version
+        return None, 0
+
+    def _under(self, key: str) -> tuple[Deed | None, int]:
+        row = self._hub.catalog.row("deed-key", key)
+        found = self._hub.catalog.row(self._kind, row.value.decode()) if row else None
+        return (decode(Deed, found.value), found.version) if found else (None, 0)
 
     def _begin(
         self,
         action: Action,
         said: dict[str, Any],
+        *,
         why: str,
         before: Deed | None,
+        version: int,
         approve: str | None,
     ) -> Deed:
+        """`version` is that of the row of `before`: who takes it up first does it."""
         hub = self._hub
         id_ = before.effect.id if before else uuid7(hub.clock)
         mark = self.mark(action, said)
@@ -232,18 +248,24 @@ class Deeds:
         if approval:
             data["approval"] = approval
         deed = Deed(effect, self._row.id)
-        rows.append(RowChange(self._kind, id_, encode(deed)))
+        rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
         if action.key and before is None:
             rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
+        me = get_ident()
+        if self.doing.setdefault(id_, me) != me:  # set before another thread can see it begun
+            raise in_flight(action.key, self._row.id)
         try:
             self._ledger.add(Draft("begun", data, hub.author), rows=rows)
         except Conflict as error:
+            del self.doing[id_]
             if is_used(error):
                 raise used_up(action.name) from error
             if error.kind == "row_moved":  # a sibling was faster
                 raise in_flight(action.key, "another") from error
             raise
-        self.doing[id_] = get_ident()
+        except BaseException:
+            del self.doing[id_]
+            raise
         reach("action.begun")
         return deed
 
@@ -258,7 +280,6 @@ class Deeds:
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
-        self.doing.pop(deed.effect.id, None)
         data: dict[str, Any] = {"id": deed.effect.id, "state": state}
         if outcome is not None:
             data["outcome"] = outcome
@@ -270,10 +291,15 @@ class Deeds:
             data["settled"] = True
         if synthetic:
             data["synthetic"] = True
-        effect = msgspec.structs.replace(deed.effect, state=state, ended=self._ledger.tip.seq + 1)
-        ended = msgspec.structs.replace(deed, effect=effect, outcome=outcome, error=error)
-        change = RowChange(self._kind, effect.id, encode(ended))
-        return self._ledger.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+        try:
+            with self._ledger.alone():
+                at = self._ledger.tip.seq + 1
+                effect = msgspec.structs.replace(deed.effect, state=state, ended=at)
+                ended = msgspec.structs.replace(deed, effect=effect, outcome=outcome, error=error)
+                change = RowChange(self._kind, effect.id, encode(ended))
+                return self._ledger.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+        finally:
+            self.doing.pop(deed.effect.id, None)
 
     def mark(self, action: Action, said: dict[str, Any]) -> str:
         """The same for every call of this name with these arguments."""

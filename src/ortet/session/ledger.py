@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import Condition, RLock, Thread
-from typing import Literal
+from typing import Any, Literal
 
 from ortet.backend.abc import Catalog, EventRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Refused
@@ -86,6 +87,10 @@ class Ledger:
             self.tip = tip
             fold(self.mind, events)
         return events
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """While it is held no other thread appends: for what depends on the events so far."""
+        return self._lock
 
     def flush(self) -> None:
         """Make durable what waits."""

@@ -166,20 +166,20 @@ def check_move(name: str, old: str, new: str) -> None:
 
 
 def check_session(name: str) -> str:
-    if len(name) <= 200 and _NAME.match(name):
+    if isinstance(name, str) and len(name) <= 200 and _NAME.match(name):
         return name
     raise Invalid(
         "bad_name",
-        f"{name[:100]!r} cannot name a session: use letters, digits and . _ @ + - in parts joined "
-        "by slashes",
+        f"{str(name)[:100]!r} cannot name a session: use letters, digits and . _ @ + - in parts "
+        "joined by slashes",
     )
 
 
 def check_agent(agent: str) -> str:
-    if _AGENT.match(agent):
+    if isinstance(agent, str) and _AGENT.match(agent):
         return agent
     raise Invalid(
-        "bad_name", f"{agent[:100]!r} cannot name an agent: use letters, digits and . _ @ + -"
+        "bad_name", f"{str(agent)[:100]!r} cannot name an agent: use letters, digits and . _ @ + -"
     )
 
 

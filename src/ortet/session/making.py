@@ -147,21 +147,23 @@ class Making(Outside):
                 content = artifacts.store_file(self._hub.objects, path)
             self._hub.objects.flush()
             reach("artifact.stored")
-            made = {
-                "name": text,
-                "version": artifacts.last_version(self._mind.artifacts, text) + 1,
-                "oid": content.oid,
-                "size": content.size,
-                "kind": kind,
-                "media": media or artifacts.guess_media(text, data),
-                "link": link,
-                "action": self._deeds.current(),
-                "why": why,
-            }
-            # durable at once: only what is in the catalog keeps its content from a sweep
-            self._ledger.add(Draft("artifact", made, self._hub.author, content.refs), now=True)
+            with self._ledger.alone():  # two threads must not make the same version
+                made = {
+                    "name": text,
+                    "version": artifacts.last_version(self._mind.artifacts, text) + 1,
+                    "oid": content.oid,
+                    "size": content.size,
+                    "kind": kind,
+                    "media": media or artifacts.guess_media(text, data),
+                    "link": link,
+                    "action": self._deeds.current(),
+                    "why": why,
+                }
+                # durable at once: only what is in the catalog keeps its content from a sweep
+                self._ledger.add(Draft("artifact", made, self._hub.author, content.refs), now=True)
+                kept = artifacts.find(self._mind.artifacts, text, None)
         self._keep_pace("artifact", made)
-        return artifacts.find(self._mind.artifacts, text, None)
+        return kept
 
     def orphans(self) -> Orphans:
         """Artifacts whose content is lost, and files that no event accounts for."""

@@ -81,7 +81,9 @@ class Minding:
             directory = keep_apart(self.root, existing(workspace))
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
-        works_for = parent if isinstance(parent, str) else parent.id if parent else ""
+        works_for = parent or ""
+        if not isinstance(works_for, str):
+            works_for = str(getattr(works_for, "id", works_for))
         manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner

@@ -52,7 +52,9 @@ def _shown(one: Collaboration) -> str:
 
 
 def check_parts(only: Collection[str] | None) -> frozenset[str]:
-    chosen = PARTS if only is None else frozenset([only] if isinstance(only, str) else only)
+    given: Collection[str] = [only] if isinstance(only, str) else PARTS if only is None else only
+    named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
+    chosen = frozenset(given) if named else frozenset()
     if not chosen or not chosen <= PARTS:
         raise Invalid("bad_parts", f"only={only!r}: give 'files', 'mind' or both")
     return chosen

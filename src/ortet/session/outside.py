@@ -52,18 +52,21 @@ class Outside(Saying):
         says so, and `collaborations()` goes on telling it.
         """
         self._touch()
+        around.check_label(name, "a collaboration")
         given = {"kind": kind, "link": link, "status": status, "text": text}
         data = {"name": name, **{key: value for key, value in given.items() if value is not None}}
         if made := effect or self._deeds.current():
             data["effect"] = made
-        known = {one.name: one for one in self.collaborations()}
-        around.check_collaboration(self, known.get(name), data)
-        real = updated(known.get(name), data, self._ledger.tip.seq + 1, self._now())
-        rows = []
-        if real.effect:
-            bare = msgspec.structs.replace(real, text="")
-            rows = [around.kept(around.collaboration_rows(self.id), name, bare)]
-        event = self._record_outside("collaboration", data, rows)
+        with self._ledger.alone():
+            known = {one.name: one for one in self.collaborations()}
+            around.check_collaboration(self, known.get(name), data)
+            real = updated(known.get(name), data, self._ledger.tip.seq + 1, self._now())
+            rows = []
+            if real.effect:
+                bare = msgspec.structs.replace(real, text="")
+                rows = [around.kept(around.collaboration_rows(self.id), name, bare)]
+            event = self._ledger.add(Draft("collaboration", data, self._hub.author), rows=rows)[0]
+        self._keep_pace("collaboration", data)
         return msgspec.structs.replace(real, seq=event.seq)
 
     def window(

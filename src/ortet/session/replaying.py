@@ -125,7 +125,7 @@ class Recalled(Deeds):
                 return recall(_again(found))
             if action.replay == "pure":
                 return function(*args, **kwargs)
-            done = self._before(action) if found is None else None
+            done = self._before(action)[0] if found is None else None
             if done is not None and done.effect.state == "done":
                 return recall(outcome_of(action.name, done.outcome))
             if found is not None and action.replay not in _RERUN:

@@ -13,6 +13,9 @@ from ortet.journal.upcast import check_kind
 from ortet.session.recollect import compacted
 from ortet.session.view import View
 
+_LONGEST = 5e9
+"""Seconds that can be added to a time."""
+
 
 class Saying(View):
     """The half of Session that only appends."""
@@ -40,9 +43,10 @@ class Saying(View):
         once, so that all of them are there or none, for the price of one."""
         said = []
         for message in messages:
-            if isinstance(message, tuple):
-                role, content, extra = (*message, {}) if len(message) == 2 else ("", None, {})
-            else:
+            role, content, extra = "", None, {}
+            if isinstance(message, tuple) and len(message) == 2:
+                role, content = message
+            elif isinstance(message, Mapping):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
             said.append(_message(role, content, extra))
@@ -58,7 +62,7 @@ class Saying(View):
         data = {"key": key, "value": value}
         ttl = self._note_ttl if ttl is None else ttl
         if ttl is not None:
-            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl > 0:
+            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < _LONGEST:
                 raise Invalid("bad_ttl", f"ttl={ttl!r}: give seconds, or None for no end")
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -84,15 +85,16 @@ def secret_of(root: Path, random: Random) -> bytes:
     file = root / "local" / "secret"
     with suppress(FileNotFoundError):
         return _checked(file, file.read_bytes())
-    part = file.with_name(f"secret.{os.getpid()}")
+    part = file.with_name(f"secret.{os.getpid()}.{get_ident()}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, random(SECRET_BYTES))
+        written = os.write(fd, random(SECRET_BYTES))
         os.fsync(fd)
     finally:
         os.close(fd)
-    with suppress(FileExistsError):  # another process was faster: its key counts
-        os.link(part, file)
+    if written == SECRET_BYTES:  # else the disk is full, and half a key would stay for ever
+        with suppress(FileExistsError):  # another process was faster: its key counts
+            os.link(part, file)
     part.unlink()
     sync_directory(file.parent)
     return _checked(file, file.read_bytes())

@@ -71,7 +71,7 @@ class Vault:
 
     def put(self, name: str, value: str) -> None:
         """Keep a secret; under a name that is taken it replaces the one before."""
-        if name.startswith(BROWSERS):
+        if _checked(name).startswith(BROWSERS):
             raise Invalid("bad_name", f"names in {BROWSERS} are for browsers: give another")
         change = self.sealed(name, value)
         assert change.value is not None
