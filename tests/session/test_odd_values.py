@@ -103,6 +103,23 @@ def test_every_odd_value_is_an_error_of_ours(hub: Hub, case: str) -> None:
     hub.verify()
 
 
+def test_a_fork_of_forks_however_deep_is_opened_by_its_name(hub: Hub, store: Path) -> None:
+    s = hub.session("a")
+    s.say("user", "one")
+    for _ in range(120):
+        (s,) = s.fork(1, machine=False)
+    s.say("user", "two")
+    s.commit("deep")
+    hub.close()
+    with open_hub(store) as other, other.session(s.name) as deep:
+        assert len(deep.name) > 200
+        deep.say("user", "three")
+        deep.restore("HEAD")
+        assert [m.content for m in deep.messages()] == ["one", "two", "three"]
+        with pytest.raises(Invalid):
+            other.session("b" * 201)
+
+
 class TestOneDeed:
     def test_of_siblings_that_repeat_what_failed_one_does_it(self, hub: Hub) -> None:
         s = hub.session("a")

@@ -157,11 +157,16 @@ class Refs:
         if match is None:
             raise self._unknown(text)
         base, at = match["base"], match["at"]
+        head = None
         if base == "" or base in _RESERVED:
             base = f"branch:{default_branch or self._only_branch()}"
-            if self._catalog.head(base) is None and (at is None or not self._catalog.ops(base)):
+            head = self._catalog.head(base)  # whose name a deep fork may have made a long one
+            if head is None and (at is None or not self._catalog.ops(base)):
                 raise NotFound("no_commit", "no commit yet: run `ortet commit`")
-        oid = self._base(base) if at is None else self._was(base, int(at))
+        if at is not None:
+            oid = self._was(base, int(at))
+        else:
+            oid = head.oid if head is not None else self._base(base)
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)
             go = self._history.nth_parent if sign == "~" else self._history.parent

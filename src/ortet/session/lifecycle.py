@@ -21,6 +21,9 @@ LEGAL: dict[str, tuple[str, ...]] = {
 }
 """From each state to which. Active to active: the one who held it died, and another goes on."""
 
+_DEEPEST = 4000
+"""Characters of a name there is: a fork of a fork of a fork has a longer one than can be given."""
+
 ROOM = "room"
 """`files` of a session without a directory, since its machine was used."""
 
@@ -74,7 +77,7 @@ class Roll:
         return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
 
     def find(self, agent: str, name: str) -> SessionRow | None:
-        row = self._catalog.row("session-name", _key(check_agent(agent), check_session(name)))
+        row = self._catalog.row("session-name", _key(check_agent(agent), check_session(name, _DEEPEST)))
         return self.get(row.value.decode()) if row else None
 
     def meant(self, session: str | _Known) -> str:
@@ -165,8 +168,8 @@ def check_move(name: str, old: str, new: str) -> None:
         )
 
 
-def check_session(name: str) -> str:
-    if isinstance(name, str) and len(name) <= 200 and _NAME.match(name):
+def check_session(name: str, longest: int = 200) -> str:
+    if isinstance(name, str) and len(name) <= longest and _NAME.match(name):
         return name
     raise Invalid(
         "bad_name",
