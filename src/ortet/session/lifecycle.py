@@ -77,7 +77,9 @@ class Roll:
         return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
 
     def find(self, agent: str, name: str) -> SessionRow | None:
-        row = self._catalog.row("session-name", _key(check_agent(agent), check_session(name, _DEEPEST)))
+        row = self._catalog.row(
+            "session-name", _key(check_agent(agent), check_session(name, _DEEPEST))
+        )
         return self.get(row.value.decode()) if row else None
 
     def meant(self, session: str | _Known) -> str:
