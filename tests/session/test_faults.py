@@ -63,12 +63,13 @@ BAD: dict[str, Any] = {
 def test_what_cannot_be_recorded(hub: Hub, value: Any) -> None:
     with hub.session("s") as s:
         s.say("user", "before")
+        asked = s.ask("what?")
         tip = s.mind.core.events
         verbs: list[Callable[[], object]] = [
             lambda: s.say("user", value),
             lambda: s.say("user", "x", extra_part=value),
             lambda: s.note("n", value),
-            lambda: s.answer(s.id, value),
+            lambda: s.answer(asked, value),
         ]
         for verb in verbs:
             with pytest.raises(Invalid) as caught:

@@ -30,7 +30,8 @@ class Asides:
         from ortet.journal.events import Draft, check_text
 
         if not text or not isinstance(text, str):
-            raise Invalid("bad_comment", f"{text!r} is no comment: say it in words")
+            given = "an empty one" if text == "" else type(text).__name__
+            raise Invalid("bad_comment", f"a comment is text, not {given}: say it in words")
         check_text(by=by)
         return self._leave(session, Draft("comment", {"text": text}, by or self._whole.author))
 

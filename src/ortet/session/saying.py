@@ -62,7 +62,7 @@ class Saying(View):
         data = {"key": key, "value": value}
         ttl = self._note_ttl if ttl is None else ttl
         if ttl is not None:
-            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < _LONGEST:
+            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < _LONGEST:
                 raise Invalid("bad_ttl", f"ttl={ttl!r}: give seconds, or None for no end")
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)
