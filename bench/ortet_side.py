@@ -12,6 +12,7 @@ import device
 import measure
 import ortet
 import workspace
+from floor import Floor
 from measure import Changes, Plan, Sample
 
 OVERLAY, WATCHER, SCAN = "ortet overlay", "ortet folder, watcher", "ortet folder, scan"
@@ -131,16 +132,30 @@ def _row(
         ws.commit("copied up")
         count = max(5, count // 4)
     before = measure.disk_bytes(store / "bucket", store / "local" / "tails")
+    if row == "commit-1":
+        floor, least = Floor(store.parent), []
+        yield Sample(
+            row, OVERLAY, _after_each(ws, change, count, lambda: least.append(floor.once()))
+        )
+        yield Sample(row, "the two syncs alone", least, "in turn with the commits")
+        floor.close()
+        return
     yield Sample(row, OVERLAY, _after_each(ws, change, count))
     if row == "page":
         after = measure.disk_bytes(store / "bucket", store / "local" / "tails")
         yield Sample("page-growth", OVERLAY, [(after - before) / count / 1e3])
 
 
-def _after_each(ws: ortet.Workspace, change: Callable[[int], str], count: int) -> list[float]:
+def _after_each(
+    ws: ortet.Workspace,
+    change: Callable[[int], str],
+    count: int,
+    between: Callable[[], object] = lambda: None,
+) -> list[float]:
     measure.settle_disk()  # what set-up left to be written, as before each turn of a peer
 
     def make(number: int) -> None:
+        between()
         result = ws.run(change(number))
         if result.exit_code:
             raise SystemExit(f"a change failed in the workspace: {result.stderr}")

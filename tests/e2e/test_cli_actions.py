@@ -262,3 +262,11 @@ def test_quiet(ortet: Ortet, here: Path) -> None:
     ):
         done = ortet(*words, "-q", cwd=here)
         assert (done.out, done.err) == ("", ""), words
+
+
+def test_what_a_living_process_does_is_not_unsettled(ortet: Ortet, here: Path) -> None:
+    with running(start(ortet, "keep_paying", "due")) as process:
+        assert first_line(process) == "begun"
+        assert ortet.json("effects", "s", "--unsettled", cwd=here) == []
+        assert ortet.json("session", "show", "s", cwd=here)["unsettled"] == []
+        assert [one["state"] for one in ortet.json("effects", "s", cwd=here)] == ["begun"]

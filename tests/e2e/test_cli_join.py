@@ -42,6 +42,29 @@ def test_minds_are_merged(ortet: Ortet, shop: Path) -> None:
     assert ortet.json("merge", "shop/1", cwd=shop)["up_to_date"] is True
 
 
+def test_a_fork_where_a_session_works_is_a_session(ortet: Ortet, shop: Path) -> None:
+    (made,) = ortet.json("fork", cwd=shop)
+    assert made["name"] == "shop/2"
+    with open_hub(ortet.store) as hub:
+        row = next(row for row in hub.sessions() if row.branch == "shop/2")
+        view = hub.get(row.id)
+        assert [m.content for m in view.messages()] == ["what is the port?"]
+        assert [fact.text for fact in view.facts()] == ["it is 3"]
+    ortet("say", "-s", row.name, "and yours?", cwd=shop)
+    assert ortet("run", "-w", "shop/2", "--", "cat", "price", cwd=shop).out == "10\n"
+    with open_hub(ortet.store) as hub:
+        assert [m.content for m in hub.get(row.id).messages()][-1] == "and yours?"
+
+
+def test_files_alone_are_forked_while_the_session_is_in_use(ortet: Ortet, shop: Path) -> None:
+    with open_hub(ortet.store) as hub, hub.session("s"):
+        refused = ortet("fork", cwd=shop, code=6)
+        assert "--files" in refused.err
+        (made,) = ortet.json("fork", "--files", cwd=shop)
+    with open_hub(ortet.store) as hub:
+        assert all(row.branch != made["name"] for row in hub.sessions())
+
+
 def test_in_words(ortet: Ortet, shop: Path) -> None:
     assert "about port: ours 'it is 3', theirs 'it is 2'" in ortet("merge", "shop/1", cwd=shop).out
 

@@ -58,6 +58,17 @@ def die_paying(hub: Hub, to: str) -> None:
     s.act(pay_and_die, name="pay", key="invoice-7", replay="once", why="due")
 
 
+def keep_paying(hub: Hub, to: str) -> None:
+    """In the middle of a deed until the parent sends a line."""
+
+    def pay_slowly() -> None:
+        say("begun")
+        sys.stdin.readline()
+
+    with hub.session("s") as s:
+        s.act(pay_slowly, name="pay", why=to)
+
+
 def _pay(s: Session, to: str) -> object:
     return s.act(
         pay, 5, to, name="pay", key="invoice-7", replay="once", why="due", approve="it is 5"

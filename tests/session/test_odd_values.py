@@ -182,7 +182,7 @@ class TestOneDeed:
 
         def repeat() -> str:
             with ThreadPoolExecutor(1) as pool, pytest.raises(Conflict) as refused:
-                pool.submit(s.act, int, key="k", replay="once").result()
+                pool.submit(s.act, int, key="k", replay="once", name="repeat").result()
             return refused.value.kind
 
         assert s.act(repeat, key="k", replay="once") == "in_flight"  # and not for anyone to settle
@@ -225,5 +225,5 @@ class TestOneDeed:
 def _described(function: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
     from ortet.session.actions import arguments, describe
 
-    action = describe(function, name="pay", key="invoice-1", replay="once")
+    action = describe(function, (), {}, name="pay", key="invoice-1", replay="once")
     return action, arguments((), {})

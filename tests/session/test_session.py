@@ -274,10 +274,10 @@ s.act(pay, key="k", replay="once", why="the invoice is due")
             assert (effect.state, effect.why) == ("unsettled", "the invoice is due")
             assert list(s.events())[-1].data["synthetic"] is True
             with pytest.raises(Unsettled) as caught:
-                s.act(lambda: mark.write_text("twice"), key="k", replay="once")
+                s.act(lambda: mark.write_text("twice"), key="k", replay="once", name="pay")
             assert caught.value.details["id"] == effect.id
             s.settle(effect.id, {"paid": True})
-            assert s.act(lambda: 1, key="k", replay="once") == {"paid": True}
+            assert s.act(lambda: 1, key="k", replay="once", name="pay") == {"paid": True}
             with pytest.raises(Conflict):
                 s.settle(effect.id, None)
             with pytest.raises(NotFound):

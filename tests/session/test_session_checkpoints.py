@@ -129,7 +129,9 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             with pytest.raises(Unsettled if elsewhere else Conflict):
                 t.act(lambda: done.append(1), name="pay", key="k", replay="once")
             t.settle(effect.id, {"paid": True})
-            assert t.act(lambda: done.append(1), key="k", replay="once") == {"paid": True}
+            assert t.act(lambda: done.append(1), name="pay", key="k", replay="once") == {
+                "paid": True
+            }
             assert done == []
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _SUN_PATH = 100
 """A socket's address holds 108 bytes on Linux, 104 elsewhere."""
 
+_TICK_NS = 50_000_000
+
 
 class Board:
     """When each topic was last notified, on a count that all topics share."""
@@ -77,6 +79,8 @@ class HostSignal(Signal):
 
     def __init__(self, directory: Path, random: Random = os.urandom) -> None:
         self._directory = Path(os.path.abspath(directory))
+        self._place = os.fspath(self._directory)
+        self._listed: tuple[int, list[str]] = -1, []  # when the directory changed, what was in it
         self._random = random
         self._board = Board()
         self._changed = Condition()
@@ -85,10 +89,7 @@ class HostSignal(Signal):
 
     def notify(self, topic: str) -> None:
         data = check_name(topic).encode()
-        try:
-            names = [name for name in os.listdir(self._directory) if name.endswith(".sock")]
-        except OSError:
-            return  # nobody can be listening there
+        names = self._names()
         if names:
             import socket  # noqa: PLC0415 - a command that does not need it starts faster
 
@@ -97,6 +98,19 @@ class HostSignal(Signal):
                 for name in names:
                     with suppress(OSError):  # gone, or another user's: a hint may be lost
                         _send(sender, self._directory / name, data)
+
+    def _names(self) -> list[str]:
+        """Who listens; looked up again only when the directory has changed, or may have since."""
+        try:
+            changed = os.stat(self._place).st_mtime_ns
+            if changed != self._listed[0]:
+                names = [name for name in os.listdir(self._place) if name.endswith(".sock")]
+                # a name that comes within the same tick of the clock would not show
+                settled = time.time_ns() - changed > _TICK_NS
+                self._listed = changed if settled else -1, names
+        except OSError:
+            return []  # nobody can be listening there
+        return self._listed[1]
 
     def token(self, topic: str) -> int:
         check_name(topic)

@@ -49,8 +49,8 @@ def action(
 def action(
     name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
 ) -> Any:
-    """Mark a function: `@ortet.action`, or `@ortet.action(replay="once")`. Calling it stays as it
-    was."""
+    """Mark a function: `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`, whose
+    key has the argument `to` in it. Calling the function stays as it was."""
     _check(replay, scope)
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
@@ -63,6 +63,8 @@ def action(
 
 def describe(
     function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     *,
     name: str | None = None,
     replay: Replay | None = None,
@@ -80,7 +82,8 @@ def describe(
             f"{_name_of(function)} is async: `await ortet.surface.aio.act(session, …)` instead",
         )
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
-    chosen = Action(name or said.name, replay or said.replay, key or said.key, scope or said.scope)
+    own = key or _filled(said, function, args, kwargs)
+    chosen = Action(name or said.name, replay or said.replay, own, scope or said.scope)
     check_text(name=chosen.name, key=chosen.key)
     _check(chosen.replay, chosen.scope)
     if chosen.replay == "idempotent" and not chosen.key:
@@ -88,6 +91,33 @@ def describe(
             "no_key", f"action {chosen.name!r} is idempotent by its key: give key='…', one per deed"
         )
     return chosen
+
+
+def _filled(
+    said: Action, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """The key that its author gave a function, with the arguments of this call in it."""
+    if not isinstance(said.key, str) or "{" not in said.key:
+        return said.key
+    try:
+        call = inspect.signature(function).bind(*args, **kwargs)
+        call.apply_defaults()
+        return said.key.format(**call.arguments)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise Invalid(
+            "bad_key",
+            f"key {said.key!r} of action {said.name!r} cannot be filled from its arguments "
+            f"({error}): name parameters of the function in it, as in key='mail-{{to}}'",
+        ) from error
+
+
+def key_taken(action: Action, other: str) -> Conflict:
+    return Conflict(
+        "key_taken",
+        f"key {action.key!r} belongs to action {other!r}, which was done or begun: give "
+        f"{action.name!r} a key of its own",
+        key=action.key,
+    )
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

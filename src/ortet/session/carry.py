@@ -62,7 +62,10 @@ def turn(
     with sessions.open(name, agent=agent) as session:
         said = [session.say(role, message)]
         if reply is not None:
-            said.append(session.say("assistant", reply(session)))
+            answer = reply(session)
+            if answer is None:
+                raise Invalid("no_reply", "reply gave None: return what the assistant says")
+            said.append(session.say("assistant", answer))
         session.commit("turn")
         return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
 

@@ -23,6 +23,7 @@ from ortet.session.actions import (
     digest,
     in_flight,
     is_opaque,
+    key_taken,
     no_effect,
     plain,
     unsettled,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ortet.session.hub import Hub
 
 _RERUN = ("pure", "idempotent")
+_INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
 _DONE, _FAILED, _BEGUN, _UNSETTLED = "done", "failed", "begun", "unsettled"
 
 
@@ -102,7 +104,7 @@ class Deeds:
         recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
         """`record` makes plain data of what the function returned, `recall` the reverse."""
-        action = describe(function, name=name, replay=replay, key=key, scope=scope)
+        action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         check_text(why=why)
         said = arguments(args, kwargs)
         before, version = self._before(action)
@@ -179,6 +181,8 @@ class Deeds:
             deed, version = self._inherited(action.key)
         if deed is None:
             return None, 0
+        if deed.effect.name != action.name:
+            raise key_taken(action, deed.effect.name)
         if deed.effect.state in (_BEGUN, _UNSETTLED):
             if deed.session != self._row.id or deed.effect.id in self.doing:
                 raise in_flight(action.key, deed.session)
@@ -235,39 +239,31 @@ class Deeds:
             time=hub.clock.now_ns(),
             actor=hub.author,
         )
-        data = {
-            "id": id_,
-            "name": action.name,
-            "replay": action.replay,
-            "key": action.key,
-            "scope": action.scope,
-            "why": why,
-            "digest": mark,
-            **said,
-        }
-        if approval:
-            data["approval"] = approval
         deed = Deed(effect, self._row.id)
         rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
         if action.key and before is None:
             rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
-        me = get_ident()
-        if self.doing.setdefault(id_, me) != me:  # set before another thread can see it begun
-            raise in_flight(action.key, self._row.id)
-        try:
-            self._ledger.add(Draft("begun", data, hub.author), rows=rows)
-        except Conflict as error:
-            del self.doing[id_]
-            if is_used(error):
-                raise used_up(action.name) from error
-            if error.kind == "row_moved":  # a sibling was faster
-                raise in_flight(action.key, "another") from error
-            raise
-        except BaseException:
-            del self.doing[id_]
-            raise
+        data = {name: getattr(effect, name) for name in _INTENT} | said
+        if approval:
+            data["approval"] = approval
+        self._declare(deed, data, rows)
         reach("action.begun")
         return deed
+
+    def _declare(self, deed: Deed, data: dict[str, Any], rows: list[RowChange]) -> None:
+        """The intent, durable; or somebody else does it."""
+        id_, me = deed.effect.id, get_ident()
+        if self.doing.setdefault(id_, me) != me:  # set before another thread can see it begun
+            raise in_flight(deed.effect.key, self._row.id)
+        try:
+            self._ledger.add(Draft("begun", data, self._hub.author), rows=rows)
+        except BaseException as error:
+            del self.doing[id_]
+            if isinstance(error, Conflict) and is_used(error):
+                raise used_up(deed.effect.name) from error
+            if isinstance(error, Conflict) and error.kind == "row_moved":  # a sibling was faster
+                raise in_flight(deed.effect.key, "another") from error
+            raise
 
     def _end(
         self,

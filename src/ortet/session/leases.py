@@ -56,6 +56,12 @@ def take(catalog: Catalog, name: str, owner: str, host: str, ttl_ns: int = TTL_N
         return catalog.acquire(name, owner, ttl_ns)
 
 
+def is_held(catalog: Catalog, name: str, host: str, now: int) -> bool:
+    """Whether a process has it that lives, as far as can be told from here."""
+    held = catalog.lease(name)
+    return held is not None and held.expires > now and not is_dead(held.owner, host)
+
+
 def in_use(error: Refused, session: str, host: str) -> Refused:
     """A refused lease in words that help its user: who has the session, and what can be done."""
     parts = str(error.details.get("owner", "")).split(":")

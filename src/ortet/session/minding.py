@@ -126,6 +126,10 @@ class Minding:
             return None
         return self.session(row.name, agent=row.agent)
 
+    def is_open(self, session: str) -> bool:
+        """Whether a living process, here or elsewhere, has the session of this id open."""
+        return self._minds().is_held(session)
+
     def company(self, branch: str) -> Company:
         """The mind that goes with the files of a branch."""
         if self.catalog.row("session-branch", branch) is None:

@@ -15,7 +15,6 @@ from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.mind import Mind
 from ortet.journal.replay import AROUND, Cursor, Recorded, failure_of
-from ortet.machine.abc import Command, Result
 from ortet.session.actions import (
     Action,
     Replay,
@@ -31,7 +30,7 @@ from ortet.session.deeds import Deeds, outcome_of
 from ortet.session.environments import recorded_of
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, SessionRow
-from ortet.session.outcome import PARTS, Restored, recalled, recorded
+from ortet.session.outcome import PARTS, Restored
 from ortet.session.played import tell
 from ortet.session.points import commit_at
 from ortet.session.purses import Amounts, Limits
@@ -115,7 +114,7 @@ class Recalled(Deeds):
         record: Callable[[Any], Any] = plain,
         recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
-        action = describe(function, name=name, replay=replay, key=key, scope=scope)
+        action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         stage, live = self._ledger, super().act
         if stage.cursor is not None:
             said = arguments(args, kwargs)
@@ -218,25 +217,9 @@ class Rehearsal(Session):
             upto = cursor.seq if upto is None else min(upto, cursor.seq)
         return super().events(after, upto)
 
-    def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
+    def _get_ready(self) -> None:
         if not self.replaying:
-            return super().run(command, why=why, **options)
-        said = command if isinstance(command, str) else list(command)
-        with self._acting():
-            result: Result = self._deeds.act(
-                self._run_here,
-                (said,),
-                options,
-                why=why,
-                name="run",
-                record=recorded,
-                recall=recalled,
-            )
-        return result
-
-    def _run_here(self, command: Command, **options: Any) -> Result:
-        """The machine is started only when it comes to that."""
-        return self.machine.run(command, **options)
+            super()._get_ready()
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
         if not self.replaying:

@@ -22,7 +22,7 @@ from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, ROOM, Roll, SessionRow, check_move
 from ortet.session.moving import Moving
-from ortet.session.outcome import recorded
+from ortet.session.outcome import recalled, recorded
 from ortet.session.policies import Pace
 from ortet.session.profiles import Profile
 from ortet.store.faults import reach
@@ -155,14 +155,42 @@ class Session(Moving):
         """Where the host can read its files."""
         return self.machine.path
 
-    def run(self, command: Command, *, why: str = "", **options: Any) -> Result:
-        """Run a command in the machine; its output and exit code are the action's outcome."""
+    def run(
+        self,
+        command: Command,
+        *,
+        why: str = "",
+        replay: Replay | None = None,
+        key: str | None = None,
+        scope: Scope | None = None,
+        **options: Any,
+    ) -> Result:
+        """Run a command in the machine; its output and exit code are the action's outcome, and with
+        a key it runs once in all forks."""
         said = command if isinstance(command, str) else list(command)
         with self._acting():
+            if not key:
+                self._get_ready()
             result: Result = self._deeds.act(
-                self.machine.run, (said,), options, why=why, name="run", record=recorded
+                self._run_here,
+                (said,),
+                options,
+                why=why,
+                replay=replay,
+                key=key,
+                scope=scope,
+                name="run",
+                record=recorded,
+                recall=recalled,
             )
         return result
+
+    def _get_ready(self) -> None:
+        """Killed while the machine starts, no command was begun."""
+        _ = self.machine
+
+    def _run_here(self, command: Command, **options: Any) -> Result:
+        return self.machine.run(command, **options)
 
     def _workspace(self) -> Workspace | None:
         if self._files is None and self._row.has_files:

@@ -18,12 +18,19 @@ from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
 from ortet.session.guest import Beginning, Guest, Standing, standing_of
-from ortet.session.leases import TTL_NS, Heart, Holding, Unheld, in_use, process_here, take
+from ortet.session.leases import (
+    TTL_NS,
+    Heart,
+    Holding,
+    Unheld,
+    in_use,
+    is_held,
+    process_here,
+    take,
+)
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import (
     ACTIVE,
-    ARCHIVED,
-    CLOSED,
     OPEN,
     Roll,
     SessionRow,
@@ -34,7 +41,7 @@ from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
-from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits
+from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits, employer
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -175,6 +182,10 @@ class Sessions:
                     self.hub.catalog.release(lease)
             raise
 
+    def is_held(self, id_: str) -> bool:
+        """Whether some process, this one too, has it open."""
+        return is_held(self.hub.catalog, f"session:{id_}", self._host, self.hub.clock.now_ns())
+
     def opened(self, id_: str) -> Session | None:
         """As this hub has it open."""
         return next((session for session in self._open if session.id == id_), None)
@@ -205,7 +216,7 @@ class Sessions:
         """A new session; Conflict("row_moved") when there is one of this name."""
         id_, timeline = self.new_id(), self.new_id()
         profile, limits = manner.over(""), parse_limits(budget or {})
-        outer = self._employer(manner.parent)
+        outer = employer(self.roll, manner.parent)
         row = SessionRow(
             id=id_,
             name=name,
@@ -247,17 +258,6 @@ class Sessions:
             claims=[Claim(f"session:{id_}", self.owner(), TTL_NS)],
         )
         return self.resume(row, lease, profile)
-
-    def _employer(self, parent: str) -> str:
-        """The family inside whose budget a session lies that works for `parent`."""
-        if not parent:
-            return ""
-        row = self.roll.get(parent)
-        if row.status in (CLOSED, ARCHIVED):
-            raise Conflict(
-                "session_closed", f"session {row.name!r} is {row.status}: nobody can work for it"
-            )
-        return row.family
 
     def _branch_at(self, place: Place) -> str:
         """The branch of a directory that is a workspace already."""

@@ -9,7 +9,7 @@ import msgspec
 from ortet.backend.abc import RowChange
 from ortet.errors import Conflict
 from ortet.journal.events import Draft
-from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
+from ortet.session.lifecycle import ARCHIVED, CLOSED, Roll, SessionRow
 from ortet.session.registry import Files
 
 
@@ -59,3 +59,15 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
             f"session {row.name!r} does not work for {parent}: open it without parent=, or begin "
             "another",
         )
+
+
+def employer(roll: Roll, parent: str) -> str:
+    """The family inside whose budget a session lies that works for `parent`."""
+    if not parent:
+        return ""
+    row = roll.get(parent)
+    if row.status in (CLOSED, ARCHIVED):
+        raise Conflict(
+            "session_closed", f"session {row.name!r} is {row.status}: nobody can work for it"
+        )
+    return row.family

@@ -18,6 +18,7 @@ from ortet.surface.sessions import (
     session_argument,
     session_option,
     tail,
+    unknown,
     value_of,
     write,
 )
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from ortet.journal.things import Approval, Effect
     from ortet.session.lifecycle import SessionRow
     from ortet.session.view import View
-
-_OPEN = ("begun", "unsettled")
 
 by_option = click.option("--by", default="", metavar="NAME", help="Who says it, if not you.")
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason.")
@@ -43,9 +42,8 @@ def effects(call: Call, session: str | None, *, unsettled: bool) -> None:
     Example:
       ortet effects fix-42 --unsettled
     """
-    found = read(call, session).effects()
-    if unsettled:
-        found = [effect for effect in found if effect.state in _OPEN]
+    view = read(call, session)
+    found = unknown(call, view) if unsettled else view.effects()
     call.emit([render.fields(effect) for effect in found], call.table(map(_cells, found)))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.errors import Conflict
+from ortet.errors import Conflict, Refused
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb, which
 
@@ -47,11 +47,13 @@ def _in_our_words() -> Iterator[None]:
     metavar="N",
     help="How many; 1 unless told.",
 )
+@click.option("--files", is_flag=True, help="Without the mind of the session that works here.")
 @which
-def fork(call: Call, ref: str | None, count: int, name: str | None) -> None:
+def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
     """Make private copies, each a branch of its own.
 
-    Copies the present state, which is committed first, or the commit REF. Work in a copy with
+    Copies the present state, which is committed first, or the files of the commit REF. Where a
+    session works here, each copy is a session too, with its mind. Work in a copy with
     `ortet run -w NAME`; the original directory is untouched until `ortet land NAME`.
 
     \b
@@ -62,7 +64,7 @@ def fork(call: Call, ref: str | None, count: int, name: str | None) -> None:
     """
     with call.progress("fork"):
         if ref is None:
-            copies = call.workspace(name).fork(count)
+            copies = _copies(call, call.workspace(name), count, files=files)
         else:
             row = call.row(name)
             with call.hub.private(ref) as private:
@@ -75,6 +77,20 @@ def fork(call: Call, ref: str | None, count: int, name: str | None) -> None:
         f"{copy.name:<{width}}  {copy.engine}  {_path(copy) or ''}".rstrip() for copy in copies
     ]
     call.emit(data, lines)
+
+
+def _copies(call: Call, workspace: Workspace, count: int, *, files: bool) -> list[Workspace]:
+    try:
+        session = None if files else call.hub.session_of(workspace.name)
+    except Refused as error:
+        if error.kind != "lease_held":
+            raise
+        message = f"{error.message}; `ortet fork --files` copies the files alone"
+        raise Refused(error.kind, message, **error.details) from error
+    if session is None:
+        return workspace.fork(count)
+    workspace.close()  # the session has it open now
+    return [kid.machine for kid in session.fork(count)]
 
 
 def _copy(copy: Workspace) -> dict[str, object]:

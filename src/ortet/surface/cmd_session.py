@@ -18,6 +18,7 @@ from ortet.surface.sessions import (
     said,
     session_argument,
     session_option,
+    unknown,
     write,
     yes_option,
 )
@@ -140,7 +141,7 @@ def show(call: Call, session: str | None) -> None:
         "spent": view.spent(),
         "left": view.budget_left(),
         "artifacts": len({one.name for one in view.artifacts()}),
-        "unsettled": [one.id for one in view.effects() if one.state in ("begun", "unsettled")],
+        "unsettled": [one.id for one in unknown(call, view)],
         "waiting": [one.id for one in view.approvals() if one.state == "asked"],
         "hold": held.why if held else None,
         "events": view.line.tip().seq,

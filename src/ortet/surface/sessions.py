@@ -16,6 +16,7 @@ from ortet.surface.call import as_text
 
 if TYPE_CHECKING:
     from ortet.journal.events import Event
+    from ortet.journal.things import Effect
     from ortet.session.lifecycle import SessionRow
     from ortet.session.session import Session
     from ortet.session.view import View
@@ -67,6 +68,12 @@ def _here(call: Call, rows: list[SessionRow]) -> SessionRow:
 
 def read(call: Call, word: str | None) -> View:
     return call.hub.get(find(call, word).id)
+
+
+def unknown(call: Call, view: View) -> list[Effect]:
+    """Deeds whose outcome nobody knows: not what a process that has the session open is doing."""
+    states = ("unsettled",) if call.hub.is_open(view.id) else ("begun", "unsettled")
+    return [effect for effect in view.effects() if effect.state in states]
 
 
 def write(call: Call, word: str | None) -> Session:
