@@ -99,9 +99,11 @@ class Supervised:
         self._sock = sock
         self._pidfd = -1
         self._ready = False
+        self._awaited = False
 
     def ready(self) -> None:
         """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
+        self._awaited = True
         self._sock.settimeout(_START)
         try:
             while not (self._ready and self.pid):
@@ -128,6 +130,9 @@ class Supervised:
 
     def close(self) -> None:
         """Hang up and wait until its mounts are released."""
+        if not self._awaited:  # it still makes its mounts, and directories for them in its home
+            with suppress(OrtetError):
+                self.ready()
         self._sock.close()
         if self._pidfd >= 0:
             _readable(self._pidfd, None)
