@@ -10,6 +10,9 @@ import msgspec
 
 from ortet.journal.events import Event
 
+_SHOWN = 1000
+"""Characters of a variable that are shown."""
+
 
 class Python(msgspec.Struct, frozen=True):
     """The distributions of the environment the workspace uses, by normal name."""
@@ -27,14 +30,26 @@ class Debian(msgspec.Struct, frozen=True):
 
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
     """One that differs from the opening environment. Of a secret only `ref` is kept, which names
-    it; `unset`: it is not there any more."""
+    it; of what is too long, or no text, only a `digest`; `unset`: it is not there any more."""
 
     value: str = ""
     ref: str = ""
     unset: bool = False
+    digest: str = ""
 
     def __str__(self) -> str:
-        return "not set" if self.unset else self.ref or repr(self.value)
+        if self.unset or self.ref:
+            return self.ref or "not set"
+        if self.digest and not self.value:
+            return f"not kept ({self.digest[:12]})"
+        cut = f"… ({len(self.value)} characters)" if len(self.value) > _SHOWN else ""
+        return repr(self.value[:_SHOWN]) + cut
+
+    def is_like(self, other: Variable | None) -> bool:
+        """Whether it is the same, as far as is known; a digest beside a value adds nothing."""
+        if other is None or not self.value:
+            return self == other
+        return self.value == other.value
 
 
 class Git(msgspec.Struct, frozen=True):
@@ -114,7 +129,7 @@ def _differences(then: Environment, now: Environment) -> Iterator[Difference]:
         yield Difference("npm lock", "", then.npm[:12], now.npm[:12])
     if then.debian != now.debian:
         yield Difference("debian packages", "", _debian(then.debian), _debian(now.debian))
-    yield from _pairs("variable", _shown(then), _shown(now))
+    yield from _variables(then.variables, now.variables)
     yield from _pairs("hosts", _lines(then.hosts), _lines(now.hosts))
     yield from _pairs("resolver", _lines(then.resolver), _lines(now.resolver))
     if then.git != now.git:
@@ -125,6 +140,17 @@ def _pairs(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterato
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
             yield Difference(part, name, old.get(name, ""), new.get(name, ""))
+
+
+def _variables(old: Mapping[str, Variable], new: Mapping[str, Variable]) -> Iterator[Difference]:
+    for name in sorted({*old, *new}):
+        then, now = old.get(name), new.get(name)
+        if then is None or not then.is_like(now):
+            yield Difference("variable", name, _text(then), _text(now))
+
+
+def _text(variable: Variable | None) -> str:
+    return "" if variable is None else str(variable)
 
 
 def _git(old: Git, new: Git) -> Iterator[Difference]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -55,6 +56,10 @@ class Company(Protocol):
         """What a move of the branch has to show."""
         ...
 
+    def variables(self) -> Mapping[str, str | None]:
+        """What commands are given over this process's environment; None unsets."""
+        ...
+
 
 class Nobody:
     """A workspace without a session: a mind that a commit holds is carried along."""
@@ -77,3 +82,6 @@ class Nobody:
 
     def lease(self) -> Lease | None:
         return None
+
+    def variables(self) -> Mapping[str, str | None]:
+        return {}

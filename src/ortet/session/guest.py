@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,19 @@ import msgspec
 
 from ortet.backend.abc import Catalog, Lease, RowChange, Timeline
 from ortet.codec import Record, decode, encode
-from ortet.errors import Refused
+from ortet.errors import NotFound, Refused
 from ortet.graph.records import Fold, Journal, State
 from ortet.ids import Oid
+from ortet.journal.environment import Variable
 from ortet.journal.events import Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
 from ortet.session.company import Together
+from ortet.session.environments import recorded_of
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import Roll, SessionRow
+from ortet.session.variables import Variables
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -201,6 +205,7 @@ class Guest:
         self._row = row
         self._lease: Lease | None = None
         self._next: SessionRow | None = None
+        self._variables = Variables(sessions.hub.environ, sessions.hub.opening)
 
     def journal(self, head: bytes) -> bytes:
         self._take_in()
@@ -238,6 +243,17 @@ class Guest:
         if self._lease is not None and self._next is not None:
             self._row, self._next = self._next, None
             self._sessions.hub.catalog.release(self._lease)
+            self._variables.restored(self._recorded())
 
     def lease(self) -> Lease | None:
+        return None
+
+    def variables(self) -> Mapping[str, str | None]:
+        return self._variables.over(self._recorded() or {})
+
+    def _recorded(self) -> Mapping[str, Variable] | None:
+        """As its session knows them now, whoever writes to it."""
+        with suppress(NotFound):  # it was removed meanwhile
+            known = recorded_of(self._sessions.get(self._row.id))[1]
+            return known.variables if known is not None else None
         return None

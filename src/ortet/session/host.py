@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ class Host:
         *,
         lease: Callable[[], Lease],
         moved: Callable[[SessionRow], None],
+        variables: Callable[[], Mapping[str, str | None]],
         dirty: bool,
     ) -> None:
         self.row = row
@@ -41,6 +42,7 @@ class Host:
         self._sessions = sessions
         self._ledger = ledger
         self.lease = lease
+        self.variables = variables
         self._moved = moved
         self._sealed: Journal | None = None
         self._next: SessionRow | None = None

@@ -111,7 +111,7 @@ class Moving(Surrounded):
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole=parts == PARTS)
         deeds = self._deeds.since(self.line.base.seq)
-        around = self._since_restore()
+        around = self._since_restore(mind="mind" in parts)
         return Restored(to_hex(target), report, deeds, staying(self, deeds), around)
 
     def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
@@ -155,9 +155,11 @@ class Moving(Surrounded):
         if point is None or not self._host.unchanged(point, self._image):
             point = from_hex(self.commit("fork point").oid)
         self._budget.give_back()  # so that the forks find it
-        if machine and files is not None:
-            return fork_files(self._sessions, self, point, n)
-        return fork_minds(self._sessions, self, point, n)
+        fork = fork_files if machine and files is not None else fork_minds
+        forks = fork(self._sessions, self, point, n)
+        for one in forks:
+            one.take_after(self)
+        return forks
 
     def merge(self, other: View | Ref, *, message: str = "", favor: Favor | None = None) -> Merged:
         """Bring in what another session, branch or commit knows and changed: one commit of both.

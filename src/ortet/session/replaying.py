@@ -335,10 +335,13 @@ class Rehearsal(Session):
         if not self.replaying:
             super()._meet()
 
+    def _known(self) -> Environment | None:
+        return recorded_of(self)[1] if self.replaying else super()._known()
+
     def _look_around(self, *, asked: bool) -> Environment:
         """What was there then, as far as the replay has come."""
         if self.replaying:
-            return recorded_of(self)[1] or NOTHING
+            return self._known() or NOTHING
         return super()._look_around(asked=asked)
 
     def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:

@@ -75,6 +75,7 @@ class Session(Moving):
             ledger,
             lease=lambda: holding.lease,
             moved=self._arrived,
+            variables=self._given,
             dirty=first is not None,
         )
 
@@ -213,6 +214,7 @@ class Session(Moving):
         """These are its files: they are committed and restored with its mind."""
         self._files = files
         files.company, files.generated = self._host, self.generated
+        _ = self._own  # what this process changes from now on is a change
 
     # its life
 

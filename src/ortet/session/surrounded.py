@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import msgspec
 
 from ortet.errors import Invalid, OrtetError
 from ortet.journal.environment import (
+    NOTHING,
     Difference,
     Environment,
     changes,
@@ -28,6 +31,7 @@ from ortet.session.profiles import Profile
 from ortet.session.registry import Files
 from ortet.session.rooted import Seen
 from ortet.session.surroundings import surroundings
+from ortet.session.variables import Variables
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
@@ -44,6 +48,7 @@ class Surrounded(Making):
     _files: Workspace | None
     _story: Story | None = None
     _around: Environment | None = None  # what is recorded, once it was read
+    _variables: Variables | None = None  # of its commands, once it was opened or asked for
     _stirred = False  # commands may have changed what surrounds it
     _warned = ""  # why the last handover by policy failed
 
@@ -56,6 +61,9 @@ class Surrounded(Making):
     def environment(self, *, compare: bool | str = False) -> Environment | list[Difference]:
         """Look at what surrounds the workspace and does not come back with its files, and record
         what changed: packages, variables, hosts, resolver, the state of its repository.
+
+        Variables are those that its commands see: recorded ones are given back to them, unless
+        this process has changed them since it was opened or restored.
 
         With `compare`, nothing is recorded: the answer is how the surroundings now differ from
         those of the head commit, or of the commit it names.
@@ -88,11 +96,12 @@ class Surrounded(Making):
 
     def look_at_the_start(self) -> None:
         """It was opened, somewhere: what surrounds it there may be another."""
+        self._variables = Variables(self._hub.environ, self._hub.opening)
         if self.profile.environment != "asked":
             self._look_by_itself()
 
     def _look_at_the_end(self) -> None:
-        stirred = self._stirred or self._files is not None
+        stirred = self._stirred or self._files is not None or bool(self._own.changed)
         if stirred and self.profile.environment != "asked":
             self._look_by_itself()
 
@@ -100,6 +109,8 @@ class Surrounded(Making):
         """What has to be there when the files are looked at."""
         if self.profile.environment == "commit" and self._workspace() is not None:
             self._look_around(asked=True)
+        elif self.profile.environment == "ends" and self._workspace() is not None:
+            self._keep_variables()
         if self.profile.briefing and (self._host.dirty or self.head is None):
             self._hand_over_by_itself()
 
@@ -148,29 +159,69 @@ class Surrounded(Making):
 
     def _look_around(self, *, asked: bool) -> Environment:
         """What is there now; recorded if it changed."""
-        now = surroundings(self._seen(), self._hub.environ, self._hub.opening)
-        if self._around is None:
-            self._around = recorded_of(self)[1]
-        if parts := changes(self._around, now):
+        known, mine, hub = self._known(), self._own, self._hub
+        then = (known or NOTHING).variables
+        found = surroundings(self._seen(), mine.seen(then), hub.opening)
+        now = msgspec.structs.replace(found, variables=mine.record(then))
+        self._note(changes(known, now), now, asked=asked)
+        self._stirred = False
+        return now
+
+    def _keep_variables(self) -> None:
+        """For a commit that looks at nothing else: to compare them costs next to nothing."""
+        if not self._own.changed:
+            return
+        known = self._known()
+        if known is None:
+            self._look_around(asked=True)
+            return
+        now = msgspec.structs.replace(known, variables=self._own.record(known.variables))
+        self._note(changes(known, now), now, asked=True)
+
+    def _note(self, parts: Mapping[str, Any], now: Environment, *, asked: bool) -> None:
+        if parts:
             if asked:
                 self._touch()
             data = {"parts": parts, **({"asked": True} if asked else {})}
             self._ledger.add(Draft("environment", data, self._hub.author))
-            self._around = now
-        self._stirred = False
-        return now
+        self._around = now
+        self._own.recorded()
+
+    def _known(self) -> Environment | None:
+        if self._around is None:
+            self._around = recorded_of(self)[1]
+        return self._around
 
     def _compared(self, then: Environment | None) -> list[Difference]:
         """How it is now, against that; nothing when that is not known."""
         if then is None:
             return []
-        hub = self._hub
-        now = surroundings(self._seen(), hub.environ, hub.opening, names=then.variables)
-        return differences(then, now)
+        known, hub = (self._known() or NOTHING).variables, self._hub
+        seen, names = self._own.seen(known), {*known, *then.variables}
+        return differences(then, surroundings(self._seen(), seen, hub.opening, names=names))
 
-    def _since_restore(self) -> list[Difference]:
-        """What is not as it was at the commit it has just gone to."""
-        return self._compared(recorded_of(self)[1])
+    # variables
+
+    @property
+    def _own(self) -> Variables:
+        """What its commands see of the process's, and what else."""
+        if self._variables is None:
+            self._variables = Variables(self._hub.environ, self._hub.opening)
+        return self._variables
+
+    def take_after(self, parent: Surrounded) -> None:
+        """A fork begins with what its parent's commands see."""
+        self._variables = parent._own.copy()
+
+    def _given(self) -> Mapping[str, str | None]:
+        return self._own.over((self._known() or NOTHING).variables)
+
+    def _since_restore(self, *, mind: bool) -> list[Difference]:
+        """What is not as it was at the commit it has just gone to, with its `mind` or without."""
+        known = recorded_of(self)[1]
+        if mind:
+            self._own.restored(known.variables if known is not None else None)
+        return self._compared(known)
 
     def _then(self, ref: bool | str) -> Environment | None:
         if isinstance(ref, str):

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ortet.journal.environment import Debian, Environment, Python, Variable
-from ortet.machine.secrets import looks_secret
+from ortet.journal.environment import Debian, Environment, Python
 from ortet.session.repository import look_at
 from ortet.session.rooted import Rooted, Seen
+from ortet.session.variables import variables
 
 _LOCKS = ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "yarn.lock", "bun.lock")
 _LOCAL = frozenset(
@@ -32,7 +32,6 @@ _LOCAL = frozenset(
         "broadcasthost",
     }
 )
-_FLEETING = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", "PS1"})
 _FEW, _MANY = 200, 5000
 _LONG = 1000
 _DIST = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
@@ -45,8 +44,8 @@ def surroundings(
     *,
     names: Iterable[str] = (),
 ) -> Environment:
-    """As they are now. Of the variables those that differ from the opening environment, and those
-    of these `names`."""
+    """As they are now, for commands that see `environ`. Of the variables those that differ from the
+    opening environment, and those of these `names`."""
     machine, work = Rooted(seen.root), seen.work
     return Environment(
         python=_python(machine, work, environ.get("VIRTUAL_ENV", "")),
@@ -57,30 +56,6 @@ def surroundings(
         resolver=_resolver(machine),
         git=look_at(machine, seen, environ) if work else None,
     )
-
-
-def variables(
-    environ: Mapping[str, str], opening: Mapping[str, str], names: Iterable[str] = ()
-) -> dict[str, Variable]:
-    """Those that differ; a secret becomes a reference here, before anybody can store it."""
-    asked = set(names)
-    differ = {
-        name
-        for name in {*environ, *opening}
-        if environ.get(name) != opening.get(name)
-        and name not in _FLEETING
-        and not name.startswith("ORTET_")
-    }
-    chosen = sorted(differ | asked)[:_FEW]
-    return {_storable(name): _variable(name, environ.get(name)) for name in chosen}
-
-
-def _variable(name: str, value: str | None) -> Variable:
-    if value is None:
-        return Variable(unset=True)
-    if looks_secret(name, value):
-        return Variable(ref=f"env:{_storable(name)}")
-    return Variable(_storable(value)[:_LONG])
 
 
 def _python(machine: Rooted, work: str, active: str) -> Python | None:

@@ -98,11 +98,11 @@ class Workspace(OnBranch):
         stdin: bytes | str | None = None,
         output: Output | None = None,
     ) -> Result:
-        """Run a command in the machine, with the workspace as working directory."""
+        """Run a command in the machine, with the workspace as working directory. It has this
+        process's environment, the variables its session has recorded, and `env`; None unsets."""
         data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
-        return self._live().run(
-            command, env=env, cwd=cwd, timeout=timeout, stdin=data, output=output
-        )
+        machine, given = self._live(), {**self.company.variables(), **(env or {})}
+        return machine.run(command, env=given, cwd=cwd, timeout=timeout, stdin=data, output=output)
 
     # commit
 

@@ -1,0 +1,370 @@
+"""Recorded variables are given back to a session's commands, here, elsewhere and at each commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.journal.environment import Difference, Environment, Variable, differences
+from ortet.journal.events import Draft
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.session.variables import Variables
+from ortet.session.workspace import Workspace
+
+Environ = pytest.MonkeyPatch
+LONG = 32 * 1024
+
+
+@pytest.fixture
+def environ(monkeypatch: Environ) -> Environ:
+    """The process's own, as a program changes it."""
+    for name in ("MODE", "OTHER", "MY_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def hub(tmp_path: Path, environ: Environ) -> Iterator[Hub]:
+    del environ
+    with open_hub(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    place = tmp_path / "proj"
+    place.mkdir()
+    (place / "a").write_text("one")
+    return place
+
+
+def sees(session: Session | Workspace, name: str = "MODE", **env: str | None) -> str:
+    command = f'printf %s "${{{name}-not set}}"'
+    return session.run(command, env=env).stdout
+
+
+ELSEWHERE = """
+import json, os, sys
+from ortet.config import open_hub
+before = dict(os.environ)
+with open_hub(sys.argv[1]) as hub, hub.session("s") as s:
+    exec(sys.stdin.read())
+assert dict(os.environ) == before
+print(json.dumps(told))
+"""
+
+
+def elsewhere(tmp_path: Path, script: str, **more: str) -> list[str]:
+    """What another process tells, whose environment is bare but for these."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **more}
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "store")],
+        env=env,
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+SEES = "told = [s.run('printf %s \"${MODE-not set}\"').stdout]"
+
+
+def told(session: Session) -> list[Mapping[str, object]]:
+    """What was recorded of variables, each time."""
+    parts = [event.data["parts"] for event in session.events() if event.kind == "environment"]
+    return [part["variables"] for part in parts if "variables" in part]
+
+
+class TestElsewhere:
+    def test_another_process_has_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "safe")
+            assert sees(s) == "safe"
+        tmp_path = work.parent
+        assert elsewhere(tmp_path, SEES) == ["safe"]
+        assert elsewhere(tmp_path, SEES, MODE="theirs") == ["safe"]
+        assert elsewhere(tmp_path, SEES) == ["safe"]  # though it was as usual in between
+        assert elsewhere(tmp_path, SEES.replace("s.run", "s.machine.run")) == ["safe"]
+        inside = "told = [s.act(lambda: s.machine.run('echo $MODE').stdout.strip(), name='x')]"
+        assert elsewhere(tmp_path, inside) == ["safe"]
+
+    def test_one_that_was_unset(
+        self, tmp_path: Path, work: Path, environ: Environ, monkeypatch: Environ
+    ) -> None:
+        environ.setenv("MODE", "usual")
+        with open_hub(tmp_path / "store") as hub, hub.session("s", workspace=work) as s:
+            monkeypatch.delenv("MODE")
+            assert s.environment().variables["MODE"] == Variable(unset=True)
+        assert elsewhere(tmp_path, SEES, MODE="theirs") == ["not set"]
+
+    def test_what_the_process_changes_goes_before(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "safe")
+            s.environment()
+        environ.delenv("MODE")
+        with hub.session("s") as s:
+            assert sees(s) == "safe"
+            environ.setenv("MODE", "fast")
+            assert sees(s) == "fast"
+            assert s.environment().variables["MODE"] == Variable("fast")
+            environ.delenv("MODE")
+            assert sees(s) == "not set"
+            assert s.environment().variables["MODE"] == Variable(unset=True)
+        environ.setenv("MODE", "safe")
+        with hub.session("s") as s:
+            assert sees(s) == "not set"
+
+    def test_what_a_command_is_told_goes_before_all(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "safe")
+        environ.delenv("MODE")
+        with hub.session("s") as s:
+            assert sees(s, MODE="asked") == "asked"
+            assert sees(s, MODE=None) == "not set"
+            assert sees(s, OTHER="x") == "safe"
+
+    def test_a_secret_is_the_process_s(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MY_TOKEN", "hush")
+            s.environment()
+            s.commit()
+        compare = "told = [str(one) for one in s.environment(compare=True)]"
+        assert "variable MY_TOKEN: env:MY_TOKEN then, not set now" in elsewhere(
+            work.parent, compare
+        )
+        found = elsewhere(work.parent, compare, MY_TOKEN="another")
+        assert not [one for one in found if "MY_TOKEN" in one]
+        run = SEES.replace("MODE", "MY_TOKEN")
+        assert elsewhere(work.parent, run) == ["not set"]
+        assert elsewhere(work.parent, run, MY_TOKEN="another") == ["another"]
+
+    def test_what_tells_of_a_host_stays_there(
+        self, hub: Hub, work: Path, environ: Environ, tmp_path: Path
+    ) -> None:
+        names = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "TERM", "DISPLAY", "XDG_RUNTIME_DIR")
+        with hub.session("s", workspace=work) as s:
+            for name in names:
+                environ.setenv(name, str(tmp_path))
+            assert set(names) <= set(s.environment().variables)
+        script = f"told = [s.run('echo ${{'+n+'-theirs}}').stdout.strip() for n in {names}]"
+        assert elsewhere(tmp_path, script, HOME="theirs") == ["theirs"] * len(names)
+
+    def test_the_workspace_alone_has_them_too(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            first = s.commit()
+            environ.setenv("MODE", "safe")
+            s.commit()
+        environ.delenv("MODE")
+        with hub.workspace(work) as ws:
+            assert sees(ws) == "safe"
+            ws.restore(first.oid)
+            assert sees(ws) == "not set"
+
+    def test_nobody_asked(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work, environment="asked") as s:
+            environ.setenv("MODE", "safe")
+            s.run("true")
+            s.commit()
+        environ.delenv("MODE")
+        with hub.session("s", environment="asked") as s:
+            assert sees(s) == "not set"
+
+
+class TestRestore:
+    def test_the_older_values(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            none = s.commit()
+            environ.setenv("MODE", "one")
+            one = s.commit()
+            environ.setenv("MODE", "two")
+            environ.setenv("OTHER", "x")
+            two = s.commit()
+            assert len({none.oid, one.oid, two.oid}) == 3
+            assert s.restore(one.oid).environment == []
+            assert (sees(s), sees(s, "OTHER")) == ("one", "not set")
+            assert os.environ["MODE"] == "two" and os.environ["OTHER"] == "x"
+            assert s.restore(none.oid).environment == []
+            assert sees(s) == "not set"
+            assert s.restore(two.oid).environment == []
+            assert (sees(s), sees(s, "OTHER")) == ("two", "x")
+            s.rewind()
+            assert sees(s) == "one"
+            environ.setenv("MODE", "three")
+            assert sees(s) == "three"
+            assert s.environment().variables["MODE"] == Variable("three")
+            three = s.commit()
+            s.restore(two.oid)
+            s.restore(three.oid)
+            assert sees(s) == "three"
+
+    def test_what_was_not_committed_is_kept(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            one = s.commit()
+            environ.setenv("MODE", "two")
+            s.restore(one.oid)
+            assert sees(s) == "one"
+            s.restore("HEAD@{1}")
+            assert sees(s) == "two"
+
+    def test_only_files_leaves_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            one = s.commit()
+            environ.setenv("MODE", "two")
+            s.restore(one.oid, only={"files"})
+            assert sees(s) == "two"
+            s.restore(one.oid, only={"mind"})
+            assert sees(s) == "one"
+
+    def test_a_secret_that_is_missing_is_told(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            before = s.commit()
+            environ.setenv("MY_TOKEN", "hush")
+            good = s.commit()
+            s.restore(before.oid)
+            assert sees(s, "MY_TOKEN") == "hush"
+            environ.delenv("MY_TOKEN")
+            report = s.restore(good.oid)
+            assert report.environment == [
+                Difference("variable", "MY_TOKEN", "env:MY_TOKEN", "not set")
+            ]
+
+    def test_nothing_changed_is_no_event(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            one = s.commit()
+            recorded = told(s)
+            assert s.commit() == one
+            assert s.environment(compare=True) == []
+        environ.delenv("MODE")
+        with hub.session("s") as s:
+            assert sees(s) == "one"
+            assert s.environment().variables["MODE"] == Variable("one")
+            assert s.environment(compare=True) == []
+            assert told(s) == recorded
+            state = hub.history.state(hub.refs.resolve(one.oid))
+        with hub.session("s") as s:
+            s.restore(one.oid)
+            assert s.environment(compare=True) == []
+            assert s.commit() == one
+            assert hub.history.state(hub.refs.resolve("s")) == state
+
+    def test_a_fork_has_its_own(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            s.commit()
+            environ.setenv("MODE", "two")
+            (kid,) = s.fork(1)
+            assert sees(kid) == sees(s) == "two"
+            s.rewind()
+            assert (sees(kid), sees(s)) == ("two", "one")
+            environ.setenv("OTHER", "kid")
+            kid.environment()
+            kid.pause()
+        environ.delenv("MODE")
+        environ.delenv("OTHER")
+        with hub.session(kid.name) as again:
+            assert (sees(again), sees(again, "OTHER")) == ("two", "kid")
+
+    def test_a_merge_leaves_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            s.commit()
+            (kid,) = s.fork(1)
+            kid.run("echo x > b")
+            environ.setenv("MODE", "two")
+            s.merge(kid)
+            assert sees(s) == "two"
+        environ.delenv("MODE")
+        with hub.session("s") as s:
+            assert sees(s) == "two"
+
+
+class TestWhole:
+    def test_a_long_value(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "ab " * 5000)
+            environ.setenv("OTHER", "a " * LONG)
+            found = s.environment().variables
+            assert found["MODE"].value == "ab " * 5000
+            assert found["OTHER"].value == "" and "not kept" in str(found["OTHER"])
+            good = s.commit()
+            assert s.environment(compare=True) == []
+        environ.delenv("MODE")
+        environ.delenv("OTHER")
+        with hub.session("s") as s:
+            assert sees(s) == "ab " * 5000
+            assert sees(s, "OTHER") == "not set"
+            (one,) = s.environment(compare=good.oid)
+            assert one.name == "OTHER" and one.now == "not set"
+            assert "not kept" in s.briefing().markdown
+
+    def test_a_thousand_characters(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "ab " * 333 + "c")
+        environ.delenv("MODE")
+        with hub.session("s") as s:
+            assert sees(s) == "ab " * 333 + "c"
+
+    def test_what_an_earlier_version_cut_is_not_given_back(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
+        with hub.session("s", workspace=work) as s:
+            old = {"MODE": {"value": "ab " * 333 + "c"}, "OTHER": {"value": "short"}}
+            s._ledger.add(Draft("environment", {"parts": {"variables": old}, "asked": True}))
+            s._host.dirty = True
+            s.let_go()
+        del environ
+        with hub.session("s") as s:
+            assert (sees(s), sees(s, "OTHER")) == ("not set", "short")
+            assert s.environment().variables["MODE"].value == "ab " * 333 + "c"
+
+    def test_many_long_ones_fit_an_event(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work, environment="commit") as s:
+            for number in range(60):
+                environ.setenv(f"BIG{number:02}", "ab " * 10000)
+            s.commit()
+            found = [one for name, one in s.environment().variables.items() if "BIG" in name]
+            assert len([one for one in found if one.value]) == 8
+            assert len([one for one in found if not one.value and one.digest]) == 52
+
+    def test_names_that_cannot_be_are_left_out(self) -> None:
+        mine = Variables({}, {})
+        bad = {
+            name: Variable("x")
+            for name in ("", "A=B", "A\0", "\\xff", "HOME", "PWD", "ORTET_VAULT_KEY", "SSH_X")
+        }
+        assert mine.over(bad) == {}
+        assert mine.over({"A": Variable("x\0"), "B": Variable("\\xff")}) == {}
+        assert mine.over({"A": Variable(""), "LD_PRELOAD": Variable("x")}) == {
+            "A": "",
+            "LD_PRELOAD": "x",
+        }
+
+    def test_what_looks_escaped_and_is_not(self) -> None:
+        mine = Variables(now := {"A": "\\xff"}, {})
+        recorded = mine.record({})
+        assert recorded["A"].value == "\\xff"
+        del now["A"]
+        assert Variables({}, {}).over(recorded) == {"A": "\\xff"}
+
+    def test_a_digest_beside_a_value_is_no_difference(self) -> None:
+        old, new = Variable("x"), Variable("x", digest="d")
+        one, other = Environment(variables={"A": old}), Environment(variables={"A": new})
+        assert differences(one, other) == differences(other, one) == []
