@@ -49,7 +49,7 @@ class TestDirectory:
         with pytest.raises(Invalid, match="is a file: give the directory it is in"):
             hub.workspace(work / "a.txt")
 
-    @pytest.mark.parametrize("name", ["missing", "link", "x" * 5000, "nul\0"])
+    @pytest.mark.parametrize("name", ["missing", "link", "x" * 5000])
     def test_a_missing_one_says_to_create_it(self, hub: Hub, work: Path, name: str) -> None:
         (work / "link").symlink_to("nowhere")
         with pytest.raises(NotFound, match="create it first"):

@@ -768,7 +768,7 @@ class TestWhatIsAskedFor:
             ws.run(wrong)
 
     def test_what_is_no_message(self, ws: Workspace) -> None:
-        with pytest.raises(Invalid, match="give a string"):
+        with pytest.raises(Invalid, match="give text"):
             ws.commit(None)  # type: ignore[arg-type]
 
     def test_parts_a_workspace_does_not_have(self, ws: Workspace) -> None:

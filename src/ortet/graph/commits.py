@@ -10,6 +10,7 @@ import msgspec
 
 from ortet.codec import decode, encode
 from ortet.errors import NotFound
+from ortet.given import COUNT, may_be
 from ortet.graph.records import Commit, Image, State
 from ortet.ids import Oid, to_hex
 from ortet.store.abc import Kind, Objects
@@ -117,6 +118,7 @@ class History:
         self, oid: Oid, *, limit: int | None = None, first_parent: bool = False
     ) -> Iterator[CommitInfo]:
         """Newest first, no commit before one that descends from it; among equals by time."""
+        may_be(COUNT, limit=limit)
         order = self.line(oid) if first_parent else self._order(oid)
         for found in islice(order, limit):
             yield self.info(found)

@@ -187,23 +187,6 @@ def check_plain(value: Any, depth: int = 0) -> None:
         raise _not_plain(f"{type(value).__name__} is not JSON")
 
 
-def check_text(**fields: Any) -> None:
-    """Invalid unless each is text: a mind that took anything else could not be read again."""
-    for name, value in fields.items():
-        if not isinstance(value, str):
-            raise Invalid("not_text", f"{name} is {type(value).__name__}: give text")
-
-
-def check_texts(name: str, value: Any) -> list[str]:
-    """As a list. One text is not several: its letters are nobody's steps."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise Invalid("not_text", f"{name} is {type(value).__name__}: give a list of texts")
-    several = list(value)
-    for one in several:
-        check_text(**{f"one of {name}": one})
-    return several
-
-
 def _not_plain(why: str) -> Invalid:
     return Invalid(
         "not_json",

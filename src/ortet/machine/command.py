@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from ortet.errors import Invalid, NotFound
+from ortet.given import BYTES, CALL, DICT, NUMBER, TEXT, check_text, may_be
 from ortet.ids import Random
 from ortet.machine.abc import Command, Output, Result
 from ortet.machine.descendants import MARK, kill_run
@@ -241,6 +242,27 @@ class _Kept:
         if over > 0:
             self._cut += over
             del self._tail[:over]
+
+
+def check_run(
+    command: Command,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str = "",
+    timeout: float | None = None,
+    stdin: bytes | str | None = None,
+    output: Output | None = None,
+) -> None:
+    """Invalid for what no machine could run, before it is begun."""
+    argv_of(command)
+    may_be(DICT, env=env)
+    check_text(cwd=cwd)
+    may_be(NUMBER, timeout=timeout)
+    may_be(BYTES, stdin=stdin)
+    may_be(CALL, output=output)
+    for name, value in (env or {}).items():
+        check_text(**{"a name in env": name})
+        may_be(TEXT, **{f"env {name}": value})
 
 
 def argv_of(command: Command) -> list[str]:

@@ -11,7 +11,8 @@ import msgspec
 
 from ortet.codec import encode
 from ortet.errors import Conflict, Invalid, NotFound, Unsettled
-from ortet.journal.events import check_plain, check_text
+from ortet.given import TEXT, check_text, may_be
+from ortet.journal.events import check_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +52,10 @@ def action(
 ) -> Any:
     """Mark a function: `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`, whose
     key has the argument `to` in it. Calling the function stays as it was."""
+    check_text(key=key, replay=replay, scope=scope)
     _check(replay, scope)
+    if not callable(name):
+        check_text(name=name)
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         setattr(function, _MARK, Action(said or _name_of(function), replay, key, scope))
@@ -81,6 +85,7 @@ def describe(
             "async_action",
             f"{_name_of(function)} is async: `await ortet.surface.aio.act(session, …)` instead",
         )
+    may_be(TEXT, key=key, name=name, replay=replay, scope=scope)
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
     own = key or _filled(said, function, args, kwargs)
     chosen = Action(name or said.name, replay or said.replay, own, scope or said.scope)

@@ -9,8 +9,9 @@ import msgspec
 
 from ortet.backend.abc import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.given import FLAG, check_text, must_be
 from ortet.ids import uuid7
-from ortet.journal.events import Draft, Event, check_text
+from ortet.journal.events import Draft, Event
 from ortet.journal.folding import answered
 from ortet.journal.mind import Mind
 from ortet.journal.things import Approval
@@ -46,8 +47,7 @@ def need(approvals: Iterable[Approval], id_: str) -> Approval:
 
 
 def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
-    if not isinstance(ok, bool):
-        raise Invalid("bad_answer", f"ok={ok!r}: give True or False")
+    must_be(FLAG._replace(kind="bad_answer"), ok=ok)
     check_text(approval=approval, by=by, why=why)
     return Draft("given", {"id": approval, "ok": ok, "why": why}, by)
 

@@ -13,10 +13,10 @@ import msgspec
 from ortet.backend.abc import Move, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Corrupt, NotFound
+from ortet.given import check_text
 from ortet.graph import bundle
 from ortet.graph.walk import references
 from ortet.ids import Oid, from_hex
-from ortet.journal.events import check_text
 from ortet.session.holds import check_hold
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.store.faults import reach

@@ -226,7 +226,7 @@ def check_urls(urls: Sequence[str]) -> list[str]:
         raise Invalid("bad_url", f"{len(found)} URLs: give at most {_MOST_URLS}")
     for url in found:
         if not isinstance(url, str) or not 0 < len(url) <= _LONGEST_URL:
-            raise Invalid("bad_url", f"a URL is text of 1 to {_LONGEST_URL} characters")
+            raise Invalid("bad_url", f"give each URL as text of 1 to {_LONGEST_URL} characters")
         try:
             secret = urlsplit(url).password
         except ValueError:
@@ -242,7 +242,7 @@ def check_urls(urls: Sequence[str]) -> list[str]:
 def check_label(name: Any, what: str) -> str:
     if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
         return name
-    raise Invalid("bad_name", f"{what} needs a name of 1 to {_LONGEST_NAME} printable characters")
+    raise Invalid("bad_name", f"give {what} a name of 1 to {_LONGEST_NAME} printable characters")
 
 
 def all_rows(catalog: Catalog, kind: str, prefix: str = "") -> list[tuple[str, bytes]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
+from ortet.given import COUNT, PATH, check_text, may_be, must_be
 from ortet.graph.diff import diff_images
 from ortet.ids import Oid
 from ortet.journal.events import Ref
@@ -118,7 +119,9 @@ def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
     return (given if given.is_relative_to(base) else path).relative_to(base).as_posix(), path
 
 
-def check_name(name: str) -> str:
+def check_name(name: str | os.PathLike[str]) -> str:
+    must_be(PATH._replace(kind="bad_name"), name=name)
+    name = os.fspath(name)
     if name and len(name) <= _LONGEST and "\0" not in name and name.isprintable():
         return name
     raise Invalid(
@@ -155,6 +158,8 @@ def last_version(table: Table[Artifact], name: str) -> int:
 
 
 def find(table: Table[Artifact], name: str, version: int | None) -> Artifact:
+    check_text(name=name)
+    may_be(COUNT, version=version)
     last = last_version(table, name)
     wanted = last if version is None else version
     found = table.get(key_of(name, wanted)) if 0 < wanted <= last else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from ortet.errors import Conflict, Invalid
+from ortet.given import FLAG, check_text, must_be
 
 if TYPE_CHECKING:
     from ortet.journal.events import Draft, Event
@@ -27,7 +28,7 @@ class Asides:
 
         The writer takes it into the journal when it next acts or commits; readers see it at once.
         """
-        from ortet.journal.events import Draft, check_text
+        from ortet.journal.events import Draft
 
         if not text or not isinstance(text, str):
             given = "an empty one" if text == "" else type(text).__name__
@@ -42,6 +43,7 @@ class Asides:
         from ortet.session.approvals import draft_answer, need
 
         session = self._whole._minds().roll.meant(session)
+        check_text(by=by)
         draft = draft_answer(approval, by=by or self._whole.author, ok=ok, why=why)
         need(self._whole.get(session).approvals(), approval)
         self._leave(session, draft)
@@ -54,16 +56,22 @@ class Asides:
         live; the session itself is left alone, whoever writes to it."""
         from ortet.session.whatif import whatif
 
+        must_be(FLAG, machine=machine)
         hub = self._whole
-        view = hub.get(session) if isinstance(session, str) else session
+        view = self._view(session)
         return whatif(hub._minds(), view, at, machine=machine, **change)
 
     def diff_runs(self, a: str | View, b: str | View) -> RunDiff:
         """Where two sessions part, and then what each did; str() of it is readable."""
         from ortet.journal.rundiff import diff_runs
 
-        left, right = (self._whole.get(x) if isinstance(x, str) else x for x in (a, b))
-        return diff_runs(left.events(), right.events())
+        return diff_runs(self._view(a).events(), self._view(b).events())
+
+    def _view(self, session: str | View) -> View:
+        """To read: a session that is open here as it is, else by what it is called."""
+        from ortet.session.view import View
+
+        return session if isinstance(session, View) else self._whole.get(session)
 
     def _leave(self, session: str | View, draft: Draft) -> Event:
         from ortet.session.inbox import put

@@ -9,7 +9,8 @@ import msgspec
 
 from ortet.codec import to_json
 from ortet.errors import Invalid
-from ortet.journal.events import Event, check_plain, check_text
+from ortet.given import check_text
+from ortet.journal.events import Event, check_plain
 from ortet.session.artifacts import Content
 
 _INPUT = ("input_tokens", "prompt_tokens")

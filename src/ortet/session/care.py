@@ -12,7 +12,8 @@ import msgspec
 
 from ortet.backend.abc import Move, Op
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, Corrupt, Invalid
+from ortet.errors import Conflict, Corrupt
+from ortet.given import COUNT, must_be
 from ortet.graph import bundle
 from ortet.graph.bundlelimits import Limits
 from ortet.graph.refs import is_name
@@ -110,8 +111,7 @@ def sweep_store(
 ) -> SweepReport:
     gone = expired(hub)
     if expire_ns is not None:
-        if expire_ns < 0:
-            raise Invalid("bad_age", f"nothing is {expire_ns} ns old: give an age from 0")
+        must_be(COUNT._replace(kind="bad_age", words="an age from 0"), expire_ns=expire_ns)
         since = hub.clock.now_ns() - expire_ns
         gone = Expired(max(since, gone.time), hub.catalog.last_op())
         if not dry_run:

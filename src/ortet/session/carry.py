@@ -11,6 +11,8 @@ import msgspec
 
 from ortet.codec import Compressor, decode, decompress, encode
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
+from ortet.given import check_text
+from ortet.journal.events import check_plain
 from ortet.journal.things import Message
 from ortet.session.guest import is_quiet
 from ortet.session.tombs import signer
@@ -59,6 +61,8 @@ def turn(
     reply: Callable[[Session], Any] | None,
 ) -> list[Message]:
     """See Hub.turn."""
+    check_text(role=role)
+    check_plain(message)
     with sessions.open(name, agent=agent) as session:
         said = [session.say(role, message)]
         if reply is not None:
@@ -102,8 +106,7 @@ def carry(view: View, sessions: Sessions) -> str:
 
 def read_carry(sessions: Sessions, text: str) -> Carried:
     """What the text holds, if this store has signed it."""
-    if not isinstance(text, str):
-        raise _bad()
+    check_text(text=text)
     try:
         raw = base64.b64decode(
             text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortet.given import CALL, FLAG, PATH, SEVERAL, TEXT, may_be, must_be
+
 if TYPE_CHECKING:
     from ortet.backend.abc import RowChange
     from ortet.graph.bundle import Imported
@@ -60,6 +62,8 @@ class Custody(ABC):
         """
         from ortet.session.erasure import erase
 
+        may_be(TEXT, user=user)
+        may_be(SEVERAL, seqs=seqs)
         return erase(self._minds(), None if session is None else self._meant(session), seqs, user)
 
     def bill(self, *, since: Since = None, by: By = "session") -> list[Bill]:
@@ -102,6 +106,7 @@ class Custody(ABC):
         """
         from ortet.session.carry import turn
 
+        may_be(CALL, reply=reply)
         return turn(self._minds(), session, message, role=role, agent=agent, reply=reply)
 
     def from_carry(self, text: str) -> Session:
@@ -178,6 +183,7 @@ class Custody(ABC):
         """Apply all policies: erase, archive, trim rows that commits hold. `dry_run` only tells."""
         from ortet.session.retention import retain
 
+        must_be(FLAG, dry_run=dry_run)
         return retain(self._minds(), dry_run=dry_run)
 
     def export_jsonl(
@@ -186,5 +192,7 @@ class Custody(ABC):
         """Write sessions as an evaluation data set, one JSON object a line; returns how many."""
         from ortet.session.datasets import export_jsonl
 
+        must_be(PATH, path=path)
+        may_be(SEVERAL, sessions=sessions)
         ids = None if sessions is None else [self._meant(one) for one in sessions]
         return export_jsonl(self._minds(), Path(path), ids)

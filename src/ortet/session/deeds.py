@@ -11,8 +11,9 @@ import msgspec
 from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, Unsupported
+from ortet.given import check_text
 from ortet.ids import uuid7
-from ortet.journal.events import Draft, Event, check_text
+from ortet.journal.events import Draft, Event
 from ortet.journal.things import Effect
 from ortet.session.actions import (
     Action,

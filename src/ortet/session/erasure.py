@@ -11,6 +11,7 @@ import msgspec
 from ortet.backend.abc import Lease, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Invalid
+from ortet.given import COUNT, must_be
 from ortet.ids import Oid
 from ortet.journal.compact import compaction_of, data_of, said
 from ortet.journal.events import Draft, Event
@@ -45,6 +46,8 @@ def erase(
         raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
     if seqs is not None and session is None:
         raise Invalid("nothing_meant", "numbers of events mean those of a session: give session=ID")
+    for seq in seqs or ():
+        must_be(COUNT, **{"one of seqs": seq})
     receipt = finish(sessions)
     rows = [sessions.roll.get(session)] if session is not None else sessions.all()
     events, effects, outside = _meant(sessions, rows, seqs, user)

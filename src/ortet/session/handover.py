@@ -16,6 +16,7 @@ import msgspec
 
 from ortet.codec import to_json
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
+from ortet.given import PATH, must_be
 from ortet.journal.story import Story
 from ortet.store.faults import reach
 
@@ -81,10 +82,10 @@ def write(directory: str, files: dict[str, bytes], *, below: str | None = None) 
     return Handover(directory, written, [name for name in files if name not in written])
 
 
-def check_directory(directory: str, *, inside: bool) -> str:
+def check_directory(directory: str | os.PathLike[str], *, inside: bool) -> str:
     """A directory to hand over in; `inside`: it has to lie in the workspace."""
-    if not isinstance(directory, str) or not directory or "\0" in directory:
-        raise Invalid("bad_directory", f"{directory!r}: give a directory")
+    must_be(PATH._replace(kind="bad_directory"), directory=directory)
+    directory = os.fspath(directory)
     if inside and (os.path.isabs(directory) or ".." in PurePosixPath(directory).parts):
         raise Invalid(
             "bad_directory", f"{directory}: give a directory inside the workspace, as 'handover'"

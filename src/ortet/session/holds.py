@@ -8,7 +8,7 @@ import msgspec
 
 from ortet.codec import decode, encode
 from ortet.errors import Refused
-from ortet.journal.events import check_text
+from ortet.given import check_text
 from ortet.session.lifecycle import SessionRow
 
 if TYPE_CHECKING:

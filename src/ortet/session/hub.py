@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ortet.backend.abc import Lease, Move
 from ortet.codec import decode
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
+from ortet.given import FLAG, check_text, must_be
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
@@ -238,6 +239,7 @@ class Hub(Minding, Keeping, Custody, Asides):
 
         What private files hold and no commit does is committed first, unless you `discard` it.
         """
+        must_be(FLAG, discard=discard)
         row = self.registry.need(name)
         if not discard:
             self._record_last(row)
@@ -307,15 +309,13 @@ class Hub(Minding, Keeping, Custody, Asides):
 
     def how(self, engine: str, files: Files | None) -> tuple[Files, str]:
         """Whose the files are, and the engine that is meant."""
+        check_text(engine=engine)
         if files not in (None, "inplace", "private"):
             raise Invalid("bad_workspace", f"files={files!r}: give 'inplace' or 'private'")
         if files == "inplace" and engine in ("overlay", "criu"):
-            raise Invalid(
-                "bad_workspace", f"engine={engine!r} keeps files private: leave files= out"
-            )
-        mode: Files = "inplace"
-        if files == "private" or engine in ("overlay", "criu"):
-            mode = "private"
+            raise Invalid("bad_workspace", f"engine={engine!r} is private: leave files= out")
+        private = files == "private" or engine in ("overlay", "criu")
+        mode: Files = "private" if private else "inplace"
         if engine == "auto":
             engine = self._parts.strongest() if mode == "private" else "folder"
         self._parts.engine(engine)  # which knows its name, or says so

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ortet.given import CALL, FLAG, NUMBER, PATH, SEVERAL, may_be, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.graph.refs import Ref, text_of
 
@@ -37,6 +38,7 @@ class Keeping:
         """Recompute every hash, follow every reference; Corrupt carries the report in details."""
         from ortet.session.care import verify_store
 
+        may_be(CALL, progress=progress)
         return verify_store(self._whole, progress)
 
     def sweep(
@@ -53,6 +55,9 @@ class Keeping:
         """
         from ortet.session.care import sweep_store
 
+        must_be(FLAG, dry_run=dry_run)
+        may_be(NUMBER, min_garbage=min_garbage)
+        may_be(CALL, progress=progress)
         if not dry_run and self._whole.catalog.rows("removing", limit=1):
             from ortet.session.removing import finish
 
@@ -93,6 +98,9 @@ class Keeping:
         from ortet.session.care import export_refs
 
         chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
+        must_be(SEVERAL, refs=chosen)
+        must_be(PATH, path=path)
+        may_be(CALL, progress=progress)
         names = [text_of(ref) for ref in chosen]
         return export_refs(self._whole, names, Path(path), progress=progress)
 
@@ -102,4 +110,6 @@ class Keeping:
         """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
         from ortet.session.care import import_bundle
 
+        must_be(PATH, path=path)
+        may_be(CALL, progress=progress)
         return import_bundle(self._whole, Path(path), progress)

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ortet.errors import Invalid, OrtetError, Refused
+from ortet.given import DICT, check_text, may_be
 from ortet.graph.commits import CommitInfo
-from ortet.journal.events import Draft, Event, check_text
+from ortet.journal.events import Draft, Event
 from ortet.journal.things import Artifact
 from ortet.session import artifacts
 from ortet.session.artifacts import Content, Orphans
@@ -71,6 +72,7 @@ class Making(Outside):
 
         Hard ones pause the session when they are overrun, `soft` ones record a warning once.
         """
+        may_be(DICT, soft=soft)
         asked = parse_limits({**limits, SOFT: soft or {}})
         if not asked.hard and not asked.soft:
             raise Invalid("bad_budget", "no limit was given: as s.budget(usd=10)")
@@ -92,6 +94,7 @@ class Making(Outside):
     ) -> Event:
         """Record a call that was made, and spend its usage; see `spend`. Request and response are
         stored apart and named by the event, which is returned."""
+        may_be(DICT, params=params, usage=usage)
         usage = dict(usage or {})
         data = described(provider, model, dict(params or {}), usage)
         amounts = check_amounts(amounts_of(usage))
@@ -137,7 +140,8 @@ class Making(Outside):
         The same name again is the next version. Made within an action, it remembers which one.
         """
         self._touch()
-        text = artifacts.check_name(os.fspath(name))
+        check_text(kind=kind, media=media, link=link, why=why)
+        text = artifacts.check_name(name)
         with self._hub.writing():  # until the event is there, a sweep must not take it
             content = Content("", 0)
             if data is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ortet.backend.abc import Catalog, Signal
 from ortet.errors import Invalid
+from ortet.given import DICT, TEXT, check_text, may_be
 from ortet.session.company import Company, Nobody
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart
@@ -69,21 +70,21 @@ class Minding:
         from ortet.session.profiles import Manner
         from ortet.session.starting import Place
 
+        may_be(DICT, budget=budget)
+        may_be(TEXT, profile=profile, handover=handover)
         place = Place(engine=engine, files=files)
         if workspace is None:
             if files == "inplace":
                 raise Invalid(
                     "bad_workspace", "files='inplace' of which directory? give workspace="
                 )
-            if engine != "auto":
-                cast("Hub", self).how(engine, "private")
+            if engine != "auto" or files is not None:
+                cast("Hub", self).how(engine, "private" if files is None else files)
         else:
             directory = keep_apart(self.root, existing(workspace))
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files)
-        works_for = parent or ""
-        if not isinstance(works_for, str):
-            works_for = str(getattr(works_for, "id", works_for))
+        works_for = "" if parent in (None, "") else self._minds().roll.meant(parent)
         manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
@@ -128,6 +129,7 @@ class Minding:
 
     def is_open(self, session: str) -> bool:
         """Whether a living process, here or elsewhere, has the session of this id open."""
+        check_text(session=session)
         return self._minds().is_held(session)
 
     def company(self, branch: str) -> Company:

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ortet.errors import Invalid, NotFound
+from ortet.errors import NotFound
+from ortet.given import FLAG, TIMES, check_text, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.journal.events import check_text
 from ortet.machine.abc import Report
 from ortet.session.around import staying
 from ortet.session.branch import Branch
@@ -90,8 +90,7 @@ class Moving(Surrounded):
     def rewind(self, n: int = 1) -> Restored:
         """Restore the n-th commit back on this branch, mind and files together."""
         self._live()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
+        must_be(TIMES, n=n)
         head = self.head
         if head is None:
             raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
@@ -146,8 +145,8 @@ class Moving(Surrounded):
         False; all or none."""
         from ortet.session.forking import fork_files, fork_minds
 
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
+        must_be(FLAG, machine=machine)
+        must_be(TIMES, n=n)
         self._live()
         self._take_in()
         files = self._workspace()
@@ -170,6 +169,7 @@ class Moving(Surrounded):
         """
         from ortet.session.joining import merge
 
+        check_text(message=message)
         self._live()
         self._take_in()
         self._must_move("merge")

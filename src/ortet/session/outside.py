@@ -12,6 +12,7 @@ import msgspec
 
 from ortet.backend.abc import RowChange
 from ortet.errors import NotFound
+from ortet.given import TEXT, may_be
 from ortet.journal.around import BROWSER, Browsing, Collaboration, Window, updated
 from ortet.journal.events import Draft, Event
 from ortet.session import around
@@ -53,6 +54,7 @@ class Outside(Saying):
         """
         self._touch()
         around.check_label(name, "a collaboration")
+        may_be(TEXT, effect=effect)
         given = {"kind": kind, "link": link, "status": status, "text": text}
         data = {"name": name, **{key: value for key, value in given.items() if value is not None}}
         if made := effect or self._deeds.current():

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ortet.errors import Invalid, NotFound
+from ortet.given import PATH, must_be
 
 SECRET_PLACES = (
     ".ssh",
@@ -29,6 +30,7 @@ _VIEW = re.compile(r"/proc/[^/]+/(?:root|cwd)(?:/|$)")
 
 def real(path: str | os.PathLike[str]) -> Path:
     """The path without links; of a view into a machine they would lead to the host's own files."""
+    must_be(PATH, path=path)
     full = os.path.abspath(os.fsdecode(path))
     if _VIEW.match(full):
         raise Invalid(
@@ -39,6 +41,7 @@ def real(path: str | os.PathLike[str]) -> Path:
 
 def existing(path: str | os.PathLike[str]) -> Path:
     """The same of a directory that is there."""
+    must_be(PATH, path=path)
     if os.path.isdir(path):
         return real(path)
     if os.path.exists(path):

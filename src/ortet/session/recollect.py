@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, NotFound
+from ortet.given import COUNT, must_be
 from ortet.journal.briefing import Briefing, brief
 from ortet.journal.compact import (
     Compaction,
@@ -88,8 +89,7 @@ def context_of(view: View, tokens: int, count: Counter) -> Context:
 
 
 def last_messages(view: View, count: int) -> list[Message]:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise Invalid("bad_count", f"the last {count!r} messages: give a number from 0")
+    must_be(COUNT._replace(kind="bad_count"), last=count)
     core = view.mind.core
     newest = newest_first(view.events, core.since, core.events, page=8 + 2 * count)
     return list(islice(settled_newest(newest), count))[::-1]

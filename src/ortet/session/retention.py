@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet.codec import decode, encode
-from ortet.errors import Invalid, Refused
+from ortet.errors import Refused
+from ortet.given import NUMBER, may_be
 from ortet.journal.events import Event
 from ortet.session.archives import archive, trim
 from ortet.session.erasure import erase
@@ -49,9 +50,8 @@ class RetainReport(msgspec.Struct, frozen=True):
 
 
 def set_policy(hub: Hub, agent: str, policy: Policy) -> Policy:
-    for days in (policy.keep_messages, policy.archive_after):
-        if days is not None and (isinstance(days, bool) or not days >= 0):
-            raise Invalid("bad_age", f"{days!r} days: give a number from 0, or None for never")
+    days = NUMBER._replace(kind="bad_age", words="a number of days from 0, or None for never")
+    may_be(days, keep_messages=policy.keep_messages, archive_after=policy.archive_after)
     hub.catalog.put_row(_POLICY, check_agent(agent), encode(policy))
     return policy
 

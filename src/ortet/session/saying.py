@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ortet.errors import Invalid, NotFound
+from ortet.given import CALL, SEVERAL, check_text, check_texts, may_be, must_be
 from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of, extract
-from ortet.journal.events import Event, check_text, check_texts
+from ortet.journal.events import Event
 from ortet.journal.upcast import check_kind
 from ortet.session.recollect import compacted
 from ortet.session.view import View
@@ -41,6 +42,7 @@ class Saying(View):
     def say_all(self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]]) -> list[Event]:
         """Messages that belong together, as (role, content) or as a model API has them: written at
         once, so that all of them are there or none, for the price of one."""
+        must_be(SEVERAL, messages=messages)
         said = []
         for message in messages:
             role, content, extra = "", None, {}
@@ -73,6 +75,7 @@ class Saying(View):
         Nothing is deleted: `dropped()` reads them. None when there is nothing to leave out.
         """
         self._live()
+        may_be(CALL, summarise=summarise)
         past = compacted(self, keep_last, summarise or extract)
         return None if past is None else compaction_of(self._add("compaction", data_of(past)))
 
@@ -97,7 +100,8 @@ class Saying(View):
         """On to the next step, or to one by its number from 0."""
         step = self._mind.core.step + 1 if to is None else to
         if type(step) is not int or not 0 <= step <= len(self._mind.core.plan):
-            raise Invalid("bad_step", f"the plan has {len(self._mind.core.plan)} steps, not {step}")
+            last = len(self._mind.core.plan)
+            raise Invalid("bad_step", f"step {step!r} is not in the plan: give 0 to {last}")
         return self._add("step", {"step": step})
 
     def learn(self, text: str, *, about: str = "") -> str:

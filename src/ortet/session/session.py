@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Invalid, Refused
-from ortet.journal.events import Draft, Event, check_text
+from ortet.given import FLAG, check_text, must_be
+from ortet.journal.events import Draft, Event
 from ortet.journal.pairs import lost
 from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
@@ -132,6 +133,8 @@ class Session(Moving):
     def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
         """Say what became of an action whose outcome is not known."""
         self._touch()
+        check_text(effect=effect)
+        must_be(FLAG, failed=failed)
         return self._deeds.settle(effect, outcome, failed=failed)
 
     # what it did
@@ -168,6 +171,9 @@ class Session(Moving):
     ) -> Result:
         """Run a command in the machine; its output and exit code are the action's outcome, and with
         a key it runs once in all forks."""
+        from ortet.machine.command import check_run
+
+        check_run(command, **options)
         said = command if isinstance(command, str) else list(command)
         with self._acting():
             if not key:

@@ -11,9 +11,10 @@ import msgspec
 
 from ortet.backend.abc import Append, Claim, Lease, Timeline
 from ortet.errors import Conflict, NotFound, OrtetError, Refused
+from ortet.given import check_text
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
-from ortet.journal.events import Chain, Draft, Tip, check_text
+from ortet.journal.events import Chain, Draft, Tip
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody

@@ -82,7 +82,7 @@ class Surrounded(Making):
         nothing is written.
         """
         self._live()
-        place = handover.check_directory(os.fspath(directory), inside=False)
+        place = handover.check_directory(directory, inside=False)
         root = self._root()
         below = None if root is None or os.path.isabs(place) else os.fspath(root)
         return self._hand_over(place, below)

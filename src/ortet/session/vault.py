@@ -12,6 +12,7 @@ import msgspec
 from ortet.backend.abc import Catalog, Row, RowChange
 from ortet.codec import Hasher, decode, encode
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
+from ortet.given import check_text
 from ortet.ids import Clock, Random
 from ortet.session.vaultkeys import Keyring
 from ortet.store.faults import reach
@@ -91,6 +92,7 @@ class Vault:
 
     def names(self, prefix: str = "") -> list[str]:
         """Sorted; states of browsers only if asked for by their `prefix`."""
+        check_text(prefix=prefix)
         found = [row.key for row in self._rows() if row.key.startswith(prefix)]
         return [name for name in found if prefix or not name.startswith(BROWSERS)]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ortet.given import CALL, COUNT, FLAG, TEXT, check_text, may_be, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.journal.around import Collaboration, Token, Window
 from ortet.journal.briefing import Briefing
@@ -99,6 +100,11 @@ class View:
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
         """In order, from the first of the family on; then, unless `upto` is given, what came in
         beside the writer and waits to be taken in: `waiting`, without a number."""
+        must_be(COUNT, after=after)
+        may_be(COUNT, upto=upto)
+        return self._events(after, upto)
+
+    def _events(self, after: int, upto: int | None) -> Iterator[Event]:
         yield from self._line.events(after, upto)
         if upto is None:
             yield from waiting(self._hub.catalog, self._row.id)
@@ -116,11 +122,13 @@ class View:
         `count` says how many tokens a text is. `query` is what it is for: it chooses among
         memories, and changes nothing where there are none.
         """
-        del query
+        check_text(query=query)
+        must_be(CALL, count=count)
         return context_of(self, tokens, count)
 
     def briefing(self, tokens: int = 2000, *, count: Counter = estimate) -> Briefing:
         """The mental state, for whoever goes on: as Markdown, and as data."""
+        must_be(CALL, count=count)
         return briefing_of(self, tokens, count)
 
     def environment(self) -> Environment | None:
@@ -132,7 +140,7 @@ class View:
         directory. A file that is not ours is a Conflict, and then nothing is written."""
         from ortet.session import handover
 
-        place = handover.check_directory(os.fspath(directory), inside=False)
+        place = handover.check_directory(directory, inside=False)
         return handover.write(place, handover.contents(self, Story()))
 
     def checkpoint(self) -> AgentCheckpoint:
@@ -147,6 +155,7 @@ class View:
 
     def dropped(self, compaction: int = 0) -> list[Message]:
         """Messages that compactions left out, in order: of all, or of the one at an event."""
+        must_be(COUNT, compaction=compaction)
         return dropped_of(self, compaction)
 
     def facts(self) -> list[Fact]:
@@ -170,6 +179,7 @@ class View:
 
     def records(self, kind: str | None = None) -> list[Event]:
         """Events of programs' own kinds, or of one: `data` is of the newest schema known here."""
+        may_be(TEXT, kind=kind)
         own = (event for event in self.events() if "." in event.kind)
         return [event for event in own if kind in (None, event.kind)]
 
@@ -239,6 +249,7 @@ class View:
 
     def browser(self, *, current: bool = False) -> Browser:
         """What a browser had open, and its storage state: of this mind, or the `current` one."""
+        must_be(FLAG, current=current)
         return browser_of(self, current=current)
 
     @property

@@ -13,6 +13,7 @@ import msgspec
 from ortet.backend.abc import Lease
 from ortet.codec import encode
 from ortet.errors import Invalid, NotFound, OrtetError
+from ortet.given import BYTES, FLAG, SEVERAL, TEXT, TIMES, may_be, must_be
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
@@ -100,6 +101,9 @@ class Workspace(OnBranch):
     ) -> Result:
         """Run a command in the machine, with the workspace as working directory. It has this
         process's environment, the variables its session has recorded, and `env`; None unsets."""
+        from ortet.machine.command import check_run
+
+        check_run(command, env=env, cwd=cwd, timeout=timeout, stdin=stdin, output=output)
         data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
         machine, given = self._live(), {**self.company.variables(), **(env or {})}
         return machine.run(command, env=given, cwd=cwd, timeout=timeout, stdin=data, output=output)
@@ -108,8 +112,7 @@ class Workspace(OnBranch):
 
     def commit(self, message: str = "") -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned."""
-        if not isinstance(message, str):
-            raise Invalid("bad_message", f"{message!r} is no message: give a string")
+        must_be(TEXT._replace(kind="bad_message"), message=message)
         with self._looking() as machine:
             return self._record(machine.freeze(), message)
 
@@ -153,16 +156,19 @@ class Workspace(OnBranch):
         With `paths`, only these come back and the branch stays where it is; what they replace,
         when it was not committed, is one step back in the reflog.
         """
+        may_be(SEVERAL, only=[] if isinstance(only, str) else only)
         if only is not None and ({only} if isinstance(only, str) else set(only)) != {"files"}:
             raise Invalid("nothing_to_restore", "a workspace holds files only: use only={'files'}")
         chosen = [paths] if isinstance(paths, str | bytes) else paths
+        may_be(SEVERAL, paths=chosen)
+        for one in chosen or ():
+            must_be(BYTES, **{"one of paths": one})
         with self.moving():
             return self.go(self.resolve(ref), "restore", chosen)
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
-        if not isinstance(n, int) or n < 1:
-            raise Invalid("bad_count", f"cannot rewind {n!r} commits: give a number from 1")
+        must_be(TIMES, n=n)
         with self.moving():
             head = self.head
             if head is None:
@@ -172,8 +178,7 @@ class Workspace(OnBranch):
 
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
-        if not isinstance(n, int) or n < 1:
-            raise Invalid("bad_count", f"cannot fork {n!r} times: give a number from 1")
+        must_be(TIMES, n=n)
         with self._looking() as machine:
             point = self._record(machine.freeze(), "fork point")
             return self.hub.fork(self.row, machine, from_hex(point.oid), n)
@@ -203,6 +208,8 @@ class Workspace(OnBranch):
         """
         from ortet.session import merging  # here: a commit does without it
 
+        must_be(FLAG, dry_run=dry_run)
+        may_be(TEXT, message=message)
         if dry_run:
             return merging.try_merge(self, other, favor=favor)
         return merging.merge(self, other, message=message, favor=favor)

@@ -1,0 +1,76 @@
+"""What a caller gives a verb, looked at before anything is done: Invalid says what to give."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ortet.errors import Invalid
+
+
+class Sort(NamedTuple):
+    """What may be given, in words, and whether a value is that."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    kind: str = "bad_value"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def _is_path(value: Any) -> bool:
+    if not isinstance(value, str | os.PathLike):
+        return False
+    text = os.fspath(value)
+    return isinstance(text, str) and text != "" and "\0" not in text
+
+
+TEXT = Sort("text", lambda value: isinstance(value, str), "not_text")
+PATH = Sort("a path, as text or a Path", _is_path, "bad_path")
+COUNT = Sort("a whole number from 0", _is_count)
+TIMES = Sort("a whole number from 1", lambda value: _is_count(value) and value > 0, "bad_count")
+NUMBER = Sort("a number from 0", _is_number)
+FLAG = Sort("True or False", lambda value: isinstance(value, bool))
+DICT = Sort("a dict", lambda value: isinstance(value, Mapping))
+CALL = Sort("a function", callable)
+BYTES = Sort("text or bytes", lambda value: isinstance(value, str | bytes))
+SEVERAL = Sort(
+    "a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes)
+)
+
+
+def must_be(sort: Sort, /, **fields: Any) -> None:
+    """Invalid, in the words of the parameter's own name, unless each is of this sort."""
+    for name, value in fields.items():
+        if not sort.fits(value):
+            said = repr(value) if isinstance(value, int | float) else type(value).__name__
+            raise Invalid(sort.kind, f"{name} is {said}: give {sort.words}")
+
+
+def may_be(sort: Sort, /, **fields: Any) -> None:
+    """The same of what may be left out: None."""
+    must_be(sort, **{name: value for name, value in fields.items() if value is not None})
+
+
+def check_text(**fields: Any) -> None:
+    """A mind that took anything else could not be read again."""
+    must_be(TEXT, **fields)
+
+
+def check_texts(name: str, value: Any) -> list[str]:
+    """As a list. One text is not several: its letters are nobody's steps."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise Invalid("not_text", f"{name} is {type(value).__name__}: give a list of texts")
+    several = list(value)
+    for one in several:
+        check_text(**{f"one of {name}": one})
+    return several

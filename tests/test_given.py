@@ -1,0 +1,42 @@
+"""The gate for what callers give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet.errors import Invalid
+from ortet.given import COUNT, NUMBER, PATH, SEVERAL, TIMES, Sort, check_texts, may_be, must_be
+
+
+@pytest.mark.parametrize(
+    ("sort", "good", "bad"),
+    [
+        (COUNT, [0, 5], [-1, 1.0, True, "5", None]),
+        (TIMES, [1], [0, True]),
+        (NUMBER, [0, 1.5], [-0.1, float("inf"), float("nan"), True, "1"]),
+        (PATH, ["a", Path("a")], ["", "a\0b", b"a", 5, None]),
+        (SEVERAL, [[], (), {"a"}, iter("ab")], ["ab", b"ab", 5, None]),
+    ],
+)
+def test_what_fits(sort: Sort, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        must_be(sort, value=value)
+    for value in bad:
+        with pytest.raises(Invalid, match=f"value is .*: give {sort.words}"):
+            must_be(sort, value=value)
+
+
+def test_what_may_be_left_out() -> None:
+    may_be(COUNT, one=None, two=2)
+    with pytest.raises(Invalid, match="two is str: give a whole number from 0"):
+        may_be(COUNT, one=None, two="2")
+
+
+def test_one_text_is_not_several() -> None:
+    assert check_texts("steps", ("a", "b")) == ["a", "b"]
+    for wrong in ("ab", 5, ["a", 5]):
+        with pytest.raises(Invalid, match="steps"):
+            check_texts("steps", wrong)
