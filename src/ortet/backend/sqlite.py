@@ -48,7 +48,7 @@ _HEAD = "SELECT name, oid, version, time FROM heads WHERE name = ?"
 _HEADS = """SELECT name, oid, version, time FROM heads
     WHERE name >= ? AND name <> ? AND name <= ? || char(1114111) ORDER BY name LIMIT ?"""
 _CREATE = """INSERT INTO heads (name, oid, version, time)
-    SELECT ?, ?, value + 1, ? FROM floors WHERE of = 'head' ON CONFLICT DO NOTHING"""
+    VALUES (?, ?, (SELECT value + 1 FROM floors WHERE of = 'head'), ?) ON CONFLICT DO NOTHING"""
 _UPDATE = "UPDATE heads SET oid = ?, version = version + 1, time = ? WHERE name = ? AND oid = ?"
 _DELETE = "DELETE FROM heads WHERE name = ? AND oid = ? RETURNING version"
 _LOG = "INSERT INTO ops (time, verb, name, old, new, actor, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -23,6 +23,7 @@ _CHILDREN = """SELECT lower(hex(id)), lower(hex(parent)), at FROM timelines
 _ADD_TIMELINE = "INSERT INTO timelines (id, parent, at) VALUES (?, ?, ?)"
 _LAST = """SELECT coalesce((SELECT max(seq) FROM events WHERE timeline = ?1), at)
     FROM timelines WHERE id = ?1"""
+_HAS = "SELECT 1 FROM events WHERE timeline = ? AND seq = ?"
 _ADD = "INSERT INTO events (timeline, seq, head, salt, body) VALUES (?, ?, ?, ?, ?)"
 # One statement is one transaction: a third of the time that BEGIN, two looks, and COMMIT take. A
 # condition that does not hold leaves no seq, so nothing is inserted. Events are never missing in
@@ -144,14 +145,11 @@ class SqliteTimelines(Timelines):
 
 def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
     """Inside a transaction: all of them are new, their parents are there."""
-    ends: dict[str, int] = {}
+    found: set[tuple[str, int]] = set()
     for line in timelines:
-        if line.parent and line.parent not in ends:
-            ends[line.parent] = _last_seq(db, line.parent)
-        if line.parent and not 0 <= line.at <= ends[line.parent]:
-            raise Invalid(
-                "bad_fork", f"timeline {line.parent} has no event {line.at}: fork at one it has"
-            )
+        if line.parent and (line.parent, line.at) not in found:
+            _check_point(db, line.parent, line.at)
+            found.add((line.parent, line.at))
         raw = _raw(line.id)
         try:
             db.execute(_ADD_TIMELINE, (raw, _raw(line.parent) if line.parent else None, line.at))
@@ -159,6 +157,12 @@ def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
             raise Conflict(
                 "timeline_exists", f"there is a timeline {line.id} already: take another id"
             ) from None
+
+
+def _check_point(db: apsw.Connection, timeline: str, at: int) -> None:
+    """Invalid unless a timeline can begin there. Most begin at an event that has a row."""
+    if not fetch_all(db, _HAS, (_raw(timeline), at)) and not 0 <= at <= _last_seq(db, timeline):
+        raise Invalid("bad_fork", f"timeline {timeline} has no event {at}: fork at one it has")
 
 
 def add_events(
