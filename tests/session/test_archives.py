@@ -249,6 +249,21 @@ class TestRetain:
 
 
 class TestRemove:
+    def test_timelines_a_fork_was_restored_away_from_go_too(self, hub: Hub) -> None:
+        """Failed before: nothing led to them any more."""
+        with hub.session("s") as s:
+            point = s.commit("one")
+            (kid,) = s.fork(machine=False)
+        left = kid.row.timeline
+        kid.say("user", "of the fork")
+        kid.restore(point.oid)
+        kid.pause()
+        assert hub.catalog.timeline(left) is not None
+        hub.remove(kid.id)
+        assert hub.catalog.timeline(left) is None
+        assert hub.catalog.rows(f"left/{kid.id}") == []
+        hub.verify()
+
     def test_the_name_is_free_again(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "x")

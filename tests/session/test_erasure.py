@@ -186,6 +186,82 @@ class TestErase:
             hub.verify()
         assert holds(store, SECRET) == holds(store, OTHER) == []
 
+    @pytest.mark.parametrize("trimmed", [False, True])
+    @pytest.mark.parametrize("what", ["session", "user"])
+    def test_what_a_fork_restored_away(
+        self, store: Path, tmp_path: Path, what: str, trimmed: bool
+    ) -> None:
+        """Failed before: no timeline of the fork led to what it had left, and a user's words were
+        looked for only where sessions are now."""
+        with open_hub(store) as hub:
+            with hub.session("s") as s:
+                s.say("user", OTHER)
+                point = s.commit("one")
+                s.say("user", "of the first")
+                (kid,) = s.fork(machine=False)
+            kid.say("user", SECRET, user="alice")
+            kid.commit("two")
+            if trimmed:
+                kid.pause()
+                hub.retain()
+                kid = hub.session(kid.name)
+            kid.say("user", f"more {SECRET}", user="alice")
+            kid.restore(point.oid)
+            kid.say("user", "else")
+            kid.pause()
+            receipt = hub.erase(kid.id) if what == "session" else hub.erase(user="alice")
+            assert receipt.complete
+            hub.verify()
+            hub.export([s.name, kid.name], tmp_path / "bundle")
+            assert [m.content for m in hub.get(s.id).messages()] == [OTHER, "of the first"]
+        assert holds(store, SECRET) == []
+        assert SECRET.encode() not in unpacked((tmp_path / "bundle").read_bytes())
+        assert holds(store, OTHER)
+
+    def test_a_fork_keeps_what_it_restored_away(self, hub: Hub) -> None:
+        """Failed before: with the first session went what only a fork had said."""
+        with hub.session("s") as s:
+            point = s.commit("one")
+            (kid,) = s.fork(machine=False)
+        kid.say("user", "of the fork")
+        left = kid.commit("two")
+        kid.restore(point.oid)
+        kid.pause()
+        hub.erase(s.id)
+        with hub.session(kid.name) as kid:
+            kid.restore(left.oid)
+            assert [m.content for m in kid.messages()] == ["of the fork"]
+        hub.verify()
+
+    def test_what_forks_share_goes_although_its_author_left(self, hub: Hub) -> None:
+        """Failed before: a fork kept what the session had said and restored away since."""
+        with hub.session("s") as s:
+            s.commit("one")
+            s.say("user", SECRET)
+            s.commit("two")
+            s.rewind()
+            s.say("user", SECRET)
+            s.commit("three")
+            (kid,) = s.fork(machine=False)
+            kid.pause()
+            s.rewind()
+            s.say("user", "else")
+        hub.erase(s.id)
+        assert hub.get(kid.id).messages() == hub.get(s.id).messages() == []
+        hub.verify()
+
+    def test_a_hold_covers_what_was_restored_away(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            point = s.commit("one")
+            (kid,) = s.fork(machine=False)
+        kid.say("user", SECRET, user="alice")
+        kid.restore(point.oid)
+        kid.pause()
+        hub.hold(kid.id, "incident")
+        with pytest.raises(Refused) as caught:
+            hub.erase(user="alice")
+        assert caught.value.kind == "on_hold"
+
     def test_a_user_in_all_sessions(self, store: Path) -> None:
         with open_hub(store) as hub:
             for name in ("a", "b"):

@@ -22,7 +22,7 @@ from ortet.session.deeds import Deed
 from ortet.session.holds import check_hold
 from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import ARCHIVED, SessionRow
-from ortet.session.replacing import replace_objects
+from ortet.session.replacing import replace_objects, sealed_rows
 from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
 from ortet.session.traces import said_outside
 from ortet.store.faults import reach
@@ -171,8 +171,8 @@ def _meant(
     wanted = None if seqs is None else set(seqs)
     for row in rows:
         seen: set[int] = set()
-        own = None if wanted is not None or user is not None else timelines_of(sessions, row)
-        for event in _events(sessions, row, own):
+        own = timelines_of(sessions, row) if wanted is None else set[str]()
+        for event in _events(sessions, row, own, whole=wanted is not None or user is not None):
             if wanted is None and event.kind in _NUMBERS:
                 continue
             if wanted is not None and event.seq not in wanted:
@@ -185,7 +185,9 @@ def _meant(
             if event.kind in ("begun", "ended") and "id" in event.data:
                 effects[row.family, str(event.data["id"])] = None
             outside |= dict.fromkeys(said_outside(sessions, row, event))
-        _add_summaries(sessions, row, found)
+        _add_summaries(sessions.standing(row).line.events(), found)
+        if user is not None:  # which of the same number is meant is not looked at: nobody is there
+            _add_summaries(_left(sessions, own), found, {seq for _, seq in found})
         if missing := (wanted or set()) - seen:
             raise Invalid(
                 "no_event",
@@ -197,12 +199,11 @@ def _meant(
 
 
 def _add_summaries(
-    sessions: Sessions, row: SessionRow, found: dict[tuple[str, int], Erased]
+    events: Iterable[Event], found: dict[tuple[str, int], Erased], known: Collection[int] = ()
 ) -> None:
     """A compaction may quote the messages it stands for: it goes with them."""
-    line = sessions.standing(row).line
-    meant: set[int] = set()
-    for event in line.events():
+    meant = set(known)
+    for event in events:
         if (event.timeline, event.seq) in found:
             meant.add(event.seq)
         elif event.kind == "compaction" and any(
@@ -230,36 +231,51 @@ def _is_of(event: Event, user: str) -> bool:
     return event.actor == user or (isinstance(said, dict) and said.get("user") == user)
 
 
-def _events(sessions: Sessions, row: SessionRow, own: set[str] | None) -> Iterator[Event]:
-    """Of the line of a session; with `own`, of those timelines, restored away or not."""
+def _events(
+    sessions: Sessions, row: SessionRow, own: Collection[str], *, whole: bool
+) -> Iterator[Event]:
+    """Of the line of a session, all or what is its own; then of those timelines, restored away or
+    not."""
     line = sessions.standing(row).line
     for event in line.events():
-        if own is None or event.timeline in own:
+        if whole or event.timeline in own:
             yield event
-    for timeline in own or ():
-        after = 0
-        while rows := sessions.hub.catalog.events(timeline, after):
+    yield from _left(sessions, own)
+
+
+def _left(sessions: Sessions, timelines: Collection[str]) -> Iterator[Event]:
+    """All events of these timelines, in rows and, where those were trimmed, in commits."""
+    hub, trimmed = sessions.hub, set[str]()
+    for timeline in timelines:
+        known = hub.catalog.timeline(timeline)
+        after = known.at if known else 0
+        while rows := hub.catalog.events(timeline, after):
+            if rows[0].seq > after + 1:
+                trimmed.add(timeline)
             for each in rows:
                 yield sessions.chain.read(each, timeline)
             after = rows[-1].seq
+    for timeline, row in sealed_rows(hub, trimmed):
+        yield sessions.chain.read(row, timeline)
 
 
 def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
     """Those a session made: not what it shares with the one it was forked from, nor what it took
     over from a fork."""
-    mine = {span.timeline for span in _path(sessions, row)}
+    left = sessions.roll.left(row.id)
+    mine = {span.timeline for span in _path(sessions, row)} | left
     forks = {row.id}
     others: set[str] = set()
-    theirs: set[str] = set()  # where others stand now, whoever goes on from there
+    theirs: set[str] = set()  # where others stand now, or stood, whoever goes on from there
     for other in sessions.all():  # oldest first: a fork comes after what it was forked from
         if other.family == row.family and other.id != row.id:
             path = {span.timeline for span in _path(sessions, other)}
-            theirs.add(other.timeline)
+            theirs |= {other.timeline, *sessions.roll.left(other.id)}
             if other.parent in forks:
                 forks.add(other.id)
                 path -= mine
             others |= path
-    others = (others | theirs) - {row.timeline}
+    others = (others | theirs) - {row.timeline} - left
     own = mine - others
     todo = list(own)
     while todo:
@@ -285,7 +301,8 @@ def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> list
         meant[event.timeline] = min(event.seq, meant.get(event.timeline, event.seq))
     for row in sessions.all():
         path = _path(sessions, row)
-        if any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
+        left = not meant.keys().isdisjoint(sessions.roll.left(row.id))
+        if left or any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
             check_hold(hub, row)
             lease = sessions.lease(row)
             held.callback(hub.catalog.release, lease)

@@ -235,7 +235,7 @@ class Guest:
         self._next = elsewhere(self._sessions, self._row, target)
         return Together(
             self._lease,
-            [Roll.changed(self._next), gone(self._row.branch)],
+            [*Roll.moved(self._row, self._next), gone(self._row.branch)],
             [start_of(self._sessions, self._next)],
         )
 

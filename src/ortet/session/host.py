@@ -92,11 +92,11 @@ class Host:
         if self._ahead is not None:
             timeline, events = self._ahead
             self._next = replace(self._next, timeline=timeline.id)
-            rows = [Roll.changed(self._next)]
+            rows = Roll.moved(self.row, self._next)
             return Together(self.lease(), rows, [timeline], appends=[events])
         return Together(
             self.lease(),
-            [Roll.changed(self._next), gone(self.row.branch)],
+            [*Roll.moved(self.row, self._next), gone(self.row.branch)],
             [start_of(self._sessions, self._next)],
         )
 

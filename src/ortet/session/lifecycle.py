@@ -125,8 +125,21 @@ class Roll:
         return RowChange("session", row.id, _stored(row))
 
     @staticmethod
-    def removed(row: SessionRow) -> list[RowChange]:
+    def moved(old: SessionRow, new: SessionRow) -> list[RowChange]:
+        """It goes on elsewhere. The timeline that it leaves stays its own: who erases the session
+        has to find what it said there."""
+        return [Roll.changed(new), RowChange(_left(old.id), old.timeline, b"")]
+
+    def left(self, id_: str) -> set[str]:
+        """Timelines that a session made and was restored away from."""
+        found: list[str] = []
+        while page := self._catalog.rows(_left(id_), found[-1] if found else ""):
+            found += [row.key for row in page]
+        return set(found)
+
+    def removed(self, row: SessionRow) -> list[RowChange]:
         return [
+            *(RowChange(_left(row.id), timeline, None) for timeline in self.left(row.id)),
             RowChange("session-name", _key(row.agent, row.name), None),
             RowChange("session-branch", row.branch, None),
             RowChange("session", row.id, None),
@@ -157,6 +170,10 @@ class Roll:
                 break
             after = page[-1].key
         return last
+
+
+def _left(id_: str) -> str:
+    return f"left/{id_}"
 
 
 def check_move(name: str, old: str, new: str) -> None:

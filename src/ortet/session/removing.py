@@ -14,7 +14,7 @@ from ortet.session.erasure import timelines_of
 from ortet.session.holds import check_hold
 from ortet.session.inbox import kind_of as kind_of_letters
 from ortet.session.inbox import letters
-from ortet.session.lifecycle import Roll, SessionRow
+from ortet.session.lifecycle import SessionRow
 from ortet.session.traces import left_outside
 from ortet.session.vault import KIND as VAULT
 from ortet.store.faults import reach
@@ -42,7 +42,11 @@ def remove(sessions: Sessions, id_: str) -> None:
         moves = []
         if head is not None and hub.registry.get(row.branch) is None:
             moves = [Move(head.name, head.oid, None)]
-        rows = [*Roll.removed(row), RowChange("archive", id_, None), *_letters(hub.catalog, id_)]
+        rows = [
+            *sessions.roll.removed(row),
+            RowChange("archive", id_, None),
+            *_letters(hub.catalog, id_),
+        ]
         rows += left_outside(sessions, row)
         if not any(other.family == row.family for other in sessions.all() if other.id != id_):
             rows += _family(hub.catalog, row)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ortet.backend.abc import EventRow
 from ortet.codec import decode, encode
 from ortet.graph.records import Bodies, Commit, Header, Journal, Segment, State
 from ortet.ids import Oid
@@ -45,6 +46,18 @@ def journals(hub: Hub) -> list[Journal]:
         if journal and journal not in found:
             found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
     return sorted(found.values(), key=lambda one: (one.seq, one.segment))
+
+
+def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:
+    """What commits in reach hold of these timelines."""
+    seen: set[bytes] = set()
+    for journal in journals(hub) if timelines else ():
+        for oid, segment in segments(hub.objects, journal.segment):
+            if oid in seen:
+                break
+            seen.add(oid)
+            if segment.timeline.hex() in timelines:
+                yield from ((segment.timeline.hex(), row) for row in unseal(hub.objects, segment))
 
 
 def replace_objects(sessions: Sessions, events: Sequence[Erased], by: str) -> list[Tombstone]:
