@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,8 +58,6 @@ class Agent:
 
 @pytest.fixture
 def agent(ortet: Ortet, tmp_path: Path) -> Agent:
-    import subprocess
-
     agent = Agent(ortet, tmp_path)
     subprocess.run(
         [sys.executable, "agent.py"], cwd=tmp_path, env=ortet.env, check=True, capture_output=True
@@ -141,6 +140,24 @@ class TestReplay:
         assert ortet.kind("replay", "no", cwd=here, code=4) == "no_session"
         assert ortet.kind("replay", "s", "--", "true", cwd=here, code=2) == "not_replayed"
         assert ortet.kind("replay", "s", "--", "no-such", cwd=here, code=4) == "no_command"
+
+    def test_where_it_waits_for_an_approval(self, ortet: Ortet, tmp_path: Path) -> None:
+        """Failed before: it diverged at a step that was only asked for, then as now."""
+        agent = Agent(ortet, tmp_path)
+        agent.write(more="s.act(search, 'pay', approve='it costs')")
+        words = [sys.executable, "agent.py"]
+        done = subprocess.run(words, cwd=tmp_path, env=ortet.env, check=False, capture_output=True)
+        assert done.returncode == 1
+        before = agent.events()
+        with open_hub(ortet.store) as hub:
+            (asked,) = hub.get("s").approvals()
+        found = ortet.json("replay", "s", *agent.words, cwd=tmp_path)
+        assert found["same"] and found["waits"]["id"] == asked.id
+        shown = ortet("replay", "s", *agent.words, cwd=tmp_path).out
+        assert f"waits for approval {asked.id}" in shown
+        assert agent.events() == before and agent.done == "abc\n"
+        agent.write(more="s.act(search, 'play', approve='it costs')")
+        ortet("replay", "s", *agent.words, cwd=tmp_path, code=5)
 
     def test_while_another_process_works_on_it(self, ortet: Ortet, agent: Agent) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):

@@ -378,6 +378,45 @@ class TestAround:
             assert s.act(len, "x", approve="look") == 1
             assert [a.state for a in s.approvals()] == ["given"]
 
+    def test_what_waited_for_an_approval_waits(self, hub: Hub) -> None:
+        """Failed before: it diverged where nothing was different."""
+        with hub.session("s") as s:
+            s.say("user", "go")
+            with pytest.raises(Refused) as caught:
+                s.act(len, "x", approve="look")
+        asked = caught.value.details["id"]
+        for answer in (None, True):
+            if answer is not None:
+                hub.approve(s.id, asked)
+            with hub.session("s", replay=True) as s:
+                s.say("user", "go")
+                with pytest.raises(Refused) as caught:
+                    s.act(len, "x", approve="look")
+                assert caught.value.kind == "approval_pending"
+                assert caught.value.details["id"] == asked
+                with pytest.raises(Diverged):
+                    s.act(len, "xy", approve="look")
+        with hub.session("s", replay="live") as s:
+            s.say("user", "go")
+            assert s.act(len, "x", approve="look") == 1
+        assert len(hub.get("s").approvals()) == 1
+
+    def test_what_was_denied_is_denied_again(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            with pytest.raises(Refused) as caught:
+                s.act(len, "x", approve="look")
+            hub.approve(s.id, caught.value.details["id"], ok=False)
+            with pytest.raises(Refused):
+                s.act(len, "x", approve="look")
+            s.say("user", "then not")
+        with hub.session("s", replay=True) as s:
+            with pytest.raises(Refused) as caught:
+                s.act(len, "x", approve="look")
+            assert caught.value.kind in ("approval_pending", "approval_denied")
+            s.say("user", "then not")
+            with pytest.raises(Diverged):
+                s.act(len, "x", approve="another reason")
+
     def test_commits_by_policy_wait_until_it_is_live(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.act(len, "x")

@@ -97,6 +97,14 @@ class Approvals:
             return approval.id, RowChange(USED, key, effect.encode(), expect=expect)
         raise _pending(self.ask(what, why=why, digest=digest), what)
 
+    def told(self, why: str, digest: str) -> Refused | None:
+        """What a call that was never done was told, as the mind knows it: to wait, or no."""
+        same = [one for one in self._ledger.mind.approvals if one.digest == digest]
+        last = max(same, key=lambda one: one.seq, default=None)
+        if last is None or (last.state == "denied" and last.why != why):
+            return None
+        return _denied(last) if last.state == "denied" else _pending(last.id, last.what)
+
 
 def is_used(error: Conflict) -> bool:
     """Whether a transaction failed because another deed was faster to take the approval."""

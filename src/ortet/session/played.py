@@ -15,14 +15,18 @@ from ortet.journal.replay import Cursor
 
 class Played(msgspec.Struct, frozen=True):
     """`upto`: all events up to this one were re-enacted. `expected`: what was done next, then; with
-    `got`, what the program did instead. Both are None when it did all that it did."""
+    `got`, what the program did instead. Both are None when it did all that it did. `waits`: the
+    approval (id, what) that it waited for at the end, as then."""
 
     upto: int
     expected: dict[str, Any] | None = None
     got: dict[str, Any] | None = None
+    waits: dict[str, str] | None = None
 
 
-def tell(report: Path, cursor: Cursor, diverged: Diverged | None) -> None:
+def tell(
+    report: Path, cursor: Cursor, diverged: Diverged | None, waits: dict[str, str] | None
+) -> None:
     """Write it, as one step."""
     expected = cursor.expected
     then = None
@@ -30,7 +34,7 @@ def tell(report: Path, cursor: Cursor, diverged: Diverged | None) -> None:
         then = {"seq": expected.seq, "kind": expected.kind, "data": expected.data}
     got = diverged.details["got"] if diverged is not None else None
     part = report.with_name(f"{report.name}.{os.getpid()}")
-    part.write_text(to_json(Played(cursor.seq, then, got)), encoding="utf-8")
+    part.write_text(to_json(Played(cursor.seq, then, got, waits)), encoding="utf-8")
     os.replace(part, report)
 
 

@@ -54,6 +54,8 @@ class Stage(Ledger):
     """
 
     cursor: Cursor | None = None
+    live_then = False
+    waits: dict[str, str] | None = None  # the approval that the program was told to wait for
     left: Callable[[Diverged], None]
 
     def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
@@ -127,6 +129,8 @@ class Recalled(Deeds):
             done = self._before(action)[0] if found is None else None
             if done is not None and done.effect.state == "done":
                 return recall(outcome_of(action.name, done.outcome))
+            if found is None and approve is not None:
+                self._wait(approve, mark, stage.cursor)
             if found is not None and action.replay not in _RERUN:
                 raise unsettled(msgspec.to_builtins(found.begun.data))
             data = {"name": action.name, "digest": mark, **said}
@@ -145,6 +149,16 @@ class Recalled(Deeds):
             record=record,
             recall=recall,
         )
+
+    def _wait(self, why: str, mark: str, cursor: Cursor) -> None:
+        """For a human, as then; at the end of the record one that goes live looks for the answer."""
+        if self._ledger.live_then and cursor.expected is None:
+            return
+        refusal = self.approvals.told(why, mark)
+        if refusal is not None:
+            if refusal.kind == "approval_pending":
+                self._ledger.waits = {key: refusal.details[key] for key in ("id", "what")}
+            raise refusal
 
     def _is_known(self, action: Action, found: Recorded) -> bool:
         """Whether what became of it was recorded, so that it can be told."""
@@ -198,7 +212,7 @@ class Rehearsal(Session):
 
     def start(self, *, live: bool, report: Path | None = None) -> None:
         """With `report`, a file is written there that says how it went."""
-        self._live_then = live
+        self._live_then = self._ledger.live_then = live
         self._report = report
         self._ledger.left = self._leave
         self._paid = self._budget
@@ -305,7 +319,7 @@ class Rehearsal(Session):
     def _tell(self, diverged: Diverged | None) -> None:
         """How far it came. Only the first difference counts: a program may go on behind it."""
         if self._report is not None and self._ledger.cursor is not None:
-            tell(self._report, self._ledger.cursor, diverged)
+            tell(self._report, self._ledger.cursor, diverged, self._ledger.waits)
             self._report = None if diverged else self._report
 
     def _arrived(self, row: SessionRow) -> None:

@@ -31,7 +31,8 @@ def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
 
     With a COMMAND, the program is run and, where it opens the session by name, is given what it got
     then: nothing is done and nothing is written. The exit code is 5, with both steps side by side,
-    when it does something else than it did, or less. Pure actions run.
+    when it does something else than it did, or less, and 0 when it ends where it waited for an
+    approval. Pure actions run.
 
     \b
     Example:
@@ -120,8 +121,13 @@ def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
     if played.got is not None or played.expected is not None:
         raise _diverged(row, played, done.returncode)
     data = {"session": row.id, "same": True, "upto": played.upto, "exit_code": done.returncode}
-    call.emit(data, [f"{row.name}: all {played.upto} events re-enacted, nothing done"])
-    call.exit_code = done.returncode
+    line = f"{row.name}: all {played.upto} events re-enacted, nothing done"
+    if played.waits is None:
+        call.emit(data, [line])
+        call.exit_code = done.returncode
+    else:  # however the program ended then, it ended so
+        what, id_ = played.waits["what"], played.waits["id"]
+        call.emit({**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"])
 
 
 def _diverged(row: SessionRow, played: Played, exit_code: int) -> Diverged:
