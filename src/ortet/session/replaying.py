@@ -151,7 +151,7 @@ class Recalled(Deeds):
         )
 
     def _wait(self, why: str, mark: str, cursor: Cursor) -> None:
-        """For a human, as then; at the end of the record one that goes live looks for the answer."""
+        """For a human, as then; at the end of the record one that goes live looks for an answer."""
         if self._ledger.live_then and cursor.expected is None:
             return
         refusal = self.approvals.told(why, mark)
