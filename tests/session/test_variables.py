@@ -175,6 +175,24 @@ class TestElsewhere:
             ws.restore(first.oid)
             assert sees(ws) == "not set"
 
+    def test_a_trap(self, hub: Hub, work: Path, environ: Environ, tmp_path: Path) -> None:
+        """What looks runs nothing that only a record names."""
+        subprocess.run(["git", "init", "-q"], cwd=work, check=True)
+        trap = tmp_path / "bin/git"
+        trap.parent.mkdir()
+        trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
+        trap.chmod(0o755)
+        with hub.session("s", workspace=work) as s:
+            with environ.context() as inside:
+                inside.setenv("PATH", f"{trap.parent}:/usr/bin:/bin")
+                s.commit()
+            s.give_up()
+        with hub.session("s") as s:
+            s.environment()
+            assert not (tmp_path / "sprung").exists()
+            s.run("git status")
+            assert (tmp_path / "sprung").exists()
+
     def test_nobody_asked(self, hub: Hub, work: Path, environ: Environ) -> None:
         with hub.session("s", workspace=work, environment="asked") as s:
             environ.setenv("MODE", "safe")
@@ -281,6 +299,23 @@ class TestRestore:
         environ.delenv("OTHER")
         with hub.session(kid.name) as again:
             assert (sees(again), sees(again, "OTHER")) == ("two", "kid")
+
+    def test_what_would_have_been(self, hub: Hub, work: Path, environ: Environ) -> None:
+        with hub.session("s", workspace=work) as s:
+            environ.setenv("MODE", "one")
+            s.commit()
+            said = s.say("user", "y")
+            s.commit()
+            environ.setenv("MODE", "two")
+            s.commit()
+            other = s.whatif(said.seq, message="z")
+            assert (sees(other), sees(s)) == ("one", "two")
+            environ.setenv("MODE", "three")
+            assert sees(other) == "three"
+        environ.delenv("MODE")
+        with hub.session("s", replay="live") as s:
+            s.say("user", "something else")
+            assert sees(s) == "one"
 
     def test_a_merge_leaves_them(self, hub: Hub, work: Path, environ: Environ) -> None:
         with hub.session("s", workspace=work) as s:

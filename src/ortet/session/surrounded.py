@@ -161,7 +161,7 @@ class Surrounded(Making):
         """What is there now; recorded if it changed."""
         known, mine, hub = self._known(), self._own, self._hub
         then = (known or NOTHING).variables
-        found = surroundings(self._seen(), mine.seen(then), hub.opening)
+        found = surroundings(self._seen(), mine.seen(then), hub.opening, own=hub.environ)
         now = msgspec.structs.replace(found, variables=mine.record(then))
         self._note(changes(known, now), now, asked=asked)
         self._stirred = False
@@ -198,7 +198,8 @@ class Surrounded(Making):
             return []
         known, hub = (self._known() or NOTHING).variables, self._hub
         seen, names = self._own.seen(known), {*known, *then.variables}
-        return differences(then, surroundings(self._seen(), seen, hub.opening, names=names))
+        now = surroundings(self._seen(), seen, hub.opening, names=names, own=hub.environ)
+        return differences(then, now)
 
     # variables
 

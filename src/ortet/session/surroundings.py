@@ -43,9 +43,14 @@ def surroundings(
     opening: Mapping[str, str],
     *,
     names: Iterable[str] = (),
+    own: Mapping[str, str] | None = None,
 ) -> Environment:
     """As they are now, for commands that see `environ`. Of the variables those that differ from the
-    opening environment, and those of these `names`."""
+    opening environment, and those of these `names`.
+
+    `own` is this process's environment, when that is another: what runs on the host, to look, is
+    found and set up by it alone, since a record may be anybody's.
+    """
     machine, work = Rooted(seen.root), seen.work
     return Environment(
         python=_python(machine, work, environ.get("VIRTUAL_ENV", "")),
@@ -54,7 +59,7 @@ def surroundings(
         variables=variables(environ, opening, names),
         hosts=_hosts(machine),
         resolver=_resolver(machine),
-        git=look_at(machine, seen, environ) if work else None,
+        git=look_at(machine, seen, environ if own is None else own) if work else None,
     )
 
 
