@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -360,3 +361,20 @@ class TestReopen:
         with hub.workspace(work, engine="overlay"), pytest.raises(Conflict, match="close it"):
             hub.workspace(work, engine="overlay")
         hub.workspace(work, engine="overlay").close()
+
+
+def test_closing_leaves_no_descriptor_to_the_garbage_collector(store: Path) -> None:
+    """Failed before: the locks of sweeps and the tail stayed open until it came by."""
+    before = set(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        with ortet.open(store) as hub:
+            with hub.session("s") as s:
+                s.say("user", "hi")
+                s.commit()
+            hub.sweep()
+        names = {f"/proc/self/fd/{fd}" for fd in set(os.listdir("/proc/self/fd")) - before}
+        left = [os.readlink(name) for name in names if os.path.lexists(name)]
+        assert [name for name in left if str(store) in name] == []
+    finally:
+        gc.enable()

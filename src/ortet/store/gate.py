@@ -34,11 +34,34 @@ class Gate:
         self._mutex = threading.Lock()
         self._depth = 0
         self._inside: dict[int, int] = {}
-        self._lock = File(_open(self._local / "gc.lock"))
+        self._files: tuple[File, File] | None = self._open()
+
+    def _open(self) -> tuple[File, File]:
+        lock = File(_open(self._local / "gc.lock"))
         with suppress(OSError):
             # Room for the epoch from the start: a full disk must not keep a sweep from freeing it.
-            os.posix_fallocate(self._lock.fd, 0, len(_EPOCH % 0))
-        self._gate = File(_open(self._local / "gc.gate"))
+            os.posix_fallocate(lock.fd, 0, len(_EPOCH % 0))
+        return lock, File(_open(self._local / "gc.gate"))
+
+    @property
+    def _lock(self) -> File:
+        return self._held()[0]
+
+    @property
+    def _gate(self) -> File:
+        return self._held()[1]
+
+    def _held(self) -> tuple[File, File]:
+        files = self._files
+        if files is None:
+            files = self._files = self._open()
+        return files
+
+    def close(self) -> None:
+        """Give the descriptors back, unless somebody still writes; the next use opens them."""
+        with self._mutex:
+            if not self._depth:
+                self._files = None
 
     def after_fork(self) -> None:
         """In a child: leave the parent's locks alone and begin anew."""

@@ -246,8 +246,11 @@ class LocalObjects(Objects):
         if not self._closed:
             self._closed = True
             self._here()
-            self.writer.close()
-            self.cache.clear()
+            try:
+                self.writer.close()
+            finally:
+                self.cache.clear()
+                self.gate.close()
 
     def _here(self) -> None:
         if self._pid != _pid:

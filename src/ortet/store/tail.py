@@ -294,3 +294,4 @@ class Tail(Source):
             elif self._size > self.end:
                 self._cut(self.end)
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)
+        self._spots = {}  # which point back here: only the garbage collector would close the file

@@ -269,6 +269,7 @@ class Writer:
                 self._pool.shutdown()
                 self._pool = None
             self._shelf.release()
+            self._tail = None
 
 
 def _wait(jobs: Iterable[Future[None]]) -> None:
