@@ -249,6 +249,20 @@ class TestRetain:
 
 
 class TestRemove:
+    def test_what_was_adopted_from_another_family_stays(self, hub: Hub) -> None:
+        """Failed before: the other session lost its timelines, and could not be opened again."""
+        with hub.session("s") as s:
+            s.say("user", OTHER)
+            point = s.commit("one")
+        with hub.session("other") as other:
+            other.adopt(point.oid)
+            other.say("user", "mine")
+            other.commit("two")
+        hub.remove(other.id)
+        with hub.session("s") as s:
+            assert [m.content for m in s.messages()] == [OTHER]
+        hub.verify()
+
     def test_timelines_a_fork_was_restored_away_from_go_too(self, hub: Hub) -> None:
         """Failed before: nothing led to them any more."""
         with hub.session("s") as s:

@@ -428,6 +428,33 @@ class TestGoing:
         kid.pause()
         hub.remove(kid.id)
 
+    def test_states_of_expired_commits_are_swept(
+        self, hub: Hub, s: Session, clock: ManualClock
+    ) -> None:
+        """Failed before: they stayed for ever."""
+        point = s.commit("one")
+        s.browser(["https://a/"], {"cookies": [1]})
+        s.commit("two")
+        s.browser(storage=STATE)
+        left = s.commit("three")
+        s.restore(point.oid)
+        s.browser(storage={"cookies": [3]})
+        hub.sweep()
+        assert len(hub.vault.names("browser/")) == 3
+        with hub.session("again") as other:
+            other.adopt(left.oid)
+            other.commit("kept")
+        clock.advance(10)
+        hub.sweep(expire_ns=1)
+        assert len(hub.vault.names("browser/")) == 3
+        assert hub.get("again").browser().storage == STATE
+        hub.remove("again")
+        clock.advance(10)
+        hub.sweep(expire_ns=1)
+        assert s.browser().storage == {"cookies": [3]}
+        assert len(hub.vault.names("browser/")) == 1
+        hub.verify()
+
     def test_killed_while_erasing(
         self, hub: Hub, s: Session, store: Path, env: dict[str, str]
     ) -> None:

@@ -268,9 +268,10 @@ def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
     others: set[str] = set()
     theirs: set[str] = set()  # where others stand now, or stood, whoever goes on from there
     for other in sessions.all():  # oldest first: a fork comes after what it was forked from
+        if other.id != row.id:  # of any family: a session may adopt what is none of its own
+            theirs |= {other.timeline, *sessions.roll.left(other.id)}
         if other.family == row.family and other.id != row.id:
             path = {span.timeline for span in _path(sessions, other)}
-            theirs |= {other.timeline, *sessions.roll.left(other.id)}
             if other.parent in forks:
                 forks.add(other.id)
                 path -= mine

@@ -62,13 +62,18 @@ class Keeping:
             from ortet.session.removing import finish
 
             finish(self._whole)
-        return sweep_store(
+        report = sweep_store(
             self._whole,
             dry_run=dry_run,
             expire_ns=expire_ns,
             min_garbage=min_garbage,
             progress=progress,
         )
+        if not dry_run and self._whole.catalog.rows("browser", limit=1):
+            from ortet.session.traces import free_states
+
+            free_states(self._whole._minds())
+        return report
 
     def leftovers(self) -> list[Leftover]:
         """What crashes left in the store's local part and nobody uses."""

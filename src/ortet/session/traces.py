@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ortet.backend.abc import RowChange
 from ortet.codec import decode
-from ortet.journal.around import BROWSER
+from ortet.errors import Conflict
+from ortet.graph.records import Header
+from ortet.journal.around import BROWSER, Browsing
 from ortet.journal.events import Event
+from ortet.journal.segments import segments, unseal
 from ortet.session.around import WINDOW, Known, all_rows, collaboration_rows
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import ARCHIVED, SessionRow
+from ortet.session.replacing import journals
 from ortet.session.vault import BROWSERS
 from ortet.session.vault import KIND as VAULT
 
@@ -50,6 +55,45 @@ def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
     if states:
         states -= set(_shared(sessions, row))
     return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
+
+
+def free_states(sessions: Sessions) -> None:
+    """Forget states of browsers that no event of a commit in reach, the reflog or a session names.
+    Not those of a family that has a session in an archive: its events are there."""
+    catalog = sessions.hub.catalog
+    states = {row.key: row.version for row in sessions.hub.vault.entries(BROWSERS)}
+    used = set(_named(sessions)) if states else set[str]()
+    away = {row.family for row in sessions.all() if row.status == ARCHIVED}
+    kept = {row.id for row in sessions.all() if row.family in away}
+    gone = [
+        RowChange(VAULT, name, None, expect=version)
+        for name, version in states.items()
+        if name not in used and name.split("/")[1] not in kept
+    ]
+    if gone:
+        with suppress(Conflict):  # one was put again meanwhile: the next sweep looks again
+            catalog.move([], verb="vault", detail="sweep", rows=gone)
+            catalog.scrub()
+
+
+def _named(sessions: Sessions) -> Iterator[str]:
+    """States that events name."""
+    hub, seen = sessions.hub, set[bytes]()
+    for journal in journals(hub):
+        for oid, segment in segments(hub.objects, journal.segment):
+            if oid in seen:
+                break
+            seen.add(oid)
+            if any(decode(Header, head).kind == "browser" for head in segment.heads):
+                for row in unseal(hub.objects, segment):
+                    event = sessions.chain.read(row, segment.timeline.hex())
+                    yield event.data.get("storage", "")
+    for one in sessions.all():
+        if one.status != ARCHIVED:
+            line = sessions.standing(one).line
+            yield from (e.data.get("storage", "") for e in line.events(line.base.seq))
+        if (now := hub.catalog.row(BROWSER, one.id)) is not None:
+            yield decode(Browsing, now.value).storage
 
 
 def _shared(sessions: Sessions, row: SessionRow) -> Iterator[str]:

@@ -151,6 +151,10 @@ class Vault:
         keys = self._keyring.keys() or self._keyring.add(self._random)
         return Hasher(Hasher(keys[0]).oid(_BOUND + b"mark")).oid(value.encode()).hex()[:32]
 
+    def entries(self, prefix: str) -> Iterator[Row]:
+        """As they are stored, sealed."""
+        return (row for row in self._rows() if row.key.startswith(prefix))
+
     # inside
 
     def _rows(self) -> Iterator[Row]:
