@@ -39,6 +39,11 @@ class TestAdd:
         names = [one["name"] for one in ortet.json("artifact", "ls", "s", cwd=here)]
         assert sorted(names) == ["deep/other", "pr", "x"]
         assert "a link" in ortet("artifact", "ls", "s", cwd=here).out
+        for verb in ("ls", "orphans"):  # -s as the others take it
+            old = ortet("artifact", verb, "s", cwd=here).out
+            assert ortet("artifact", verb, "-s", "s", cwd=here).out == old
+            twice = ("artifact", verb, "s", "-s", "t")
+            assert ortet.kind(*twice, cwd=here, code=2) == "two_sessions"
         assert "https://e.org/7" in ortet("artifact", "show", "pr", "-s", "s", cwd=here).out
         assert ortet.kind("artifact", "get", "pr", "-s", "s", cwd=here, code=4) == "no_content"
 

@@ -90,6 +90,8 @@ class TestBill:
             assert len(ortet.json("bill", "--since", when, cwd=here)) == 1, when
         assert ortet("bill", "--since", "2999-01-01", cwd=here).out == "nothing was spent\n"
         assert ortet.kind("bill", "--since", "soon", cwd=here, code=2) == "bad_time"
+        said = ortet("bill", "--since", "soon", cwd=here, code=2).err
+        assert "7d" in said and "2026-01-31" in said
         assert ortet.kind("bill", "--by", "moon", cwd=here, code=2) == "bad_usage"
 
     def test_what_was_removed_was_paid(self, ortet: Ortet, here: Path) -> None:

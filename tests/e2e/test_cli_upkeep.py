@@ -94,6 +94,14 @@ class TestErase:
         ortet("verify", cwd=here)
         assert "erased" in ortet("audit", "s", cwd=here).out.splitlines()[-1]
 
+    def test_the_second_time_says_so(self, ortet: Ortet, here: Path) -> None:
+        """Failed before: it told the same again."""
+        words = ("erase", "s", "--event", "2", "--yes")
+        assert ortet("--json", *words, cwd=here).data["already"] is False
+        again = ortet(*words, cwd=here).out
+        assert again.startswith("already erased: 1 event")
+        assert ortet("--json", *words, cwd=here).data["already"] is True
+
     def test_a_user_in_all(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("t") as s:
             s.say("user", "of ann", user="ann")

@@ -12,7 +12,7 @@ import click
 from ortet.errors import Invalid, NotFound
 from ortet.surface import render
 from ortet.surface.call import PIPE_CLOSED, Call, as_text, common, verb
-from ortet.surface.sessions import find, read, session_argument, session_option, tail, write
+from ortet.surface.sessions import find, read, session_either, session_option, tail, write
 
 if TYPE_CHECKING:
     from ortet.journal.things import Artifact
@@ -89,7 +89,7 @@ def _content(path: str) -> bytes:
 
 
 @verb("ls")
-@session_argument
+@session_either
 @click.option("--all", "all_", is_flag=True, help="Every version, not only the last.")
 def artifact_ls(call: Call, session: str | None, *, all_: bool) -> None:
     """List what a session made.
@@ -165,7 +165,7 @@ def get(call: Call, name: str, *, output: str | None, session: str | None) -> No
 
 
 @verb()
-@session_argument
+@session_either
 def orphans(call: Call, session: str | None) -> None:
     """List artifacts whose content is lost, and files that no artifact accounts for.
 

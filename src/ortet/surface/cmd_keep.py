@@ -50,14 +50,17 @@ def erase(
     if seqs:
         what = f"{render.plural(len(seqs), 'event')} of {where}"
     confirm(call, yes, f"erase {what}")
+    known = call.hub.get(row.id).events() if row and seqs else ()
+    already = bool(seqs) and all(event.erased for event in known if event.seq in seqs)
     receipt = call.hub.erase(row.id if row else None, seqs=list(seqs) or None, user=user)
     if file is not None:
         Path(file).write_text(render.to_json(receipt) + "\n", encoding="utf-8")
-    lines = [f"erased {render.plural(len(receipt.events), 'event')}, receipt {tail(receipt.id)}"]
+    done = "already erased:" if already else "erased"
+    lines = [f"{done} {render.plural(len(receipt.events), 'event')}, receipt {tail(receipt.id)}"]
     if not receipt.complete:
         call.exit_code = _NOT_NOW
         lines.append("another process still holds a copy: repeat this when it has ended")
-    call.emit({**render.fields(receipt), "complete": receipt.complete}, lines)
+    call.emit({**render.fields(receipt), "complete": receipt.complete, "already": already}, lines)
 
 
 @verb()

@@ -119,7 +119,16 @@ def bill(call: Call, since: str | None, by: Any) -> None:
 def _since(call: Call, text: str | None) -> str | int | None:
     age = _AGE.fullmatch(text or "")
     if age is None:
-        return text
+        from datetime import datetime
+
+        try:
+            return text and datetime.fromisoformat(text).isoformat()
+        except ValueError:
+            raise Invalid(
+                "bad_time",
+                f"--since {text}: give an age as 90m, 24h or 7d, a date as 2026-01-31, or a time, "
+                "2026-01-31T12:00",
+            ) from None
     return call.hub.clock.now_ns() - int(age[1]) * _SECONDS[age[2]] * 10**9
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +30,35 @@ session_argument = click.argument("session", metavar="[SESSION]", required=False
 session_option = click.option(
     "-s", "--session", "session", metavar="SESSION", help="Its name or id; else that of this place."
 )
+
+_KEPT = "ortet.session"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _keep(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_KEPT] = value
+
+
+def _either(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    other: str | None = ctx.meta.get(_KEPT)
+    if None not in (value, other) and value != other:
+        raise Invalid("two_sessions", f"{value} or {other}? give one session")
+    return other if value is None else value
+
+
+def session_either(command: _Command) -> _Command:
+    """SESSION as an argument, or with -s as verbs take it that have another argument."""
+    option = click.option(
+        *("-s", "--session", "kept"),
+        metavar="SESSION",
+        help="The same.",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+    )
+    argument = click.argument("session", metavar="[SESSION]", required=False, callback=_either)
+    return argument(option(command))
+
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
