@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -261,6 +262,17 @@ def common(function: F) -> F:
 def _switch_on(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         setattr(ctx.obj, str(param.name), True)
+
+
+def group(function: Callable[[], None]) -> click.Group:
+    """A noun with verbs of its own and the common options; alone it shows its help."""
+
+    @functools.wraps(function)
+    def bare(ctx: click.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+
+    return click.group(invoke_without_command=True)(common(click.pass_context(bare)))
 
 
 def verb(

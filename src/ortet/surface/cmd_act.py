@@ -8,7 +8,7 @@ import click
 
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.surface import render
-from ortet.surface.call import Call, as_text, common, verb
+from ortet.surface.call import Call, as_text, group, verb
 from ortet.surface.sessions import (
     event_data,
     find,
@@ -58,10 +58,8 @@ def _cells(effect: Effect) -> tuple[str, ...]:
     )
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def act(ctx: click.Context) -> None:
+@group
+def act() -> None:
     """List and settle actions; answer what waits for a human.
 
     \b
@@ -71,8 +69,6 @@ def act(ctx: click.Context) -> None:
       ortet act waiting
       ortet act approve 7d20e6f1 --why "checked the invoice"
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb("ls")

@@ -11,7 +11,7 @@ import click
 
 from ortet.errors import Invalid, NotFound
 from ortet.surface import render
-from ortet.surface.call import PIPE_CLOSED, Call, as_text, common, verb
+from ortet.surface.call import PIPE_CLOSED, Call, as_text, group, verb
 from ortet.surface.sessions import find, read, session_either, session_option, tail, write
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from ortet.session.view import View
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def artifact(ctx: click.Context) -> None:
+@group
+def artifact() -> None:
     """Keep things that were made, in versions, with what led to them.
 
     \b
@@ -31,8 +29,6 @@ def artifact(ctx: click.Context) -> None:
       ortet artifact ls fix-42
       ortet artifact get report.md@1 -s fix-42 -o old.md
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb()

@@ -8,7 +8,7 @@ import click
 
 from ortet.errors import Conflict
 from ortet.surface import render
-from ortet.surface.call import Call, common, verb
+from ortet.surface.call import Call, group, verb
 
 if TYPE_CHECKING:
     from ortet.graph.bisect import Answer, BisectState
@@ -22,10 +22,8 @@ bad_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def bisect(ctx: click.Context) -> None:
+@group
+def bisect() -> None:
     """Find the commit that broke a command.
 
     Halves what is left with every test. Each candidate is tested in a private copy: your files are
@@ -35,8 +33,6 @@ def bisect(ctx: click.Context) -> None:
     Example:
       ortet bisect run --good HEAD~20 -- pytest -q tests/test_login.py
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb()

@@ -9,17 +9,15 @@ import click
 
 from ortet.errors import Invalid
 from ortet.surface import render
-from ortet.surface.call import Call, as_text, common, verb
+from ortet.surface.call import Call, as_text, group, verb
 from ortet.surface.sessions import event_data, read, session_option, write
 
 if TYPE_CHECKING:
     from ortet.journal.around import Collaboration, Window
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def collab(ctx: click.Context) -> None:
+@group
+def collab() -> None:
     """Record and list what others see: branches, pull requests, comments half written.
 
     \b
@@ -27,8 +25,6 @@ def collab(ctx: click.Context) -> None:
       ortet collab set pr-7 -s fix-42 --kind pull_request --link https://host/pr/7 --status done
       ortet collab ls -s fix-42
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb("ls")
@@ -89,10 +85,8 @@ def collab_set(
     call.emit(render.fields(one), [f"{render.safe(one.name)}: {one.status}"])
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def window(ctx: click.Context) -> None:
+@group
+def window() -> None:
     """Record and list rate limits: how many calls a service takes until when.
 
     \b
@@ -100,8 +94,6 @@ def window(ctx: click.Context) -> None:
       ortet window set github -s fix-42 --remaining 12 --limit 5000 --reset 1793000000
       ortet window ls -s fix-42
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb("ls")
@@ -150,10 +142,8 @@ def window_set(
     call.emit(event_data(event))
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def token(ctx: click.Context) -> None:
+@group
+def token() -> None:
     """Say which secret of the vault is for which service, and get it.
 
     \b
@@ -161,8 +151,6 @@ def token(ctx: click.Context) -> None:
       ortet token set github github-ci -s fix-42
       GH_TOKEN=$(ortet token get github -s fix-42)
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb("ls")
@@ -207,10 +195,8 @@ def token_get(call: Call, service: str, *, session: str | None) -> None:
     call.emit({"service": service, "token": value}, [value])
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def vault(ctx: click.Context) -> None:
+@group
+def vault() -> None:
     """Keep secrets encrypted and outside of every commit.
 
     The key is $ORTET_VAULT_KEY (64 hexadecimal digits), else one made in your settings directory.
@@ -220,8 +206,6 @@ def vault(ctx: click.Context) -> None:
       ortet vault put github-ci < token.txt
       ortet vault ls
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb("put")

@@ -8,7 +8,7 @@ import click
 
 from ortet.errors import Invalid
 from ortet.surface import render
-from ortet.surface.call import Call, as_text, common, verb
+from ortet.surface.call import Call, as_text, group, verb
 from ortet.surface.sessions import (
     confirm,
     find,
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 _STATES = ("open", "active", "paused", "closed", "archived")
 
 
-@click.group(invoke_without_command=True)
-@common
-@click.pass_context
-def session(ctx: click.Context) -> None:
+@group
+def session() -> None:
     """Begin, list, show and remove sessions: the minds of agents.
 
     \b
@@ -41,8 +39,6 @@ def session(ctx: click.Context) -> None:
       ortet session ls
       ortet session show fix-42
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 @verb()
