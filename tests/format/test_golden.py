@@ -13,7 +13,7 @@ import pytest
 
 from ortet.codec import decode, encode
 from ortet.graph.pages import Pages
-from ortet.graph.records import Commit, Entry, Image, Page, State
+from ortet.graph.records import Commit, Entry, Image, Page, PageMap, Processes, State
 from ortet.graph.tree import Trees
 from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
@@ -58,6 +58,9 @@ def test_encoding(name: str) -> None:
     [
         ("page", Page, vectors.PAGE),
         ("image", Image, vectors.IMAGE),
+        ("pages", PageMap, vectors.PAGES),
+        ("above", PageMap, vectors.ABOVE),
+        ("processes", Processes, vectors.PROCESSES),
         ("state", State, vectors.STATE),
         ("commit", Commit, vectors.COMMIT),
     ],

@@ -11,8 +11,11 @@ from ortet.graph.records import (
     Header,
     Image,
     Journal,
+    Layer,
     Page,
+    PageMap,
     PageRef,
+    Processes,
     Segment,
     State,
 )
@@ -34,6 +37,21 @@ IMAGE = Image(ROOT, env={"LANG": "C", "EDITOR": None}, cwd="src")
 STATE = State(machine=HASH(encode(IMAGE)))
 COMMIT = Commit(HASH(encode(STATE)), [Oid(bytes(32))], "first ✓", 1_700_000_001_000_000_000, "me")
 
+PAGES = PageMap(0, 36, HASH(bytes(4096)) + HASH(BLOB), [(0, 0, 1), (-1, 0, 32), (1, 2, 3)])
+ABOVE = PageMap(1, 36, HASH(encode(PAGES)), [(0, 0, 36)])
+PROCESSES = Processes(
+    "criu",
+    "4.2.1",
+    "6.18.1",
+    "x86_64",
+    4096,
+    ["avx2", "sse2"],
+    [("core-1.img", 6, HASH(BLOB)), ("fs-1.img", 0, b"")],
+    [("pages-1.img", HASH(encode(ABOVE)))],
+    [Layer(b"/run", ROOT)],
+    b"\x90",
+)
+
 SALT, BODY = bytes(range(16)), encode(Body({"content": "hello", "role": "user"}))
 HEADER = Header(1, "message", 1_700_000_000_000_000_000, "me", HASH(SALT + BODY), b"")
 BODIES = Bodies([(SALT, BODY)])
@@ -50,6 +68,9 @@ VECTORS: dict[str, bytes] = {
     "empty": encode(Page(0)),
     "xattrs": encode([(b"user.a", b"1")]),
     "image": encode(IMAGE),
+    "pages": encode(PAGES),
+    "above": encode(ABOVE),
+    "processes": encode(PROCESSES),
     "state": encode(STATE),
     "commit": encode(COMMIT),
     "header": encode(HEADER),

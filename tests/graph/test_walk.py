@@ -21,7 +21,9 @@ from ortet.graph.records import (
     Image,
     Layer,
     Page,
+    PageMap,
     PageRef,
+    Processes,
     State,
     System,
 )
@@ -69,6 +71,33 @@ def test_image_with_links_xattrs_and_system() -> None:
         Link(D, Kind.META),
         Link(B, Kind.META),
     ]
+
+
+def processes(**fields: Any) -> Processes:
+    made = {"engine": "criu", "version": "4.2", "kernel": "6", "arch": "x86_64", "page_size": 4096}
+    return Processes(**{**made, "cpu": [], "files": [], **fields})  # type: ignore[arg-type]
+
+
+def test_processes_of_an_image() -> None:
+    image = Image(root=ROOT, processes=C)
+    assert references(Kind.IMAGE, encode(image))[-1] == Link(C, Kind.PROCESSES)
+    files = [("core-1.img", 5, A), ("empty.img", 0, b""), ("ghost", BLOCK + 1, B)]
+    memory = [("pages-1.img", C), ("pages-2.img", b"")]
+    record = processes(files=files, memory=memory, covers=[Layer(b"/run", ROOT, D)])
+    assert references(Kind.PROCESSES, encode(record)) == [
+        Link(A, Kind.BLOB),
+        Link(B, Kind.BLOCKS),
+        Link(C, Kind.PAGES),
+        Link(A, Kind.TREE),
+        Link(D, Kind.META),
+    ]
+
+
+def test_page_maps() -> None:
+    leaf = PageMap(0, 40, A + B, [(0, 0, 2), (-1, 0, 32), (1, 5, 5), (0, 3, 1)])
+    assert references(Kind.PAGES, encode(leaf)) == [Link(A, Kind.BLOB), Link(B, Kind.BLOB)]
+    above = PageMap(1, 9, A + B, [(0, 0, 4), (1, 0, 5)])
+    assert references(Kind.PAGES, encode(above)) == [Link(A, Kind.PAGES), Link(B, Kind.PAGES)]
 
 
 def test_tree_leaf() -> None:
@@ -167,6 +196,29 @@ def test_malformed_pages_are_corrupt(page: Page) -> None:
         (Kind.BLOCKS, Blocks(-1, 10, A)),
         (Kind.BLOCKS, Blocks(10**6, 10, A)),
         (Kind.BLOCKS, Blocks(0, 257 * BLOCK, A * 257)),
+        (Kind.IMAGE, Image(root=ROOT, processes=b"short")),
+        (Kind.PROCESSES, processes(files=[("../x", 1, A)])),
+        (Kind.PROCESSES, processes(files=[("x", 0, A)])),
+        (Kind.PROCESSES, processes(files=[("x", 1, b"")])),
+        (Kind.PROCESSES, processes(files=[("b", 1, A), ("a", 1, A)])),
+        (Kind.PROCESSES, processes(files=[("a", 1, A)], memory=[("a", A)])),
+        (Kind.PROCESSES, processes(memory=[("a", b"short")])),
+        (Kind.PROCESSES, processes(memory=[("a/b", A)])),
+        (Kind.PROCESSES, processes(page_size=5000)),
+        (Kind.PROCESSES, processes(page_size=0)),
+        (Kind.PROCESSES, processes(covers=[Layer(b"/", file(b""))])),
+        (Kind.PAGES, PageMap(0, 0, b"", [])),
+        (Kind.PAGES, PageMap(0, 2, A, [(0, 0, 1)])),
+        (Kind.PAGES, PageMap(0, 1, A, [(1, 0, 1)])),
+        (Kind.PAGES, PageMap(0, 1, A, [(-2, 0, 1)])),
+        (Kind.PAGES, PageMap(0, 1, A, [(0, -1, 1)])),
+        (Kind.PAGES, PageMap(0, 0, A, [(0, 0, 0)])),
+        (Kind.PAGES, PageMap(0, 1, A + B, [(0, 0, 1)])),
+        (Kind.PAGES, PageMap(0, 1, A + b"x", [(0, 0, 1)])),
+        (Kind.PAGES, PageMap(0, 1, b"", [(-1, 5, 1)])),
+        (Kind.PAGES, PageMap(1, 1, A, [(-1, 0, 1), (0, 0, 0)])),
+        (Kind.PAGES, PageMap(1, 1, A, [(0, 1, 1)])),
+        (Kind.PAGES, PageMap(9, 1, A, [(0, 0, 1)])),
     ],
 )
 def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> None:
@@ -177,7 +229,7 @@ def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> No
 def test_what_a_newer_release_wrote_stops_a_sweep() -> None:
     for kind, record in (
         (Kind.STATE, State(memory=A)),
-        (Kind.IMAGE, Image(root=ROOT, processes=A)),
+        (Kind.IMAGE, Image(root=ROOT, services=A)),
     ):
         with pytest.raises(Unsupported) as caught:
             references(kind, encode(record))

@@ -22,7 +22,9 @@ __all__ = [
     "Journal",
     "Layer",
     "Page",
+    "PageMap",
     "PageRef",
+    "Processes",
     "Segment",
     "State",
     "System",
@@ -119,7 +121,40 @@ class Image(Record, frozen=True):
     env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
     cwd: str = ""  # relative to the workspace
     services: bytes = b""
-    processes: bytes = b""
+    processes: bytes = b""  # Oid of Processes, b"" for none
+
+
+class PageMap(Record, frozen=True):
+    """Memory pages, in the order of their file.
+
+    `children` is a run of 32-byte Oids, none of them twice: of blobs at level 0, of PageMaps one
+    level lower above. An extent is (number of a child, first page in it, pages); the number -1
+    stands for pages of zeros, and above level 0 an extent is all of its child.
+    """
+
+    level: int
+    pages: int
+    children: bytes
+    extents: list[tuple[int, int, int]]
+
+
+class Processes(Record, frozen=True):
+    """Running processes, as the images an engine made of them, and the host it was on.
+
+    `files` are (name, size, Oid of its blob or Blocks, b"" when empty) and `memory` the files that
+    are made of pages, (name, Oid of its PageMap, b"" when empty); both sorted, no name twice.
+    """
+
+    engine: str
+    version: str  # of the engine's program
+    kernel: str  # its release
+    arch: str
+    page_size: int
+    cpu: list[str]  # features of the processor that a program can see, sorted
+    files: list[tuple[str, int, bytes]]
+    memory: list[tuple[str, bytes]] = []
+    covers: list[Layer] = []  # files outside of workspace and system that belong to the processes
+    jobs: bytes = b""  # canonical bytes of the machine layer: what a restore report tells of them
 
 
 class Header(Record, frozen=True, gc=False):

@@ -19,7 +19,10 @@ from ortet.graph.records import (
     Header,
     Image,
     Journal,
+    Layer,
     Page,
+    PageMap,
+    Processes,
     Segment,
     State,
 )
@@ -118,19 +121,58 @@ def _map(data: bytes) -> list[Link]:
 
 def _image(data: bytes) -> list[Link]:
     image = decode(Image, data)
-    _only_known(image.services, image.processes)
-    parts = [(image.root, image.links)]
-    if image.system is not None:
-        parts += [(layer.root, layer.links) for layer in image.system.layers]
+    _only_known(image.services)
     if any(not _is_name(name) for name in image.cwd.encode().split(b"/")) and image.cwd:
         raise Corrupt("bad_image", f"working directory {image.cwd!r} is not below the workspace")
+    links = _root(image.root, image.links)
+    if image.system is not None:
+        links += _layers(image.system.layers)
+    return links + _optional(image.processes, Kind.PROCESSES)
+
+
+def _layers(layers: Sequence[Layer]) -> list[Link]:
+    return [link for layer in layers for link in _root(layer.root, layer.links)]
+
+
+def _root(root: Entry, groups: bytes) -> list[Link]:
+    if root.name or not root.is_dir:
+        raise _bad_tree("the root of an image is not a nameless directory")
+    return _entry(root) + _optional(groups, Kind.META)
+
+
+def _processes(data: bytes) -> list[Link]:
+    processes = decode(Processes, data)
+    plain = [name.encode() for name, _, _ in processes.files]
+    paged = [name.encode() for name, _ in processes.memory]
+    for names in (plain, paged, sorted(plain + paged)):
+        _check_names(names)
+    if not _is_page_size(processes.page_size):
+        raise _bad_pages(f"pages cannot have {processes.page_size} bytes")
     links: list[Link] = []
-    for root, groups in parts:
-        if root.name or not root.is_dir:
-            raise _bad_tree("the root of an image is not a nameless directory")
-        links += _entry(root)
-        links += _optional(groups, Kind.META)
-    return links
+    for name, size, oid in processes.files:
+        if bool(size) != bool(oid) or size < 0:
+            raise _bad_pages(f"file {name!r} has size {size} but not the data for it")
+        links += _optional(oid, Kind.BLOB if size <= BLOCK else Kind.BLOCKS)
+    links += [link for _, oid in processes.memory for link in _optional(oid, Kind.PAGES)]
+    return links + _layers(processes.covers)
+
+
+def _page_map(data: bytes) -> list[Link]:
+    found = decode(PageMap, data)
+    count, rest = divmod(len(found.children), OID_BYTES)
+    sane = 0 <= found.level < 8 and not rest and found.pages > 0
+    used, pages = set[int](), 0
+    for number, first, length in found.extents if sane else ():
+        zeros = number == -1 and not found.level
+        sane = sane and (zeros or 0 <= number < count) and length > 0 <= first
+        sane = sane and (not first or (not found.level and not zeros))
+        pages += length
+        used.add(number)
+    if not sane or pages != found.pages or len(used - {-1}) != count:
+        raise _bad_pages("its extents are malformed")
+    kind = Kind.PAGES if found.level else Kind.BLOB
+    starts = range(0, len(found.children), OID_BYTES)
+    return [Link(Oid(found.children[start : start + OID_BYTES]), kind) for start in starts]
 
 
 def _tree(data: bytes) -> list[Link]:
@@ -214,9 +256,17 @@ def _only_known(*fields: bytes) -> None:
     if any(fields):
         raise Unsupported(
             "newer_record",
-            "this store holds sessions or processes, which this version of ortet cannot follow: "
+            "this store holds memory or services, which this version of ortet cannot follow: "
             "upgrade ortet",
         )
+
+
+def _is_page_size(size: int) -> bool:
+    return 4096 <= size <= BLOCK and not size & (size - 1)
+
+
+def _bad_pages(what: str) -> Corrupt:
+    return Corrupt("bad_pages", f"stored processes: {what}; run `ortet verify`")
 
 
 def _bad_tree(what: str) -> Corrupt:
@@ -236,4 +286,6 @@ _WALKS: dict[Kind, Callable[[bytes], list[Link]]] = {
     Kind.BODIES: _bodies,
     Kind.FOLD: _fold,
     Kind.MAP: _map,
+    Kind.PROCESSES: _processes,
+    Kind.PAGES: _page_map,
 }

@@ -31,6 +31,8 @@ class Kind(IntEnum):
     BODIES = 10
     FOLD = 11
     MAP = 12
+    PROCESSES = 13
+    PAGES = 14
 
 
 class Link(msgspec.Struct, frozen=True):
