@@ -75,7 +75,7 @@ def test_image_with_links_xattrs_and_system() -> None:
 
 def processes(**fields: Any) -> Processes:
     made = {"engine": "criu", "version": "4.2", "kernel": "6", "arch": "x86_64", "page_size": 4096}
-    return Processes(**{**made, "cpu": [], "files": [], **fields})  # type: ignore[arg-type]
+    return Processes(**{**made, "cpu": [], "files": [], **fields})
 
 
 def test_processes_of_an_image() -> None:
