@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +18,12 @@ from ortet.graph.walk import references
 from ortet.ids import Oid
 from ortet.machine.likehost import Host
 from ortet.machine.memory import Kept, keep
-from ortet.machine.memoryrestore import restore_to
+from ortet.machine.memoryrestore import recall, restore_to
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import sweep
 
 from .conftest import Shop
-from .images import PAGE, Memory, contents, random_memory, write_images
+from .images import PAGE, Memory, contents, pagemap, random_memory, write_images
 
 HOST = Host("4.2.1", "6.18.3", "x86_64", PAGE, ["avx2", "sse2"])
 HEAP = 0x7F0000000000
@@ -193,6 +195,37 @@ def test_after_a_sweep_nothing_that_may_be_gone_is_relied_on(memories: Memories)
     memories.check(again, images)
 
 
+def test_what_is_stored_can_be_compared_with(memories: Memories) -> None:
+    objects = memories.objects
+    memory = {7: random_memory(HEAP, 500)}
+    kept, _ = memories.keep(memories.write(memory))
+    memories.keep(memories.write({9: random_memory(HEAP, 500)}))
+    memory[7][HEAP + 3 * PAGE] = os.urandom(PAGE)
+    kept, _ = memories.keep(memories.write(memory), kept)
+    sweep(objects, lambda: [Link(kept.oid, Kind.PROCESSES)], references, min_garbage=0)
+    memory[7][HEAP + 9 * PAGE] = os.urandom(PAGE)
+    images = memories.write(memory)
+    with objects.writing():
+        known = recall(objects, kept.oid)
+    again, stored = memories.keep(images, known)
+    assert stored < 3 * PAGE
+    memories.check(again, images)
+
+
+def test_pages_of_another_size(memories: Memories, place: Path) -> None:
+    host = msgspec.structs.replace(HOST, page_size=16 * PAGE)
+    images = write_images(place / "images", {1: {}})
+    (images / "pagemap-1.img").write_bytes(pagemap(1, [{1: HEAP, 2: 0, 4: 4, 5: 50}]))
+    (images / "pages-1.img").write_bytes(os.urandom(50 * 16 * PAGE))
+    kept = None
+    for _ in range(2):
+        with memories.objects.writing():
+            kept = keep(memories.objects, images, kept, host=host)
+        memories.check(kept, images)
+        with (images / "pages-1.img").open("r+b") as file:
+            file.write(b"changed")
+
+
 def test_a_sweep_keeps_what_is_referred_to_and_no_more(memories: Memories) -> None:
     objects = memories.objects
     memory = {7: random_memory(HEAP, 3000)}
@@ -255,3 +288,50 @@ def test_the_record_says_where_it_was_made(memories: Memories) -> None:
     assert isinstance(other.processes, Processes)
     assert isinstance(other.oid, bytes)
     assert Oid(other.oid) == other.oid
+
+
+GROWTH = """
+import sys
+from pathlib import Path
+from ortet.backend.files import FileBucket
+from ortet.codec import Hasher
+from ortet.ids import SystemClock
+from ortet.machine.likehost import this_host
+from ortet.machine.memory import keep
+from ortet.machine.memoryrestore import restore_to
+from ortet.store.objects import LocalObjects
+
+def peak():
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0])
+
+store, images = map(Path, sys.argv[1:])
+objects = LocalObjects(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+before = peak()
+kept = None
+for _ in range(2):
+    with objects.writing():
+        kept = keep(objects, images, kept, host=this_host(""))
+        objects.flush()
+restore_to(objects, kept.oid, images.with_name("again"))
+objects.close()
+print(peak() - before)
+"""
+
+
+def test_memory_is_not_held_in_memory(place: Path) -> None:
+    images = write_images(place / "images", {1: {}})
+    count = 65_536
+    (images / "pagemap-1.img").write_bytes(pagemap(1, [{1: HEAP, 2: 0, 4: 4, 5: count}]))
+    with (images / "pages-1.img").open("wb") as file:
+        for number in range(count // 32):
+            shrinks = (b"%d " % number) * 200
+            file.write((os.urandom(PAGE) + shrinks * 200)[: 32 * PAGE].ljust(32 * PAGE, b"."))
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(place / "store"), str(images)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 100_000  # kB, of 256 MiB
+    assert (place / "again" / "pages-1.img").stat().st_size == count * PAGE

@@ -64,7 +64,7 @@ def test_each_file_of_pages_has_its_process(tmp_path: Path) -> None:
     (images / "pages-5.img").write_bytes(bytes(2 * PAGE))
     (images / "pages-6.img").write_bytes(b"odd")
     sizes = {path.name: path.stat().st_size for path in images.iterdir()}
-    laid = read_laid(images, sizes, PAGE)
+    laid = read_laid(lambda name: (images / name).read_bytes(), sizes, PAGE)
     assert {name: (one.key, one.runs) for name, one in laid.items()} == {
         "pages-1.img": ("pagemap-7.img", [(0x10, 3)]),
         "pages-2.img": ("pagemap-9.img", [(0x40, 2)]),
@@ -72,7 +72,9 @@ def test_each_file_of_pages_has_its_process(tmp_path: Path) -> None:
     }
     (images / "pages-1.img").write_bytes(bytes(PAGE))
     sizes["pages-1.img"] = PAGE
-    assert read_laid(images, sizes, PAGE)["pages-1.img"].runs == [(0, 1)]
+    assert read_laid(lambda name: (images / name).read_bytes(), sizes, PAGE)[
+        "pages-1.img"
+    ].runs == [(0, 1)]
 
 
 @given(RUNS)

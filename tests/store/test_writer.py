@@ -104,3 +104,11 @@ def test_a_large_load_needs_little_memory(root: Path) -> None:
         [sys.executable, "-c", LOAD, str(root)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 200 * 1024
+
+
+def test_contents_that_shrink_well_do_not_fill_the_cache(open_store: Open) -> None:
+    store = open_store()
+    for number in range(64):
+        store.put(Kind.BLOB, b"%d" % number * 60_000)
+    store.flush()
+    assert store.cache._bytes < 1 << 20

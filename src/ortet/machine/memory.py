@@ -55,15 +55,16 @@ def keep(
 
     The caller is inside `objects.writing()` until what refers to the result is stored too. What is
     as in `previous` is not stored again, down to single pages; without it, or when a sweep has run
-    since, equal blocks of 128 KiB are not. The same directory has the same Oid each time; of the
-    same content that came about in two ways, pages may lie in different blobs.
+    since, equal blocks of 128 KiB are not (`recall` gives something to compare with then). The same
+    directory has the same Oid each time; of the same content that came about in two ways, pages may
+    lie in different blobs.
     """
     epoch = getattr(objects, "epoch", None)
     if previous is not None and previous.epoch != epoch:
         previous = None  # what it knew may be gone
     try:
         sizes = list_images(directory)
-        laid = read_laid(directory, sizes, host.page_size)
+        laid = read_laid(lambda name: (directory / name).read_bytes(), sizes, host.page_size)
         files = [
             (name, size, _put_file(objects, directory / name, size))
             for name, size in sorted(sizes.items())

@@ -15,12 +15,17 @@ from ortet.graph.records import Processes
 from ortet.graph.walk import references
 from ortet.ids import Oid
 from ortet.machine.extents import Extent, Held, bad_pages, read_extents
-from ortet.machine.memory import Kept, list_images, make_kept
+from ortet.machine.memory import Kept, make_kept
 from ortet.machine.pagemaps import is_pages, read_laid
 from ortet.store.abc import Kind, Objects
 from ortet.store.blobs import BLOCK, read_file
 from ortet.store.faults import reach
 from ortet.store.tail import storage_error
+
+
+class _Content(msgspec.Struct, frozen=True):
+    data: bytes
+    size: int
 
 
 def read_processes(objects: Objects, oid: bytes) -> Processes:
@@ -48,7 +53,7 @@ def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
         _write_pages(objects, part, extents, processes.page_size)
         _write_files(objects, part, processes)
         reach("memory.written")
-        laid = read_laid(part, list_images(part), processes.page_size)
+        known = _known(objects, oid, processes, extents)
         os.rename(part, directory)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -56,6 +61,30 @@ def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    return known
+
+
+def recall(objects: Objects, oid: Oid) -> Kept:
+    """Stored images as something to compare others with: the last commit of a machine after a
+    sweep, or that of a machine that was forked from the same one.
+
+    Only what a commit or a hold still refers to: all of it must be there.
+    """
+    processes = read_processes(objects, oid)
+    extents = {name: read_extents(objects, root) for name, root in processes.memory}
+    return _known(objects, oid, processes, extents)
+
+
+def _known(
+    objects: Objects, oid: Oid, processes: Processes, extents: dict[str, list[Extent]]
+) -> Kept:
+    files = {name: _Content(data, size) for name, size, data in processes.files}
+    sizes = {name: content.size for name, content in files.items()}
+    for name, found in extents.items():
+        sizes[name] = sum(count for _, _, count in found) * processes.page_size
+    laid = read_laid(
+        lambda name: b"".join(read_file(objects, files[name])), sizes, processes.page_size
+    )
     held = {laid[name].key: Held.of(laid[name].runs, extents[name]) for name in extents}
     return make_kept(objects, oid, processes, held, {})
 
@@ -82,11 +111,6 @@ def _write_pages(objects: Objects, part: Path, files: dict[str, list[Extent]], p
                 if start + size > len(data):
                     raise bad_pages(oid, f"has {len(data)} bytes, a page map asks for more")
                 _write(fd, view[start : start + size], offset)
-
-
-class _Content(msgspec.Struct, frozen=True):
-    data: bytes
-    size: int
 
 
 def _write_files(objects: Objects, part: Path, processes: Processes) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -41,13 +40,14 @@ class Laid(msgspec.Struct, frozen=True):
         return sum(count for _, count in self.runs)
 
 
-def read_laid(directory: Path, sizes: Mapping[str, int], page: int) -> dict[str, Laid]:
+def read_laid(read: Callable[[str], bytes], sizes: Mapping[str, int], page: int) -> dict[str, Laid]:
     """Of each file of pages among `sizes` (name -> bytes): by the pagemap that names it if that is
-    right about its size, else as one run, so that unknown images are kept too."""
+    right about its size, else as one run, so that unknown images are kept too. `read` gives the
+    bytes of a file."""
     found: dict[str, Laid] = {}
     for name in sorted(sizes):
         if name.startswith(_PREFIX) and name.endswith(".img"):
-            number, runs = parse((directory / name).read_bytes(), page)
+            number, runs = parse(read(name), page)
             file = f"pages-{number}.img"
             laid = Laid(name, runs)
             if file not in found and sizes.get(file) == laid.pages * page:

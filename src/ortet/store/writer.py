@@ -154,7 +154,8 @@ class Writer:
             full = tail.full(self._seal_at)
             if full:
                 self._tail = None
-        if len(data) < _SMALL:
+        if len(data) < _SMALL and not (packed and items[0][1] == Kind.BLOB):
+            # not contents that shrink well: a large file of them would fill the cache for nothing
             self._cache.add((tail.key, offset), b"".join([item[2] for item in items]))
         for item in items:
             self.pending.pop(item[0], None)
