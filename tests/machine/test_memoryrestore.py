@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from ortet.codec import encode
-from ortet.errors import Conflict, Corrupt, NotFound, Unavailable
+from ortet.backend.files import FileBucket
+from ortet.codec import Hasher, encode
+from ortet.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from ortet.graph.bundle import export, import_
 from ortet.graph.records import Commit, Entry, Image, PageMap, Processes, State
 from ortet.graph.tree import Trees
 from ortet.graph.walk import references
-from ortet.ids import Oid
+from ortet.ids import Oid, SystemClock
 from ortet.machine import memoryrestore
 from ortet.machine.likehost import check_host, this_host
 from ortet.machine.memory import Kept, keep
@@ -184,6 +185,24 @@ def test_a_full_disk_leaves_nothing(
         restore_to(shop.objects, kept.oid, place / "back")
     assert caught.value.kind == "disk_full"
     assert sorted(os.listdir(place)) == ["images", "store"]
+
+
+def test_a_store_without_room_says_so_and_stays_sound(images: Path, place: Path) -> None:
+    path = place / "narrow"
+    objects = LocalObjects(
+        path, FileBucket(path / "bucket"), hasher=Hasher(), clock=SystemClock(), quota=8 * MIB
+    )
+    small = kept_in(objects, write_images(place / "a", {1: random_memory(HEAP, 90)}))
+    oid = commit(objects, small.oid)
+    with objects.writing():
+        with pytest.raises(Refused):
+            keep(objects, images, small, host=HOST)
+            objects.flush()
+        objects.abandon()  # as the hub does when a commit fails
+    assert problems(objects, oid) == []
+    again = kept_in(objects, place / "a", small)
+    assert again.oid == small.oid
+    objects.close()
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
