@@ -124,7 +124,7 @@ class _Run:
         assert process.stdout is not None and process.stderr is not None
         self._process = process
         self._output = output
-        self._kept: dict[str, _Kept] = {"stdout": _Kept(limit), "stderr": _Kept(limit)}
+        self._kept: dict[str, Kept] = {"stdout": Kept(limit), "stderr": Kept(limit)}
         self._open: dict[IO[bytes], Literal["stdout", "stderr"]] = {
             process.stdout: "stdout",
             process.stderr: "stderr",
@@ -214,7 +214,7 @@ class _Run:
         return len(data)
 
 
-class _Kept:
+class Kept:
     """The beginning and the end of a stream; what does not fit is cut from the middle."""
 
     def __init__(self, limit: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 MARK = "ORTET_RUN"
@@ -27,6 +28,12 @@ def kill_run(mark: str, leader: int) -> None:
     A descendant is in the leader's session, carries `mark` in its environment, or has a descendant
     as parent. All are stopped before any is killed, so that none can fork away in between.
     """
+    for _ in kill_rounds(mark, leader):
+        time.sleep(0.001)  # dying takes a moment, and the processor
+
+
+def kill_rounds(mark: str, leader: int) -> Iterator[None]:
+    """As kill_run, for who has other things to do: yields where that one sleeps a millisecond."""
     if not os.path.isdir("/proc/self"):
         _signal_group(leader)
         return
@@ -39,7 +46,7 @@ def kill_run(mark: str, leader: int) -> None:
             stopped |= fresh
             members = find_run(mark, leader)
         immortal |= {pid for pid in members if not _send(pid, signal.SIGKILL)}
-        time.sleep(0.001)  # dying takes a moment, and the processor
+        yield
 
 
 def find_run(mark: str, leader: int) -> set[int]:

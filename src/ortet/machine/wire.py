@@ -23,10 +23,38 @@ class Closed(Exception):
     """The other end is gone."""
 
 
+def pack(message: dict[str, Any]) -> bytes:
+    """As it travels."""
+    body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def cut(buffer: bytearray, most: int = _MOST) -> dict[str, Any] | None:
+    """Take the first message out of what has come; None while it is not whole.
+
+    Closed for what is no message: nothing after it can be understood either.
+    """
+    if len(buffer) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack_from(buffer)
+    if size > most:
+        raise Closed
+    end = _LENGTH.size + size
+    if len(buffer) < end:
+        return None
+    try:
+        message = json.loads(bytes(buffer[_LENGTH.size : end]))
+    except (ValueError, RecursionError) as error:
+        raise Closed from error
+    if not isinstance(message, dict):
+        raise Closed
+    del buffer[:end]
+    return message
+
+
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """The whole message; the descriptors travel with its first byte."""
-    body = json.dumps(message).encode()
-    data = _LENGTH.pack(len(body)) + body
+    data = pack(message)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sent = sock.sendmsg([data], rights)

@@ -1,0 +1,176 @@
+"""Connections to the pid 1 of a live machine: one request, one reply, across freezes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import Any
+
+from ortet.errors import Refused, Unavailable
+from ortet.machine import wire
+
+_SOCKET = "run/ortet/init.sock"
+_PATIENCE = 30.0  # seconds; an answer takes well under a millisecond, on a host that swaps longer
+_DYING = 1000  # milliseconds in which a process that lost its socket is seen to have ended
+_TRIES = 5
+
+
+class Caller:
+    """Any number of threads may ask at once, each on a connection of its own."""
+
+    def __init__(self, pid: int, *, path: str | os.PathLike[str] | None = None) -> None:
+        self.pid = pid
+        self._path = os.fspath(path or f"/proc/{pid}/root/{_SOCKET}")
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Condition()
+        self._away: int | None = None  # the thread that sent us away
+        self._pidfd = -1
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise _gone() from error
+
+    def ask(self, message: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
+        """One request, one reply. `wait`: seconds that the answer may take by itself.
+
+        Every request that was carried out is answered before a freeze closes the connection; so
+        one without an answer is made again.
+        """
+        data = wire.pack(message)
+        for _ in range(_TRIES):
+            sock = self._connection()
+            try:
+                sock.settimeout(wait + _PATIENCE)
+                sock.sendall(data)
+                reply, _ = wire.receive(sock)
+            except (wire.Closed, BrokenPipeError, ConnectionResetError):
+                sock.close()
+                continue
+            except BaseException as error:
+                sock.close()  # its answer may come when nobody expects it any more
+                if isinstance(error, TimeoutError):
+                    break
+                raise
+            self._put_back(sock)
+            return reply
+        self._check(0)
+        raise Unavailable(
+            "machine_silent", "the machine does not answer: try again, or close and open it"
+        )
+
+    def leave(self) -> None:
+        """Have every connection to the machine closed, other programs' too; for a freeze.
+
+        Requests of other threads wait until `welcome`; this thread must not make any.
+        """
+        with self._lock:
+            if self._away is not None:
+                return
+        sock = self._connection()
+        with self._lock:
+            self._away = threading.get_ident()
+        try:
+            sock.settimeout(_PATIENCE)
+            wire.send(sock, {"do": "leave"})
+            wire.receive(sock)
+            while sock.recv(1):
+                pass
+        except (wire.Closed, OSError) as error:
+            self.welcome()
+            self._check(_DYING)
+            raise Unavailable("machine_silent", "the machine does not let go: try again") from error
+        finally:
+            sock.close()
+            self._hang_up()
+
+    def welcome(self) -> None:
+        """After a freeze, or in a restored machine: it lets us in again."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
+        with self._lock:
+            self._away = None
+            self._lock.notify_all()
+
+    def close(self) -> None:
+        """Hang up; the machine goes on."""
+        self._hang_up()
+        with self._lock:
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _connection(self) -> socket.socket:
+        """One that nobody uses; waits while the machine is being frozen."""
+        with self._lock:
+            if self._away == threading.get_ident():
+                raise Unavailable("machine_frozen", "the machine is being frozen: ask it later")
+            while self._away is not None:
+                self._lock.wait()
+            if self._idle:
+                return self._idle.pop()
+        for _ in range(_TRIES):
+            try:
+                return self._connect()
+            except (ConnectionRefusedError, FileNotFoundError):
+                self._check(_DYING // _TRIES)
+                self.welcome()  # it makes its socket anew where somebody removed it
+        raise Unavailable(
+            "machine_silent",
+            f"the machine's {_SOCKET} was taken away by a program in it: close and open it",
+        )
+
+    def _connect(self) -> socket.socket:
+        # through the directory: the path itself may be too long for a socket address
+        directory, name = os.path.split(self._path)
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(f"/proc/self/fd/{place}/{name}")
+            size = struct.calcsize("3i")
+            seen = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            if struct.unpack("3i", seen)[0] != self.pid:
+                raise Refused(
+                    "not_the_machine",
+                    "a program in the machine put a socket of its own in the place of the "
+                    "supervisor's: close the machine and restore its last commit",
+                )
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            os.close(place)
+        return sock
+
+    def _put_back(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._away is None and self._pidfd >= 0:
+                self._idle.append(sock)
+                return
+        sock.close()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for sock in idle:
+            sock.close()
+
+    def _check(self, wait: int) -> None:
+        """Unavailable when pid 1 ends within so many milliseconds."""
+        poll = select.poll()
+        if self._pidfd >= 0:
+            poll.register(self._pidfd, select.POLLIN)
+            if not poll.poll(wait):
+                return
+        raise _gone()
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "machine_gone",
+        "the machine's processes ended unexpectedly; its files are safe: open the workspace again",
+    )

@@ -1,0 +1,81 @@
+"""Pid 1 of a live machine: reaps, holds the streams of its jobs, and answers on a socket.
+
+Run inside the machine as `python -I -S init.py [READY_FD [SOCKET]]`: it may import the standard
+library and its neighbours here, nothing else. One byte goes to READY_FD once it listens. It keeps
+no descriptor that leads out of the machine, and its state is plain memory: a copy of the process
+tree goes on where the original was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortet.machine import initasks, initloop, mounts, spawning
+else:
+    # last in the search path: our abc.py must not stand in for the standard library's
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import initasks
+    import initloop
+    import mounts
+    import spawning
+
+SOCKET = "/run/ortet/init.sock"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Serve until killed."""
+    ready = int(sys.argv[1]) if len(sys.argv) > 1 else -1
+    _let_go(ready)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o022)
+    kernel = mounts.Kernel()
+    with contextlib.suppress(OSError):  # an ordinary user has none to drop
+        spawning.drop_capabilities(kernel)
+    kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for when it is not pid 1
+    loop = initloop.Loop()
+    loop.listen(signal.SIGCHLD)
+    loop.listen(signal.SIGUSR1)
+    asks = initasks.Asks(loop, sys.argv[2] if len(sys.argv) > 2 else SOCKET)
+    if ready >= 0:
+        with contextlib.suppress(OSError):
+            os.write(ready, b"\n")
+        os.close(ready)
+    gc.collect()
+    gc.freeze()
+    _serve(loop, asks)
+
+
+def _serve(loop: initloop.Loop, asks: initasks.Asks) -> None:
+    until = asks.door.turn()
+    while True:
+        came = loop.turn(until)
+        late = signal.SIGCHLD in came and not asks.table.reap()
+        if signal.SIGUSR1 in came:
+            asks.door.open()
+        until = asks.door.turn()
+        if late:
+            signal.raise_signal(signal.SIGCHLD)
+
+
+def _let_go(ready: int) -> None:
+    """Of every descriptor that was given to us but the one to report on."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != ready:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))
+    if ready >= 0:
+        os.set_inheritable(ready, False)
+
+
+if __name__ == "__main__":
+    main()

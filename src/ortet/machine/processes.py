@@ -1,0 +1,96 @@
+"""The processes of a pid namespace, as its /proc tells of them.
+
+Standard library only: the pid 1 of a machine loads this file by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ortet.machine import descendants
+else:
+    import descendants
+
+Birth = tuple[int, bytes]
+"""pid and start time: a pid alone may be given again."""
+
+
+class Found(NamedTuple):
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    ticks: bytes
+    """When it began, in clock ticks since boot."""
+    pages: int
+
+    @property
+    def born(self) -> Birth:
+        return self.pid, self.ticks
+
+
+def found() -> list[Found]:
+    """Every process but this one, zombies too."""
+    own = str(os.getpid())
+    numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != own]
+    return [one for one in map(_look, numbers) if one is not None]
+
+
+def living() -> list[Found]:
+    """Every process but this one that can still do something."""
+    return [one for one in found() if one.state not in "ZX"]
+
+
+def unmarked(pid: int) -> bool:
+    """Does it carry no run's mark? One that does was found by its own, or belongs to another."""
+    return not marks(pid)
+
+
+def marks(pid: int) -> list[str]:
+    """The runs it says it belongs to, the outermost first."""
+    key = descendants.MARK.encode() + b"="
+    for item in read(f"/proc/{pid}/environ").split(b"\0"):
+        if item.startswith(key):
+            return os.fsdecode(item[len(key) :]).split(":")
+    return []
+
+
+def mapped(below: str) -> list[str]:
+    """Files below a directory that some process may be storing into through memory."""
+    paths: set[str] = set()
+    for one in living():
+        for line in read(f"/proc/{one.pid}/maps").splitlines():
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[1][1:4:2] == b"ws":
+                paths.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
+    return [path[len(below) :] for path in paths if path.startswith(below)]
+
+
+def read(path: str) -> bytes:
+    """A file of /proc; nothing where the process is gone."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _look(number: str) -> Found | None:
+    text = read(f"/proc/{number}/stat")
+    # the command's name stands in parentheses and may itself hold spaces and parentheses
+    before, after = text.find(b"("), text.rfind(b")")
+    fields = text[after + 1 :].split()
+    if len(fields) < 22:
+        return None
+    return Found(
+        pid=int(number),
+        name=os.fsdecode(text[before + 1 : after]),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        ticks=fields[19],
+        pages=int(fields[21]),
+    )
