@@ -29,6 +29,7 @@ class Caller:
         self._idle: list[socket.socket] = []
         self._lock = threading.Condition()
         self._away: int | None = None  # the thread that sent us away
+        self._freezes = 0
         self._pidfd = -1
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -42,7 +43,9 @@ class Caller:
         one without an answer is made again.
         """
         data = wire.pack(message)
-        for _ in range(_TRIES):
+        tries = 0
+        while tries < _TRIES:
+            freezes = self._freezes
             sock = self._connection()
             try:
                 sock.settimeout(wait + _PATIENCE)
@@ -50,6 +53,7 @@ class Caller:
                 reply, _ = wire.receive(sock)
             except (wire.Closed, BrokenPipeError, ConnectionResetError):
                 sock.close()
+                tries += freezes == self._freezes  # how often we are frozen is not its fault
                 continue
             except BaseException as error:
                 sock.close()  # its answer may come when nobody expects it any more
@@ -74,6 +78,7 @@ class Caller:
         sock = self._connection()
         with self._lock:
             self._away = threading.get_ident()
+            self._freezes += 1
         try:
             sock.settimeout(_PATIENCE)
             wire.send(sock, {"do": "leave"})

@@ -58,6 +58,8 @@ def spawn(argv: list[str], env: dict[str, str], actions: Sequence[Action]) -> in
 
 def _candidates(program: str, env: dict[str, str]) -> list[str]:
     """Where it may be. Asked first: a start that fails costs as much as one that does not."""
+    if "\0" in program:
+        raise ValueError("embedded null byte")  # which is in no path, and so nowhere to be found
     if "/" in program:
         return [program]
     places = [f"{place}/{program}" for place in os.get_exec_path(env)]
