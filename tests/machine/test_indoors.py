@@ -75,7 +75,7 @@ class TestRun:
         ):
             with pytest.raises(error) as caught:
                 inside.run(argv, env=env, cwd=cwd)
-            assert caught.value.kind == kind  # type: ignore[attr-defined]
+            assert caught.value.kind == kind
 
     def test_at_the_time_out_all_it_started_is_killed(
         self, inside: Indoors, tmp_path: Path
@@ -256,7 +256,7 @@ class TestJobs:
         ):
             with pytest.raises(error) as caught:
                 inside.spawn("x", argv, env=ENV, cwd="/")
-            assert caught.value.kind == kind  # type: ignore[attr-defined]
+            assert caught.value.kind == kind
         assert inside.jobs() == []
 
 
