@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +83,7 @@ class TestRun:
         script = f"echo before; setsid sh -c 'echo $$ >{note}; exec sleep 1000' & exec sleep 1000"
         env = {**ENV, "ORTET_RUN": "cafe"}
         argv = ["sh", "-c", script]
-        result = inside.run(argv, env=env, cwd="/", timeout=1.0, mark="cafe")
+        result = inside.run(argv, env=env, cwd="/", timeout=2.0, mark="cafe")
         assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "before\n")
         assert not inside.busy
         assert not Path(f"/proc/{note.read_text().strip()}").exists()
@@ -339,11 +338,9 @@ class TestMachine:
 
         monkeypatch.setattr(caller, "_PATIENCE", 0.1)
         os.kill(init.pid, signal.SIGSTOP)
-        began = time.monotonic()
         with pytest.raises(Unavailable) as caught:
             inside.jobs()
         assert caught.value.kind == "machine_silent"
-        assert time.monotonic() - began < 30
         os.kill(init.pid, signal.SIGCONT)
         monkeypatch.undo()
         assert inside.jobs() == []

@@ -206,10 +206,11 @@ class TestTerminals:
     def test_it_is_the_controlling_terminal(self, line: Line) -> None:
         line.start("bash", "--norc", "-i", kind="shell", name="sh", tty=[24, 80])
         line.until(b"$ ", name="sh")
-        line.ask("write", name="sh", data=text(b"sh -c 'echo g$((1))o; sleep 1000'\n"))
-        line.until(b"g1o", name="sh")
-        line.ask("write", name="sh", data=text(b"\x03echo st$((1))ll\n"))
-        line.until(b"st1ll", name="sh")
+        script = b"trap 'echo c$((1))ght; exit' INT; echo g$((1)); while :; do sleep 0.05; done"
+        line.ask("write", name="sh", data=text(b"(" + script + b")\n"))
+        line.until(b"g1", name="sh")
+        line.ask("write", name="sh", data=text(b"\x03"))
+        line.until(b"c1ght\r\n$ ", name="sh")
         line.ask("write", name="sh", eof=True)  # control-D
         assert line.ask("wait", name="sh", wait=30)["code"] == 0
         assert line.ask("read", name="sh", cursor=1 << 20)["eof"]
@@ -247,6 +248,7 @@ class TestStarting:
             ({"cwd": "/dev/null"}, {"errno": 20, "directory": True}),
             ({"argv": ["echo", "a\0b"]}, {"bad": "embedded null byte"}),
             ({"env": {"A=B": "c"}}, {"bad": "illegal environment variable name"}),
+            ({"kind": "party"}, {"bad": "a job is one of run, service, shell"}),
             ({"argv": []}, {}),
             ({"argv": None}, {}),
             ({"env": None}, {}),
@@ -276,6 +278,14 @@ class TestStarting:
         assert init.descriptors == before
         assert init.children == []
         assert line.ask("ps", processes=False)["jobs"] == []
+
+    def test_the_output_of_what_ended_is_not_kept_for_ever(self, line: Line) -> None:
+        for number in range(70):
+            job = line.start("echo", str(number), name=f"job-{number}")
+            line.ask("wait", id=job["id"], wait=30)
+        names = [job["name"] for job in line.ask("ps", processes=False)["jobs"]]
+        assert len(names) <= 66 and names[-1] == "job-69"
+        assert line.until(b"69", name="job-69") == b"69\n"
 
     def test_a_command_gets_signals_as_they_are_by_default(self, line: Line) -> None:
         read = "grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status"
@@ -507,6 +517,16 @@ class TestPeers:
         ):
             reply = line.ask(verb, id=job, **more)
             assert "bad" in reply or "error" in reply, (verb, more)
+
+    def test_no_wait_is_too_long(self, line: Line, init: Init) -> None:
+        job = line.start("sh", "-c", "read x", stdin=True)
+        with init.line() as other:
+            assert line.ask("wait", id=job["id"], wait=float("nan"))["code"] is None
+            for wait in (1e9, 1e300, float("inf")):
+                line.send("wait", id=job["id"], wait=wait)
+            other.ask("ps", processes=False)
+            other.ask("write", id=job["id"], eof=True)
+        assert [line.receive()["code"] for _ in range(3)] == [1, 1, 1]
 
     def test_a_connection_that_breaks_in_the_middle_of_a_message(self, init: Init) -> None:
         before = init.descriptors

@@ -67,3 +67,22 @@ def test_an_absurd_length_is_the_end(pair: tuple[socket.socket, socket.socket]) 
         one.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(wire.Closed):
             wire.receive(two)
+
+
+def test_messages_are_cut_from_a_buffer_as_they_become_whole() -> None:
+    one, two = {"text": "\udcff"}, {"number": 7}
+    stream = wire.pack(one) + wire.pack(two)
+    buffer, found = bytearray(), []
+    for byte in stream:
+        buffer.append(byte)
+        if (message := wire.cut(buffer)) is not None:
+            found.append(message)
+    assert found == [one, two] and not buffer
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_message_ends_the_conversation(body: bytes) -> None:
+    with pytest.raises(wire.Closed):
+        wire.cut(bytearray(len(body).to_bytes(4, "big") + body))
+    with pytest.raises(wire.Closed):
+        wire.cut(bytearray(wire.pack({"long": "x" * 100})), most=50)

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main() -> None:
     """Serve until killed."""
     ready = int(sys.argv[1]) if len(sys.argv) > 1 else -1
     _let_go(ready)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _default_signals()
     os.umask(0o022)
     kernel = mounts.Kernel()
     with contextlib.suppress(OSError):  # an ordinary user has none to drop
@@ -55,13 +56,26 @@ def main() -> None:
 def _serve(loop: initloop.Loop, asks: initasks.Asks) -> None:
     until = asks.door.turn()
     while True:
-        came = loop.turn(until)
-        late = signal.SIGCHLD in came and not asks.table.reap()
-        if signal.SIGUSR1 in came:
-            asks.door.open()
-        until = asks.door.turn()
-        if late:
-            signal.raise_signal(signal.SIGCHLD)
+        try:
+            came = loop.turn(until)
+            late = signal.SIGCHLD in came and not asks.table.reap()
+            if signal.SIGUSR1 in came:
+                asks.door.open()
+            until = asks.door.turn()
+            if late:
+                signal.raise_signal(signal.SIGCHLD)
+        except Exception:  # no memory, say: with this process the whole machine would end
+            time.sleep(0.01)
+            until = initloop.now()
+
+
+def _default_signals() -> None:
+    """Jobs inherit what is blocked or ignored; whoever started us may have had reasons."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            with contextlib.suppress(OSError):
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _let_go(ready: int) -> None:

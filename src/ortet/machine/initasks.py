@@ -94,7 +94,7 @@ class Asks:
 
     def _wait(self, peer: initpeers.Peer, request: Request) -> initloop.Held:
         job = self.table.find(request)
-        until = _until(request)
+        until = initloop.after(request.get("wait"))
         while job.alive and not peer.late(until):
             yield until
         return self._code(job)
@@ -128,7 +128,7 @@ class Asks:
 
     def _read(self, peer: initpeers.Peer, request: Request) -> initloop.Held:
         job, stream = self.table.find(request), request.get("stream") or "stdout"
-        cursor, until = request.get("cursor") or 0, _until(request)
+        cursor, until = request.get("cursor") or 0, initloop.after(request.get("wait"))
         ring = job.rings[stream]
         if job.attended is initjobs.AWAY:
             job.attended = peer
@@ -147,7 +147,7 @@ class Asks:
     def _follow(self, peer: initpeers.Peer, request: Request) -> initloop.Held:
         """Both streams of a run, and its input on the way; with the code it is told, it is
         forgotten. The same request again does no harm: all is counted from the beginning."""
-        job, until = self.table.find(request), _until(request)
+        job, until = self.table.find(request), initloop.after(request.get("wait"))
         if job.attended is initjobs.AWAY:
             job.attended = peer
         cursors = dict(zip(("stdout", "stderr"), request["cursors"], strict=True))
@@ -174,7 +174,7 @@ class Asks:
         return {**reply, **self._code(job)} if reply["ended"] else reply
 
     def _write(self, peer: initpeers.Peer, request: Request) -> initloop.Held:
-        job, until = self.table.find(request), _until(request)
+        job, until = self.table.find(request), initloop.after(request.get("wait"))
         if job.input is None:
             return {"error": "no_input"}
         rest = _fresh(job, request)
@@ -223,10 +223,6 @@ def _fresh(job: initjobs.Job, request: Request) -> bytes:
     if job.input is None or at is None:
         return data
     return data[max(job.input.fed - at, 0) :]
-
-
-def _until(request: Request) -> float:
-    return initloop.now() + (request.get("wait") or 0)
 
 
 def _most(request: Request) -> int:

@@ -22,7 +22,14 @@ HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 Held = Generator[float, None, dict[str, Any]]
 """An answer that takes a while: yields when to go on at the latest, or earlier on any event."""
 
+_LONGEST = 86_400.0  # seconds; what the kernel takes is not much more
+
 now = time.monotonic
+
+
+def after(seconds: Any) -> float:
+    """When so many seconds have passed; whatever is asked for, a day at most."""
+    return now() + min(max(0.0, seconds or 0.0), _LONGEST)
 
 
 class Loop:
@@ -49,8 +56,8 @@ class Loop:
 
     def turn(self, until: float) -> set[int]:
         """Wait for something to happen and make the calls; returns the signals that came."""
-        wait = None if until == math.inf else max(math.ceil((until - now()) * 1000), 0)
-        for fd, event in self._poll.poll(wait):
+        wait = None if until == math.inf else min(max(until - now(), 0.0), _LONGEST)
+        for fd, event in self._poll.poll(None if wait is None else math.ceil(wait * 1000)):
             call = self._calls.get(fd)  # an earlier call of this turn may have dropped it
             if call is not None:
                 call(event)

@@ -65,7 +65,7 @@ def _run(table: inittable.Table, path: str, request: dict[str, Any]) -> initloop
         job = table.start(start)
     except (OSError, ValueError) as error:
         return {**told, "output": str(error)}
-    until = initloop.now() + (request.get("timeout") or _TIMEOUT)
+    until = initloop.after(request.get("timeout") or _TIMEOUT)
     while job.alive and initloop.now() < until:
         yield until
     if job.alive:

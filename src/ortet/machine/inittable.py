@@ -19,6 +19,8 @@ else:
     import processes
 
 _NOBODY = "-"  # no run's mark
+_KINDS = ("run", "service", "shell")
+_KEPT = 64  # ended jobs whose output nobody asked for
 _REAP = 1000  # at once: a machine full of dying processes is still to be answered
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -57,6 +59,8 @@ class Table:
     def start(self, request: dict[str, Any], attended: object = None) -> initjobs.Job:
         """Names of living jobs are unique; an ended one gives way to its successor."""
         job = initjobs.Job(self._last + 1, request)
+        if job.kind not in _KINDS:
+            raise ValueError(f"a job is one of {', '.join(_KINDS)}")
         same = [one for one in self if job.name and one.name == job.name]
         if any(one.alive for one in same):
             raise NameTaken
@@ -74,7 +78,8 @@ class Table:
                 _protect(-1000)
         for one in others:
             one.alone = False
-        for one in same:
+        ended = [one for one in self if not one.alive and one.attended is None]
+        for one in same + ended[:-_KEPT]:
             self.forget(one)
         self._last = job.id
         self._jobs[job.id] = self._pids[job.pid] = job
