@@ -202,7 +202,8 @@ def open_hub(
     catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
     trees = Trees(objects)
     watch = not alone and (settings.watch if watch is None else watch)
-    engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone)
+    criu = environ.get("ORTET_CRIU", "")
+    engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
     return Hub(
         Parts(
             root=root,
@@ -287,7 +288,14 @@ def _prepare(root: Path, *, create: bool) -> bool:
 
 
 def _engines(
-    objects: LocalObjects, trees: Trees, clock: Clock, *, root: Path, watch: bool, alone: bool
+    objects: LocalObjects,
+    trees: Trees,
+    clock: Clock,
+    *,
+    root: Path,
+    watch: bool,
+    alone: bool,
+    criu: str,
 ) -> Callable[[str], Engine]:
     @cache
     def engine(name: str) -> Engine:
@@ -300,10 +308,9 @@ def _engines(
 
             return OverlayEngine(objects, trees, clock, root=root)
         if name == "criu":
-            raise Unsupported(
-                "engine_missing",
-                "this release of ortet cannot carry processes yet: use engine='overlay'",
-            )
+            from ortet.machine.criu import CriuEngine
+
+            return CriuEngine(objects, trees, clock, root=root, program=criu)
         raise Invalid("bad_engine", f"engine {name!r}: give auto, folder, overlay or criu")
 
     return engine

@@ -25,9 +25,14 @@ class HostScoped(OverlayEngine):
         return super().open(replace(spec, scope="host"))
 
     def fork(
-        self, specs: Sequence[Spec], standing: Standing, meanwhile: Callable[[], None]
+        self,
+        specs: Sequence[Spec],
+        standing: Standing,
+        meanwhile: Callable[[], None],
+        processes: bytes = b"",
     ) -> list[Machine]:
-        return super().fork([replace(s, scope="host") for s in specs], standing, meanwhile)
+        over = [replace(spec, scope="host") for spec in specs]
+        return super().fork(over, standing, meanwhile, processes)
 
 
 class TestWorkspaceScope(EngineTests):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from ortet.errors import Unsupported
 from ortet.ids import Oid
+
+if TYPE_CHECKING:
+    from ortet.machine.jobs import Job, JobInfo, Process
 
 Command = str | Sequence[str]
 """A str goes to sh -c, a list is executed."""
@@ -82,6 +86,10 @@ class Machine(ABC):
         O(changes). The same state gives the same Oid. What could not be captured is in `losses`.
         """
 
+    def look(self) -> Oid:
+        """As freeze, but of the files alone: to compare, not to come back to."""
+        return self.freeze()
+
     @abstractmethod
     def settle(self, image: Oid) -> None:
         """The caller has durably committed `image`, the last frozen one: caches may rest on it."""
@@ -110,6 +118,47 @@ class Machine(ABC):
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         """Open copies of this machine as of the last settled image, one a spec; all or none."""
+
+    # programs that go on: what an engine without them refuses, in these words
+
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        kind: Literal["service", "shell"] = "service",
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+    ) -> Job:
+        """Start a program that outlives this call, under a name; with `tty`, (rows, columns), at a
+        terminal of its own. Conflict("name_taken") while another of that name runs."""
+        raise self._keeps_none()
+
+    def job(self, name: str) -> Job:
+        """The program of this name, running or ended."""
+        raise self._keeps_none()
+
+    def jobs(self) -> list[JobInfo]:
+        """What was spawned and is remembered."""
+        raise self._keeps_none()
+
+    def ps(self) -> list[Process]:
+        """Every process of the machine."""
+        raise self._keeps_none()
+
+    def expose(self, port: int, at: int = 0) -> int:
+        """Let connections to a loopback port of the host, `at` or any free one, into the machine's
+        `port`, until it closes; returns the port of the host."""
+        raise self._keeps_none()
+
+    def _keeps_none(self) -> Unsupported:
+        return Unsupported(
+            "no_processes",
+            f"a machine of engine {self.engine!r} keeps no programs beyond a run: use "
+            "engine='criu' (`ortet doctor` says whether this host can)",
+        )
 
     @property
     @abstractmethod

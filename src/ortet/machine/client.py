@@ -12,13 +12,27 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
 from ortet.machine.command import without_key
 
 _START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+
+
+class Guard(Protocol):
+    """A machine's pid 1, seen from outside; closing it ends all its processes and mounts."""
+
+    pid: int
+
+    def ready(self) -> None: ...
+
+    def ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]: ...
+
+    def close(self) -> None: ...
 
 
 class Zygote:
@@ -92,7 +106,7 @@ def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 class Supervised:
-    """A machine's pid 1, seen from outside. Closing it ends all its processes and mounts."""
+    """The Guard of an overlay machine."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.pid = 0
@@ -143,9 +157,7 @@ class Supervised:
 class RemoteProcess:
     """A command inside a machine, with the face of a Popen."""
 
-    def __init__(
-        self, machine: Supervised, *, pid: int, stdin: int, stdout: int, stderr: int
-    ) -> None:
+    def __init__(self, machine: Guard, *, pid: int, stdin: int, stdout: int, stderr: int) -> None:
         self.pid = pid
         self.stdin: IO[bytes] | None = FileIO(stdin, "w") if stdin >= 0 else None
         self.stdout: IO[bytes] | None = FileIO(stdout)
@@ -170,7 +182,7 @@ class RemoteProcess:
 
 
 def spawn(
-    machine: Supervised, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
+    machine: Guard, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
 ) -> tuple[RemoteProcess, int]:
     """Start a command; returns it with its pidfd. OSError when it cannot be executed."""
     ours: list[int] = []

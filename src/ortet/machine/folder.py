@@ -235,7 +235,8 @@ class FolderMachine(Machine):
         self._frozen = None
         self._unsettled = True
         self._unsaved += _FEW
-        return msgspec.structs.replace(report, losses=report.losses + _beyond_files(target))
+        beyond = _beyond_files(self._objects, target)
+        return msgspec.structs.replace(report, losses=report.losses + beyond)
 
     def run(
         self,
@@ -373,14 +374,16 @@ def inside(cwd: str) -> str:
     return plain
 
 
-def _beyond_files(image: Image) -> list[Loss]:
+def _beyond_files(objects: Objects, image: Image) -> list[Loss]:
     """What an image holds that a directory cannot."""
     losses = []
     if image.system is not None:
         why = "changes outside of the workspace come back in the overlay engine only"
         losses.append(Loss("", "system", why))
-    if image.processes or image.services:
-        losses.append(Loss("", "process", "a directory runs no processes: use a stronger engine"))
+    if image.processes:
+        from ortet.machine.carried import left_behind
+
+        losses += left_behind(objects, image, "folder")
     return losses
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from ortet.machine.statindex import CALM
 from ortet.machine.system import fingerprint, stack_system
 from ortet.machine.upperhold import Spare
 from ortet.machine.upperwatch import UpperWatch
-from ortet.machine.view import Cover, parse_mounts, places_to_cover, steps
+from ortet.machine.view import Cover, Mounted, Step, parse_mounts, places_to_cover, steps
 from ortet.store.abc import Objects
 
 _BASES = "b"  # the names under which a supervisor holds host directories
@@ -87,11 +88,14 @@ class Ground:
         plan = {
             "root": str(area / "root"),
             "held": {_BASES: str(self.bases.root), _HOME: str(home.place)},
-            "steps": steps(spec, host, covers, area=area, user=self.user),
+            "steps": self._steps(spec, host, covers),
             "place": str(spec.path),
             "workspace": self.options(standing),
         }
         return plan, covers
+
+    def _steps(self, spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover]) -> list[Step]:
+        return steps(spec, host, covers, area=self.bases.area, user=self.user)
 
     def system_for(self, spec: Spec, image: Image) -> tuple[System | None, list[Loss]]:
         """The image's system difference, if it can be laid over this host; a Loss if not."""

@@ -93,6 +93,11 @@ class Home:
         place.mkdir()
         return place
 
+    def drop(self, name: str) -> None:
+        """Remove one of its directories, if it is there."""
+        with suppress(FileNotFoundError):
+            self._remove(name)
+
     def fresh(self, number: int, stack: Stack, bases: Bases) -> list[Loss]:
         """A new upper directory for this stack; what it could not be given."""
         side = bases.side(stack.image)

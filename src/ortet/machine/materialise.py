@@ -15,6 +15,7 @@ from ortet.ids import Oid
 from ortet.machine.abc import Report
 from ortet.machine.apply import Target, Writer
 from ortet.machine.build import Item, Made, Progress, build
+from ortet.machine.carried import left_behind
 from ortet.machine.clone import Reflink
 from ortet.machine.dirs import directory, failure
 from ortet.machine.stage import Stage, parents
@@ -58,7 +59,8 @@ def materialise(
     if index is not None:
         for item, stat in made:
             index.record(item.path, stat, item.entry)
-    return Report(written=len(made), losses=list(dict.fromkeys(writer.losses)))
+    losses = [*dict.fromkeys(writer.losses), *left_behind(objects, image, "folder")]
+    return Report(written=len(made), losses=losses)
 
 
 def walk(trees: Trees, image: Image) -> Iterator[tuple[bytes, Entry]]:

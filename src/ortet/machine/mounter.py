@@ -16,6 +16,14 @@ else:
     import mounts
 
 
+RESTORED = frozenset(("proc", "devpts", "sysfs"))
+"""Kinds of mounts that CRIU makes by itself."""
+
+_NOTHING = frozenset[str]()
+_DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9))
+_LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
+
+
 class Mounter:
     """For a process in a mount namespace of its own; see view.py for the steps of a plan."""
 
@@ -29,12 +37,17 @@ class Mounter:
 
     def build(self) -> None:
         """Make the view below `root`, then make that the root."""
+        self.build_aside(_NOTHING)
+        self._kernel.pivot(self._root)
+
+    def build_aside(self, left_out: frozenset[str] = RESTORED) -> None:
+        """Make the view below `root`, without what whoever takes it over makes itself."""
         umask = os.umask(0o022)
         self._kernel.private()
         for step in self._plan["steps"]:
-            self._step(**step)
+            if step["do"] not in left_out:
+                self._step(**step)
         self._mount(self._root + self.place, self._plan["workspace"])
-        self._kernel.pivot(self._root)
         os.umask(umask)
 
     def mount(self, options: str) -> None:
@@ -75,6 +88,14 @@ class Mounter:
         elif do == "proc":
             flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
             kernel.mount("proc", target, "proc", flags)
+        elif do == "sysfs":
+            flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC | mounts.MS_RDONLY
+            kernel.mount("sysfs", target, "sysfs", flags)
+        elif do == "devpts":
+            flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
+            kernel.mount("devpts", target, "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+        elif do == "devices":
+            _devices(target)
         elif do == "hold":
             self._hold(target)
         elif do == "hide":
@@ -115,3 +136,17 @@ class Mounter:
             self._kernel.mount("ortet", target, "overlay", 0, options)
         finally:
             os.chdir("/")
+
+
+def _devices(place: str) -> None:
+    """The few that programs expect, as nodes of an ordinary directory; what is there stays."""
+    for name, major, minor in (*_DEVICES, ("tty", 5, 0)):
+        with contextlib.suppress(FileExistsError):
+            os.mknod(f"{place}/{name}", 0o20666, os.makedev(major, minor))
+            os.chmod(f"{place}/{name}", 0o666)
+    for name, target in (("ptmx", "pts/ptmx"), *((n, f"/proc/self/{t}") for n, t in _LINKS)):
+        with contextlib.suppress(FileExistsError):
+            os.symlink(target, f"{place}/{name}")  # noqa: PTH211 - pathlib is slow to load
+    for name, mode in (("pts", 0o755), ("shm", 0o1777)):
+        os.makedirs(f"{place}/{name}", exist_ok=True)
+        os.chmod(f"{place}/{name}", mode)

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
@@ -24,6 +27,7 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
 CAP_SYS_ADMIN = 21
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 
@@ -49,6 +53,10 @@ class Kernel:
 
     def unshare(self, flags: int) -> None:
         self._check(self._libc.unshare(flags), f"unshare {flags:#x}")
+
+    def enter(self, namespace: int, kind: int) -> None:
+        """Join the namespace that a descriptor leads to."""
+        self._check(self._libc.setns(namespace, kind), f"setns {kind:#x}")
 
     def fork_into(self, flags: int) -> int:
         """As os.fork, but the child is the first process of new namespaces.

@@ -19,6 +19,7 @@ from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Capability, Engine, Loss, Machine, Spec
 from ortet.machine.bases import Bases
+from ortet.machine.carried import left_behind
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing
@@ -37,7 +38,7 @@ class OverlayEngine(Engine):
     def __init__(self, objects: Objects, trees: Trees, clock: Clock, *, root: Path) -> None:
         local = root.absolute().resolve() / "local"
         bases = Bases(objects, trees, local / "bases")
-        self._ground = Ground(objects, trees, clock, bases=bases, user=not privileged())
+        self._ground = self._grounded(objects, trees, clock, bases)
         self._homes = {local / "machines"}
         self._open: dict[Path, OverlayMachine] = {}
         self._probed: list[Capability] | None = None
@@ -51,19 +52,23 @@ class OverlayEngine(Engine):
         spec = self._normal(spec)
         with ExitStack() as undo, self._ground.bases.using():
             home = self._enter(spec, undo)
-            standing = home.read()
+            standing, processes = home.read(), b""
             if standing is None:
-                standing, losses = self._settle_in(spec, home)
+                standing, processes, losses = self._settle_in(spec, home)
             else:
                 standing, losses = self._come_back(spec, home, standing), []
-            machine = self._start(spec, home, standing, undo)
+            machine = self._start(spec, home, standing, undo, processes=processes)
             machine.ready(losses)
             undo.pop_all()
         self._open[spec.home] = machine
         return machine
 
     def fork(
-        self, specs: Sequence[Spec], standing: Standing, meanwhile: Callable[[], None]
+        self,
+        specs: Sequence[Spec],
+        standing: Standing,
+        meanwhile: Callable[[], None],
+        processes: bytes = b"",
     ) -> list[Machine]:
         """New machines that stand alike, all or none; called within `Bases.using`."""
         made: list[tuple[OverlayMachine, list[Loss]]] = []
@@ -77,8 +82,10 @@ class OverlayEngine(Engine):
                 system, losses = self._ground.system_for(spec, image)
                 own = replace(standing, system=system)
                 losses += self._establish(home, own)
-                made.append((self._start(spec, home, own, undo), losses))
+                machine = self._start(spec, home, own, undo, processes=processes)
+                made.append((machine, losses))
             meanwhile()
+            self._wake([machine for machine, _ in made])
             for machine, losses in made:
                 machine.ready(losses)
             undo.pop_all()
@@ -104,6 +111,22 @@ class OverlayEngine(Engine):
 
     # inside
 
+    def _grounded(self, objects: Objects, trees: Trees, clock: Clock, bases: Bases) -> Ground:
+        return Ground(objects, trees, clock, bases=bases, user=not privileged())
+
+    def _wake(self, machines: Sequence[OverlayMachine]) -> None:
+        """Begin what can be done for several at once, before each is waited for."""
+
+    def _left_behind(self, image: Image) -> list[Loss]:
+        """Programs that do not come back in a machine of this engine."""
+        return left_behind(self._ground.objects, image, self.name)
+
+    def _machine(
+        self, spec: Spec, home: Home, standing: Standing, processes: bytes
+    ) -> OverlayMachine:
+        del processes
+        return OverlayMachine(self._ground, spec, home, standing=standing, fork=self.fork)
+
     def _normal(self, spec: Spec) -> Spec:
         if spec.scope == "host" and self._ground.user:
             raise Unsupported(
@@ -119,16 +142,17 @@ class OverlayEngine(Engine):
         undo.callback(home.close)
         return home
 
-    def _settle_in(self, spec: Spec, home: Home) -> tuple[Standing, list[Loss]]:
+    def _settle_in(self, spec: Spec, home: Home) -> tuple[Standing, bytes, list[Loss]]:
         """The first time: find or make the layers."""
         ground = self._ground
         if spec.image is None:
             raise Invalid("image_needed", "an overlay machine begins from a commit: give its image")
         image = decode(Image, ground.objects.get(spec.image))
         system, losses = ground.system_for(spec, image)
-        stack, more = ground.bases.stack(image)
+        stack, more = ground.bases.stack(replace(image, processes=b""))
         standing = Standing(1, stack, system)
-        return standing, [*losses, *more, *self._establish(home, standing)]
+        losses += more + self._establish(home, standing)
+        return standing, image.processes, losses + self._left_behind(image)
 
     def _establish(self, home: Home, standing: Standing) -> list[Loss]:
         losses = home.fresh(standing.upper, standing.stack, self._ground.bases)
@@ -145,8 +169,16 @@ class OverlayEngine(Engine):
             home.write(standing)
         return standing
 
-    def _start(self, spec: Spec, home: Home, standing: Standing, undo: ExitStack) -> OverlayMachine:
-        machine = OverlayMachine(self._ground, spec, home, standing=standing, fork=self.fork)
+    def _start(
+        self,
+        spec: Spec,
+        home: Home,
+        standing: Standing,
+        undo: ExitStack,
+        *,
+        processes: bytes = b"",
+    ) -> OverlayMachine:
+        machine = self._machine(spec, home, standing, processes)
         undo.callback(machine.close)
         machine.start()
         return machine

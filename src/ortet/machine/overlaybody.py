@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from ortet.graph.records import Image, System
 from ortet.ids import Oid
 from ortet.machine.abc import Loss, Machine, Report, Spec
 from ortet.machine.bases import DEEPEST, Stack
-from ortet.machine.client import Supervised
+from ortet.machine.client import Guard
 from ortet.machine.delta import distance
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing, layer_name
@@ -32,8 +33,17 @@ _STAGE = "stage"
 _SWITCH = 200  # differences from which on other layers are faster than writing files
 _DEEPEST_EVER = 60  # for a machine whose layers hold what no image does
 
-Fork = Callable[[Sequence[Spec], Standing, Callable[[], None]], list[Machine]]
-"""Starts machines that stand so, calls back, and waits until they are ready; all or none."""
+
+class Fork(Protocol):
+    """Starts machines that stand so, calls back, and waits until they are ready; all or none."""
+
+    def __call__(
+        self,
+        specs: Sequence[Spec],
+        standing: Standing,
+        meanwhile: Callable[[], None],
+        processes: bytes = b"",
+    ) -> list[Machine]: ...
 
 
 class Body(Machine):
@@ -57,14 +67,17 @@ class Body(Machine):
         self._closed = False
         self._lens: Lens | None = None
         self._paused: Stack | None = None  # unmounted, to go on upon these layers
-        self._running: Supervised | None = None
+        self._running: Guard | None = None
 
     # beginning and end
 
     def start(self) -> None:
         """Ask for the mounts; `ready` waits for them."""
         plan, self._covers = self._ground.plan(self._spec, self._home, self._standing)
-        self._running = self._ground.zygote.start(plan)
+        self._running = self._guarded(plan)
+
+    def _guarded(self, plan: dict[str, Any]) -> Guard:
+        return self._ground.zygote.start(plan)
 
     def ready(self, losses: Sequence[Loss] = ()) -> None:
         self._supervisor.ready()
@@ -94,6 +107,15 @@ class Body(Machine):
     # looking
 
     def _freeze(self) -> tuple[Oid, Image]:
+        self._open_eyes()
+        image = self._look()
+        if self._frozen is None or self._frozen[1] != image:
+            self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
+            self._unsettled = self._frozen[0] != self._settled
+        return self._frozen
+
+    def _open_eyes(self) -> None:
+        """Have a lens for this standing, one that rests on what is in the store."""
         if self._epoch != self._sweeps():
             # a sweep may have taken what no commit held
             self._epoch = self._sweeps()
@@ -108,21 +130,24 @@ class Body(Machine):
                 covers=self._covers,
                 view=self._stable,
             )
+
+    def _look(self) -> Image:
         busy_before = self._was_busy
         mapped = self._mapped() if self._busy else None
         self._was_busy = self._busy
+        return self._seen(mapped, quiet=not (self._busy or busy_before))
+
+    def _seen(self, mapped: Mapped | None, *, quiet: bool) -> Image:
+        assert self._lens is not None
         try:
-            image = self._lens.look(mapped, quiet=not (self._busy or busy_before))
+            image = self._lens.look(mapped, quiet=quiet)
         except BaseException:
             self._look_anew()  # what was learned may not be stored
             raise
         self._losses = self._lens.losses
         if self._lens.ignoring and not self._standing.ignoring:
             self._stand(replace(self._standing, ignoring=True))
-        if self._frozen is None or self._frozen[1] != image:
-            self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
-            self._unsettled = self._frozen[0] != self._settled
-        return self._frozen
+        return image
 
     def _mapped(self) -> Mapped:
         """Files that running processes write through memory, by directory."""
@@ -143,7 +168,7 @@ class Body(Machine):
         return getattr(self._ground.objects, "epoch", None)
 
     @property
-    def _supervisor(self) -> Supervised:
+    def _supervisor(self) -> Guard:
         assert self._running is not None
         return self._running
 

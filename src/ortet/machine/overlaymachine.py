@@ -13,6 +13,7 @@ from ortet.errors import Conflict, OrtetError
 from ortet.graph.records import Image
 from ortet.ids import Oid
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
+from ortet.machine.carried import left_behind
 from ortet.machine.client import spawn
 from ortet.machine.command import argv_of, attend, check_directory, environment, not_started
 from ortet.machine.folder import inside
@@ -44,7 +45,7 @@ class OverlayMachine(Body):
 
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         target = decode(Image, self._ground.objects.get(image))
-        _, current = self._freeze()
+        current = self._present()
         if paths is not None:
             return self._rewrite(current, target, paths)
         system, losses = self._ground.system_for(self._spec, target)
@@ -61,7 +62,11 @@ class OverlayMachine(Body):
                 self._restart(
                     replace(self._standing, system=system, outer=self._standing.outer + 1)
                 )
-        return replace(report, losses=report.losses + losses)
+        return replace(report, losses=report.losses + losses + self._left_behind(target))
+
+    def _left_behind(self, target: Image) -> list[Loss]:
+        """Programs of an image that do not come back in a machine of this engine."""
+        return left_behind(self._ground.objects, target, self.engine)
 
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         if self._settled is None:
@@ -112,6 +117,10 @@ class OverlayMachine(Body):
         )
         self._busy = process.busy
         return result
+
+    def _present(self) -> Image:
+        """What is there now, to be compared."""
+        return self._freeze()[1]
 
     def _check_directory(self, where: str) -> None:
         try:

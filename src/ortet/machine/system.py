@@ -16,6 +16,7 @@ from ortet.codec import checksum, decode, encode
 from ortet.graph.records import Entry, Flag, Layer
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
+from ortet.machine.abc import Loss
 from ortet.machine.bases import Bases
 from ortet.machine.build import Item
 from ortet.machine.capture import read_xattrs
@@ -29,6 +30,7 @@ from ortet.store.abc import Kind, Objects
 
 _PACKAGES = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed")
 _CACHES = ("/var/cache",)  # by the standard that defines them: can be made again at any time
+_OWN_NAME = ("/etc/machine-id",)  # every copy has another
 
 
 def fingerprint() -> str:
@@ -50,7 +52,8 @@ class SystemTaker(Taker):
     ) -> None:
         super().__init__(objects, trees, below, root=True)
         self._at = os.fsencode(at)
-        self._noise = frozenset((*NOISE, *_CACHES, *own, f"{_home()}/.cache"))
+        self._own = tuple(own)
+        self._noise = frozenset((*NOISE, *_CACHES, *_OWN_NAME, *own, f"{_home()}/.cache"))
 
     def host(self, path: bytes) -> bytes:
         """Where the host has it."""
@@ -108,11 +111,12 @@ class SystemUpper(Upper):
         below: Layer | None,
         own: Sequence[str],
         watch: UpperWatch | None = None,
+        takes: type[SystemTaker] = SystemTaker,
     ) -> None:
         empty = trees.empty()
         nothing = Entry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
         root = nothing if below is None else below.root
-        taker = SystemTaker(objects, trees, root, at=cover.at, own=own)
+        taker = takes(objects, trees, root, at=cover.at, own=own)
         super().__init__(
             objects, trees, cover.upper, below=root, root=True, watch=watch, taker=taker
         )
@@ -199,17 +203,19 @@ def layer_of(layer: Layer) -> str:
 
 def stack_system(objects: Objects, trees: Trees, bases: Bases, layer: Layer) -> Path:
     """The difference as a layer over the host, written once."""
+    return bases.make(layer_of(layer), layer.root, lambda place: lay(objects, trees, layer, place))
 
-    def fill(place: Path) -> None:
-        items = [Item(b"", replace(layer.root, flags=0), b"")]
-        opaque = []
-        for path, entry in trees.walk(layer.root):
-            if entry.flags & Flag.OPAQUE:
-                opaque.append(path)
-            plain = whiteout(entry.name) if entry.flags & Flag.WHITEOUT else replace(entry, flags=0)
-            items.append(Item(path, plain, path))
-        write(objects, place, items, links_of(objects, layer))
-        for path in opaque:
-            os.setxattr(os.path.join(os.fsencode(place), path), "trusted.overlay.opaque", b"y")
 
-    return bases.make(layer_of(layer), layer.root, fill)
+def lay(objects: Objects, trees: Trees, layer: Layer, place: Path) -> list[Loss]:
+    """Write a difference into an empty directory, with the marks that the kernel knows."""
+    items = [Item(b"", replace(layer.root, flags=0), b"")]
+    opaque = []
+    for path, entry in trees.walk(layer.root):
+        if entry.flags & Flag.OPAQUE:
+            opaque.append(path)
+        plain = whiteout(entry.name) if entry.flags & Flag.WHITEOUT else replace(entry, flags=0)
+        items.append(Item(path, plain, path))
+    losses = write(objects, place, items, links_of(objects, layer))
+    for path in opaque:
+        os.setxattr(os.path.join(os.fsencode(place), path), "trusted.overlay.opaque", b"y")
+    return losses

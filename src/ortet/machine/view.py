@@ -121,6 +121,26 @@ def steps(
     return made
 
 
+def live_steps(
+    spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover], *, area: Path
+) -> list[Step]:
+    """The same for a machine whose processes are kept: every mount is one that CRIU makes itself,
+    or one that can be made again outside and handed to it."""
+    place = str(spec.path)
+    _check_place(place, covers)
+    made: list[Step] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
+    for number, cover in enumerate(covers):
+        made += _cover(cover, area / f"under{number}", user=False)
+    covered = {cover.at for cover in covers}
+    rest = [m.at for m in host if m.at not in covered and not within(m.at, (place, *_OWN))]
+    made += [_sealed(at) for at in rest if os.path.exists(at)]
+    made += _hides(spec)
+    made += [{"do": "mkdir", "at": at} for at in ("/dev", "/proc", "/sys", "/run", place)]
+    made += [{"do": "devices", "at": "/dev"}, {"do": "devpts", "at": "/dev/pts"}]
+    made += [{"do": "sysfs", "at": "/sys"}, {"do": "proc", "at": "/proc"}]
+    return made
+
+
 def within(path: str, places: Iterable[str]) -> bool:
     """Is it one of these, or below one?"""
     return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)

@@ -22,10 +22,10 @@ from ortet.session.inbox import Inbox
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, ROOM, Roll, SessionRow, check_move
-from ortet.session.moving import Moving
 from ortet.session.outcome import recalled, recorded
 from ortet.session.policies import Pace
 from ortet.session.profiles import Profile
+from ortet.session.tending import Tending
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 
-class Session(Moving):
+class Session(Tending):
     """Opened and leased. Leaving the `with` block pauses it."""
 
     def __init__(

@@ -20,10 +20,10 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
+from ortet.session.alive import Alive
 from ortet.session.company import Together
 from ortet.session.guest import going
 from ortet.session.machines import Live
-from ortet.session.onbranch import OnBranch
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -48,7 +48,7 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace(OnBranch):
+class Workspace(Alive):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
     generated = ""  # a directory whose files are written anew at each commit: no conflicts there
@@ -122,7 +122,7 @@ class Workspace(OnBranch):
 
     def status(self) -> Status:
         with self._looking() as machine:
-            image = self.hub.read_image(machine.freeze())
+            image = self.hub.read_image(machine.look())
             head = self.head
             before = self.image_at(from_hex(head.oid)) if head else None
             return Status(
@@ -140,7 +140,7 @@ class Workspace(OnBranch):
             after = self.image_at(self.resolve(other))
             return diff_images(self.hub.trees, before, after)
         with self._looking() as machine:
-            return diff_images(self.hub.trees, before, self.hub.read_image(machine.freeze()))
+            return diff_images(self.hub.trees, before, self.hub.read_image(machine.look()))
 
     # back and forth
 
@@ -232,7 +232,7 @@ class Workspace(OnBranch):
     def image(self) -> records.Image:
         """The present files, not committed."""
         with self._looking() as machine:
-            return self.hub.read_image(machine.freeze())
+            return self.hub.read_image(machine.look())
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -284,7 +284,7 @@ class Workspace(OnBranch):
         from ortet.machine.thaw import is_at  # here: a commit does without it
 
         hub, image = self.hub, self.image_oid(target)
-        current = self._machine.freeze()
+        current = self._machine.look()
         before, after = hub.read_image(current), hub.read_image(image)
         if is_at(hub.objects, hub.trees, before, after, paths):
             return Report()

@@ -1,0 +1,95 @@
+"""The process engine: machines whose running processes are committed, forked and restored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ortet.errors import Unsupported
+from ortet.graph.records import Image
+from ortet.graph.tree import Trees
+from ortet.ids import Clock
+from ortet.machine.abc import Capability, Loss, Machine, Spec
+from ortet.machine.bases import Bases
+from ortet.machine.criumachine import FORKED, RESTORED, CriuMachine
+from ortet.machine.crius import find_criu, probe_criu
+from ortet.machine.ground import Ground
+from ortet.machine.home import Home, Standing
+from ortet.machine.liveground import LiveGround
+from ortet.machine.overlay import OverlayEngine
+from ortet.machine.overlaymachine import OverlayMachine
+from ortet.store.abc import Objects
+
+
+class CriuEngine(OverlayEngine):
+    """For root on Linux, with CRIU 4.2 or newer; `program` is where that is, if not in PATH."""
+
+    name = "criu"
+
+    def __init__(
+        self, objects: Objects, trees: Trees, clock: Clock, *, root: Path, program: str = ""
+    ) -> None:
+        self._program = find_criu(program)
+        self._hooks = ""  # of the machines that are being made
+        super().__init__(objects, trees, clock, root=root)
+
+    def probe(self) -> list[Capability]:
+        if self._probed is None:
+            self._probed = probe_criu(self._program)
+            if all(one.ok for one in self._probed):
+                self._probed = [*self._probed, *super().probe()]
+        return self._probed
+
+    def _grounded(self, objects: Objects, trees: Trees, clock: Clock, bases: Bases) -> Ground:
+        return LiveGround(objects, trees, clock, bases=bases, criu=self._program)
+
+    def _machine(
+        self, spec: Spec, home: Home, standing: Standing, processes: bytes
+    ) -> OverlayMachine:
+        assert isinstance(self._ground, LiveGround)
+        return CriuMachine(
+            self._ground,
+            spec,
+            home,
+            standing=standing,
+            fork=self.fork,
+            processes=processes,
+            hooks=self._hooks or (RESTORED if processes else ""),
+        )
+
+    def fork(
+        self,
+        specs: Sequence[Spec],
+        standing: Standing,
+        meanwhile: Callable[[], None],
+        processes: bytes = b"",
+    ) -> list[Machine]:
+        self._hooks = FORKED
+        try:
+            return super().fork(specs, standing, meanwhile, processes)
+        finally:
+            self._hooks = ""
+
+    def _wake(self, machines: Sequence[OverlayMachine]) -> None:
+        if len(machines) > 1:
+            with ThreadPoolExecutor(min(len(machines), os.cpu_count() or 1)) as pool:
+                list(pool.map(_ready, machines))
+
+    def _left_behind(self, image: Image) -> list[Loss]:
+        del image
+        return []
+
+    def _normal(self, spec: Spec) -> Spec:
+        for one in probe_criu(self._program):
+            if not one.ok:
+                raise Unsupported("no_criu", f"{one.name}: {one.detail}: {one.fix}")
+        return super()._normal(replace(spec, scope="host"))
+
+
+def _ready(machine: OverlayMachine) -> None:
+    assert isinstance(machine, CriuMachine)
+    machine.wake()

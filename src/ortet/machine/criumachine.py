@@ -1,0 +1,395 @@
+"""A live machine whose processes, memory and sockets are part of what is frozen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from ortet.codec import decode, encode
+from ortet.errors import Conflict, OrtetError
+from ortet.graph.records import Image, Layer, Processes
+from ortet.ids import Oid
+from ortet.machine import liveguard, preflight
+from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
+from ortet.machine.bases import Stack
+from ortet.machine.carried import Carried
+from ortet.machine.command import argv_of, environment
+from ortet.machine.criurpc import Failed, Worker, messages
+from ortet.machine.doors import Doors
+from ortet.machine.folder import inside
+from ortet.machine.home import Home, Standing
+from ortet.machine.indoors import Indoors
+from ortet.machine.jobs import Job, JobInfo, Process
+from ortet.machine.likehost import Host, check_host
+from ortet.machine.liveground import LiveGround
+from ortet.machine.liveguard import LiveGuard
+from ortet.machine.memory import Kept, keep
+from ortet.machine.memoryrestore import read_processes, restore_to
+from ortet.machine.overlaybody import Fork
+from ortet.machine.overlaymachine import OverlayMachine
+from ortet.machine.scratch import Scratch, give_back
+from ortet.store.abc import Kind
+from ortet.store.faults import reach
+
+FORKED, RESTORED = "on-fork", "on-restore"
+_IMAGES = "images"
+_HOSTNAME = 12  # letters of the machine's id
+_WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
+
+
+class CriuMachine(OverlayMachine):
+    """As an overlay machine, but what runs in it is carried along. Its pid 1 is a program inside.
+
+    With `processes` it starts as they were when that was frozen; `hooks` are run in it then.
+    """
+
+    engine = "criu"
+    _ground: LiveGround
+    _running: LiveGuard | None
+
+    def __init__(
+        self,
+        ground: LiveGround,
+        spec: Spec,
+        home: Home,
+        *,
+        standing: Standing,
+        fork: Fork,
+        processes: bytes = b"",
+        hooks: str = "",
+    ) -> None:
+        super().__init__(ground, spec, home, standing=standing, fork=fork)
+        self._asleep = processes  # what it begins with
+        self._hooks = hooks  # what is run in it then
+        self._kept: Kept | None = None  # what the next dump is compared with
+        self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
+        self._worker: Worker | None = None
+        self._scratch: Scratch | None = None
+        self._lost: list[Loss] = []
+        self._doors = Doors(ground.keeper)
+
+    # beginning and end
+
+    def _guarded(self, plan: dict[str, Any]) -> LiveGuard:
+        keeper = self._ground.keeper
+        if not self._asleep:
+            starting = keeper.start(plan, self._spec.id[-_HOSTNAME:])
+            return liveguard.start(starting, str(self._spec.path))
+        ground = self._ground
+        record = read_processes(ground.objects, self._asleep)
+        refuse_elsewhere(record, ground.host)
+        self._lost = give_back(ground.objects, ground.trees, self._covers, record.covers)
+        worker = keeper.restorer(plan)  # which makes its mounts while we look for the images
+        images, self._kept = self._images_of(self._asleep)
+        return liveguard.restore(
+            worker,
+            images,
+            str(self._spec.path),
+            work=self._home.empty("restoring"),
+            root=ground.bases.area / "root",
+            mounts=decode(Carried, record.jobs).mounts,
+        )
+
+    def _images_of(self, processes: bytes) -> tuple[Path, Kept]:
+        """As CRIU wrote them: those at hand, else out of the store."""
+        at_hand = self._ground.images.get(processes)
+        if at_hand is not None and at_hand[0].is_dir():
+            return at_hand
+        place = self._home.place / f"{_IMAGES}-restored"
+        self._home.drop(place.name)
+        kept = restore_to(self._ground.objects, Oid(processes), place)
+        self._ground.images[processes] = place, kept
+        return place, kept
+
+    def wake(self) -> None:
+        """The part of `ready` that takes long; machines may do it side by side."""
+        self._guard.ready()
+
+    def ready(self, losses: Sequence[Loss] = ()) -> None:
+        super().ready([*losses, *self._lost])
+        self._busy = bool(self._asleep)
+        if self._hooks:
+            self._losses += self._renew(self._hooks)
+        self._asleep, self._lost, self._hooks = b"", [], ""
+        self._hire()
+
+    def _renew(self, hooks: str) -> list[Loss]:
+        """Make a copy a machine of its own before it does anything: id, name, randomness, and what
+        its user wants done then."""
+        ran = self.indoors.renew(
+            hooks,
+            machine_id=self._spec.id,
+            hostname=self._spec.id[-_HOSTNAME:],
+            entropy=os.urandom(64),
+            place=str(self._spec.path),
+        )
+        return [
+            Loss(hook.path, "hook", f"it ended with {hook.code}: {hook.output[-200:].strip()}")
+            for hook in ran
+            if hook.code != 0
+        ]
+
+    def _hire(self) -> None:
+        """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
+        self._dismiss()
+        with suppress(OrtetError):
+            self._worker = self._ground.keeper.worker(self._guard.pid)
+
+    def _dismiss(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def close(self) -> None:
+        self._dismiss()
+        self._doors.close()
+        super().close()
+
+    @property
+    def _guard(self) -> LiveGuard:
+        assert self._running is not None
+        return self._running
+
+    @property
+    def indoors(self) -> Indoors:
+        """Its pid 1, to be asked."""
+        return self._guard.indoors
+
+    # what it does
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        output: Output | None = None,
+    ) -> Result:
+        argv, where = argv_of(command), inside(cwd)
+        self._check_directory(where)
+        mark = os.urandom(8).hex()
+        self._busy = True
+        return self.indoors.run(
+            argv,
+            env=environment(env or {}, mark),
+            cwd=os.path.join(str(self._spec.path), where),
+            timeout=timeout,
+            stdin=stdin,
+            output=output,
+            mark=mark,
+        )
+
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        kind: Literal["service", "shell"] = "service",
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+    ) -> Job:
+        argv, where = argv_of(command), inside(cwd)
+        self._check_directory(where)
+        mark = os.urandom(8).hex()
+        return self.indoors.spawn(
+            name,
+            argv,
+            env=environment(env or {}, mark),
+            cwd=os.path.join(str(self._spec.path), where),
+            kind=kind,
+            tty=tty,
+            stdin=stdin,
+            mark=mark,
+            declared=kind == "service",
+        )
+
+    def job(self, name: str) -> Job:
+        return self.indoors.job(name)
+
+    def jobs(self) -> list[JobInfo]:
+        return self.indoors.jobs()
+
+    def ps(self) -> list[Process]:
+        return self.indoors.ps()
+
+    def expose(self, port: int, at: int = 0) -> int:
+        return self._doors.open(self._guard.pid, port, at)
+
+    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
+        if self._settled is None:
+            raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
+        image = decode(Image, self._ground.objects.get(self._settled))
+        with self._ground.bases.using():
+            standing = Standing(1, self._share(image), image.system)
+            return self._fork(specs, standing, lambda: None, image.processes)
+
+    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        target = decode(Image, self._ground.objects.get(image))
+        idle = self._idle()
+        # what a merge makes keeps the processes that are here: only files change under them
+        same = self._frozen is not None and target.processes == self._frozen[1].processes
+        if paths is not None or (same and not idle) or (idle and not target.processes):
+            return super().thaw(image, paths)
+        return self._begin_anew(target)
+
+    def _left_behind(self, target: Image) -> list[Loss]:
+        del target
+        return []
+
+    def look(self) -> Oid:
+        return self._ground.objects.put(Kind.IMAGE, encode(self._present()))
+
+    # freezing
+
+    def _freeze(self) -> tuple[Oid, Image]:
+        if self._idle():
+            return super()._freeze()
+        watching = preflight.check(self._guard.pid).watching
+        self._open_eyes()
+        self._unsettled = True  # from here on, also when the dump fails
+        mapped, jobs = self._mapped(), self.indoors.jobs()
+        images = self._home.empty(f"{_IMAGES}-{time.monotonic_ns()}")
+        found: list[tuple[Image, list[Layer]]] = []
+
+        def frozen() -> None:
+            found.append((self._seen(mapped, quiet=False), self._look_aside()))
+
+        self._was_busy = True
+        self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
+        reach("criu.dumped")
+        files, covers = found[0]
+        kept = keep(
+            self._ground.objects,
+            images,
+            self._kept,
+            host=self._ground.host,
+            covers=covers,
+            jobs=encode(Carried(self._guard.external, jobs)),
+        )
+        self._hold(images, kept)
+        image = replace(files, processes=kept.oid)
+        self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
+        self._unsettled = True
+        return self._frozen
+
+    def _idle(self) -> bool:
+        """Asked each time: programs of others may have started something in it."""
+        self._mapped()
+        return not self._busy
+
+    def _present(self) -> Image:
+        if self._idle():
+            return super()._present()
+        self._open_eyes()
+        self._was_busy = True
+        return self._seen(self._mapped(), quiet=False)
+
+    def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
+        guard = self._guard
+        worker = self._worker or self._ground.keeper.worker(guard.pid)
+        self._worker = None
+        net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
+        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
+        guard.indoors.leave()
+        try:
+            worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
+        except Failed as failed:
+            why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
+            raise Conflict(
+                "cannot_freeze",
+                f"CRIU could not freeze this machine ({why}); its processes go on: stop the one "
+                "that it names, or commit when it has ended",
+            ) from failed
+        finally:
+            guard.indoors.welcome()
+            self._hire()
+
+    def _look_aside(self) -> list[Layer]:
+        """At files that are no state, but that the processes count on."""
+        if self._scratch is None:
+            own = [os.path.realpath(path) for path in (self._spec.path, *self._spec.hide)]
+            self._scratch = Scratch(
+                self._ground.objects,
+                self._ground.trees,
+                self._covers,
+                own=own,
+                watch=self._ground.watch,
+            )
+        return self._scratch.look(self._ground.horizon())
+
+    def _hold(self, images: Path, kept: Kept) -> None:
+        """Of the dumps on disk the last is enough to fork from."""
+        self._kept = kept
+        old, self._dumped = self._dumped, (kept.oid, images)
+        self._ground.images[kept.oid] = images, kept
+        if old is not None and old[0] != kept.oid:
+            self._ground.images.pop(old[0], None)
+            self._home.drop(old[1].name)
+
+    def _look_anew(self) -> None:
+        super()._look_anew()
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+
+    # layers
+
+    def _share(self, image: Image) -> Stack:
+        return self._ground.bases.stack(_files(image), self._standing.stack)[0]
+
+    def _begin_anew(self, target: Image) -> Report:
+        """Everything as in an image: other mounts, other processes. The present ones end last."""
+        old, home, bases = self._standing, self._home, self._ground.bases
+        with bases.using():
+            system, losses = self._ground.system_for(self._spec, target)
+            stack, more = bases.stack(_files(target), old.stack)
+            new = replace(old, upper=old.upper + 1, stack=stack, system=system, outer=old.outer + 1)
+            losses += more + home.fresh(new.upper, stack, bases)
+            self._asleep, self._hooks = target.processes, RESTORED
+            self._restart(new)
+        home.tidy(new)
+        return Report(losses=losses)
+
+    def _restart(self, new: Standing) -> None:
+        old, before, covers = self._standing, self._running, self._covers
+        try:
+            self._standing = new
+            self.start()
+            self.ready()
+        except BaseException:
+            if self._running is not None and self._running is not before:
+                self._running.close()
+            self._standing, self._running, self._covers = old, before, covers
+            self._asleep, self._hooks = b"", ""
+            raise
+        if before is not None:
+            before.close()
+        self._doors.move(self._guard.pid)
+        self._look_anew()
+        self._stand(new)
+
+
+def _files(image: Image) -> Image:
+    return replace(image, processes=b"")
+
+
+def refuse_elsewhere(record: Processes, host: Host) -> None:
+    """Conflict where this host cannot take what another has dumped."""
+    reasons = [one.text for one in check_host(record, host)]
+    if reasons:
+        raise Conflict(
+            "other_host",
+            "these processes cannot go on here: " + "; ".join(reasons) + ". Restore the files "
+            "alone with only={'files'}, or on a host like the one that made the commit",
+            reasons=reasons,
+        )

@@ -1,0 +1,68 @@
+"""Ports of the host that lead into a machine; they stay when the machine is restored."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+
+from ortet.errors import Conflict, Invalid
+from ortet.machine.live import Keeper
+
+
+class Doors:
+    """Of one machine. A process of the keeper carries the connections of each."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._open: dict[int, tuple[socket.socket, int]] = {}  # by inner port
+
+    def open(self, pid: int, port: int, at: int) -> int:
+        """From port `at` of the host, 0: any that is free, to `port` of the machine of this pid 1;
+        returns the host's. One that is open already stays as it is."""
+        for number in (port, at):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 16:
+                raise Invalid("bad_port", f"{number!r} is no port: give a number up to 65535")
+        if port == 0:
+            raise Invalid("bad_port", "port 0 is nobody's: give the one the machine listens on")
+        if port in self._open:
+            return self._number(port)
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", at))
+            listener.listen(64)
+            self._open[port] = listener, self._keeper.porter(pid, port, listener)
+        except OSError as error:
+            listener.close()
+            raise Conflict(
+                "port_taken",
+                f"port {at} of this host cannot be used ({error.strerror}): take "
+                "another, or 0 for any",
+            ) from error
+        except BaseException:
+            listener.close()
+            raise
+        return self._number(port)
+
+    def move(self, pid: int) -> None:
+        """The machine has another pid 1, and another network."""
+        for port, (listener, porter) in self._open.items():
+            _end(porter)
+            self._open[port] = listener, self._keeper.porter(pid, port, listener)
+
+    def close(self) -> None:
+        for listener, porter in self._open.values():
+            _end(porter)
+            listener.close()
+        self._open = {}
+
+    def _number(self, port: int) -> int:
+        number: int = self._open[port][0].getsockname()[1]
+        return number
+
+
+def _end(porter: int) -> None:
+    with suppress(OSError):
+        os.kill(porter, signal.SIGKILL)

@@ -1,0 +1,164 @@
+"""The parent of live machines: forks their pid 1, and CRIU where a machine is dumped or restored.
+
+Run as `python -I -S keeper.py FD CRIU AREA`: it may import the standard library and its neighbours
+here, nothing else. One a hub, as root. Every process it starts is killed by the kernel when it
+ends, and it ends with the hub: nothing is left to clean up. What CRIU restores becomes its child
+too, so that this holds for restored machines as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ortet.machine import mounter, mounts, porter, wire
+else:
+    # last in the search path: our abc.py must not stand in for the standard library's
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import mounter
+    import mounts
+    import porter
+    import wire
+
+NET_FD = 100
+"""Under this number a restoring CRIU finds the network namespace of the new machine."""
+
+_MACHINE = (
+    mounts.CLONE_NEWPID
+    | mounts.CLONE_NEWNS
+    | mounts.CLONE_NEWIPC
+    | mounts.CLONE_NEWUTS
+    | mounts.CLONE_NEWNET
+)
+_SIOCSIFFLAGS = 0x8914
+_UP_AND_RUNNING = 0x41
+
+
+def main() -> None:
+    """Serve until the hub is gone."""
+    sock, criu, area = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
+    kernel = mounts.Kernel()
+    kernel.unshare(mounts.CLONE_NEWNS)
+    kernel.private()
+    # CRIU keeps what it found out about the kernel in /run, and only if that is a tmpfs
+    os.makedirs(f"{area}/run", exist_ok=True)
+    kernel.mount("tmpfs", f"{area}/run", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
+    keeper = Keeper(kernel, sock, criu, f"{area}/run")
+    wire.send(sock, {"ready": os.getpid()})
+    while True:
+        try:
+            request, fds = wire.receive(sock)
+        except wire.Closed:
+            os._exit(0)
+        try:
+            reply = keeper.do(request, fds)
+        except OSError as error:
+            reply = {"error": str(error), "errno": error.errno}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with contextlib.suppress(wire.Closed):
+            wire.send(sock, reply)
+
+
+class Keeper:
+    """Answers one request at a time; what takes long is done by the child. The last descriptor of
+    a request is for the child to say why it failed: closed without a word, it went well."""
+
+    def __init__(self, kernel: mounts.Kernel, sock: socket.socket, criu: str, run: str) -> None:
+        self._kernel = kernel
+        self._sock = sock
+        self._criu = criu
+        self._run = run
+
+    def do(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        what = request["do"]
+        if what == "start":
+            return self._fork(_MACHINE, lambda: self._start(request, fds), fds)
+        if what == "worker":
+            return self._fork(mounts.CLONE_NEWNS, lambda: self._worker(fds), fds)
+        if what == "porter":
+            return self._fork(0, lambda: self._porter(request["port"], fds), fds)
+        flags = mounts.CLONE_NEWNS | mounts.CLONE_NEWNET
+        return self._fork(flags, lambda: self._restorer(request, fds), fds)
+
+    def _fork(self, flags: int, child: Callable[[], NoReturn], fds: list[int]) -> dict[str, Any]:
+        pid = self._kernel.fork_into(flags)
+        if pid:
+            return {"pid": pid}
+        try:
+            self._kernel.prctl(mounts.PR_SET_PDEATHSIG, signal.SIGKILL)
+            self._sock.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child()
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.write(fds[-1], f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(1)
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        """Pid 1 of a new machine: its own program, seen from inside."""
+        mounter.Mounter(self._kernel, request["plan"]).build()
+        raise_loopback()
+        socket.sethostname(request["hostname"])
+        os.setsid()
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        os.dup2(fds[-1], 3)
+        os.closerange(4, 1 << 16)
+        os.set_inheritable(3, True)
+        argv = [*request["argv"], "3"]
+        os.execve(argv[0], argv, request["env"])
+
+    def _worker(self, fds: list[int]) -> NoReturn:
+        """CRIU in the network namespace of a machine: it then leaves that alone."""
+        talk, net, _ = fds
+        self._kernel.enter(net, mounts.CLONE_NEWNET)
+        self._execute(talk)
+
+    def _porter(self, port: int, fds: list[int]) -> NoReturn:
+        """Lets connections to a socket of the host into a machine."""
+        listener, net, machine, told = fds
+        self._kernel.enter(net, mounts.CLONE_NEWNET)
+        os.close(told)
+        porter.serve(socket.socket(fileno=listener), machine, port)
+
+    def _restorer(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        """CRIU where the mounts of a machine are, and a new network for it."""
+        mounter.Mounter(self._kernel, request["plan"]).build_aside()
+        raise_loopback()
+        net = os.open("/proc/self/ns/net", os.O_RDONLY)
+        os.dup2(net, NET_FD)
+        self._execute(fds[0])
+
+    def _execute(self, talk: int) -> NoReturn:
+        self._kernel.bind(self._run, "/run")
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        os.set_inheritable(talk, True)
+        os.chdir("/")
+        os.execve(self._criu, [self._criu, "swrk", str(talk)], {"PATH": os.defpath})
+
+
+def raise_loopback() -> None:
+    with socket.socket() as sock:
+        request = struct.pack("16sH14x", b"lo", _UP_AND_RUNNING)
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, request)
+
+
+if __name__ == "__main__":
+    main()

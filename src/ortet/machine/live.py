@@ -1,0 +1,196 @@
+"""The hub's end of live machines: the keeper, started at first need, and what it is asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ortet.errors import OrtetError, Unavailable, Unsupported
+from ortet.machine import wire
+from ortet.machine.command import without_key
+from ortet.machine.criurpc import Worker
+
+_START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+_INIT = str(Path(__file__).with_name("init.py"))
+_LARGEST = 1 << 16
+_ANEW = ("start", "restorer")  # requests that do not depend on what the keeper has
+
+
+class Keeper:
+    """One helper process, started at first need; it ends with this object, or this process, and
+    takes every machine with it."""
+
+    def __init__(self, criu: str, area: Path) -> None:
+        self._criu = criu
+        self._area = area
+        self._sock: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._lock = Lock()
+
+    def start(self, plan: dict[str, Any], hostname: str) -> Starting:
+        """Begin a machine with these mounts; its pid 1 is a program inside it."""
+        argv = [os.path.realpath(sys.executable), "-I", "-S", _INIT]
+        env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+        request = {"do": "start", "plan": plan, "hostname": hostname, "argv": argv, "env": env}
+        return self._begin(request, [])
+
+    def worker(self, pid: int) -> Worker:
+        """CRIU, ready to dump the machine whose pid 1 is this."""
+        net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self._criu_for({"do": "worker"}, [net])
+        finally:
+            os.close(net)
+
+    def restorer(self, plan: dict[str, Any]) -> Worker:
+        """CRIU, ready to restore a machine with these mounts, which are made meanwhile."""
+        return self._criu_for({"do": "restorer", "plan": plan}, [])
+
+    def porter(self, pid: int, port: int, listener: socket.socket) -> int:
+        """Let connections to a socket of the host into a machine; returns the process's pid."""
+        net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        machine = os.pidfd_open(pid)
+        try:
+            request = {"do": "porter", "port": port}
+            starting = self._begin(request, [listener.fileno(), net, machine])
+            starting.wait()
+            return starting.pid
+        finally:
+            os.close(net)
+            os.close(machine)
+
+    def close(self) -> None:
+        self._sock = None
+        self._end()
+
+    # inside
+
+    def _criu_for(self, request: dict[str, Any], fds: list[int]) -> Worker:
+        # CRIU takes descriptors in a request for those of whoever made the socket: that is us
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                starting = self._begin(request, [theirs.fileno(), *fds])
+            return Worker(ours, starting.wait, starting.close)
+        except BaseException:
+            ours.close()
+            raise
+
+    def _begin(self, request: dict[str, Any], fds: Sequence[int]) -> Starting:
+        told, tell = os.pipe2(os.O_CLOEXEC)
+        try:
+            reply = self._ask(request, [*fds, tell])
+        except BaseException:
+            os.close(told)
+            raise
+        finally:
+            os.close(tell)
+        if "error" in reply:
+            os.close(told)
+            raise refused(reply["error"])
+        return Starting(reply["pid"], told)
+
+    def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """One that was killed is replaced; its machines are gone, new ones are not concerned."""
+        with self._lock:
+            for last in (False, True):
+                try:
+                    sock = self._connect()
+                    wire.send(sock, request, fds)
+                    return wire.receive(sock)[0]
+                except wire.Closed as error:
+                    dead = self._dead()
+                    if last or request["do"] not in _ANEW:
+                        raise dead from error
+        raise AssertionError("not reached")
+
+    def _connect(self) -> socket.socket:
+        if self._sock is not None:
+            return self._sock
+        for name in ("root", "hold", "run"):
+            (self._area / name).mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            program = str(Path(__file__).with_name("keeper.py"))
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", program, str(number), self._criu, str(self._area)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=without_key(),
+                start_new_session=True,
+            )
+        self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        try:
+            ours.settimeout(_START)
+            wire.receive(ours)
+            ours.settimeout(None)
+        except (wire.Closed, TimeoutError) as error:
+            raise self._dead() from error
+        return ours
+
+    def _dead(self) -> OrtetError:
+        self.close()
+        return Unavailable(
+            "no_keeper",
+            "the process that keeps this hub's live machines has ended, and they with it: open "
+            "them again from their last commits",
+        )
+
+
+class Starting:
+    """A process that the keeper has forked, on its way."""
+
+    def __init__(self, pid: int, told: int) -> None:
+        self.pid = pid
+        self._told = told
+
+    def wait(self) -> None:
+        """Until it has begun its own program; Unsupported, with the reason, if it could not."""
+        if self._told < 0:
+            return
+        said = b""
+        try:
+            while part := os.read(self._told, _LARGEST):
+                said += part
+                if said == READY:
+                    break
+        finally:
+            self.close()
+        if said not in (b"", READY):
+            raise refused(said.decode(errors="replace"))
+
+    def close(self) -> None:
+        if self._told >= 0:
+            os.close(self._told)
+            self._told = -1
+
+
+READY = b"\n"
+"""What pid 1 of a machine writes when it can be asked."""
+
+
+def refused(reason: str) -> Unsupported:
+    return Unsupported(
+        "machine_refused",
+        f"this host did not let the machine start ({reason}): run `ortet doctor`, or use "
+        "engine='overlay'",
+    )
+
+
+def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Hang up; the keeper exits at once, and is reaped."""
+    with suppress(OSError):
+        sock.close()
+    process.wait()

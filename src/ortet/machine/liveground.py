@@ -1,0 +1,34 @@
+"""What live machines stand on beside layers: the keeper, CRIU, and images that are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ortet.graph.tree import Trees
+from ortet.ids import Clock
+from ortet.machine.abc import Spec
+from ortet.machine.bases import Bases
+from ortet.machine.crius import version
+from ortet.machine.ground import Ground
+from ortet.machine.likehost import this_host
+from ortet.machine.live import Keeper
+from ortet.machine.memory import Kept
+from ortet.machine.view import Cover, Mounted, Step, live_steps
+from ortet.store.abc import Objects
+
+
+class LiveGround(Ground):
+    """Shared by the live machines of one engine in one process."""
+
+    def __init__(
+        self, objects: Objects, trees: Trees, clock: Clock, *, bases: Bases, criu: str
+    ) -> None:
+        super().__init__(objects, trees, clock, bases=bases, user=False)
+        self.keeper = Keeper(criu, bases.area)
+        self.host = this_host(".".join(map(str, version(criu))))
+        self.images: dict[bytes, tuple[Path, Kept]] = {}
+        """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
+
+    def _steps(self, spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover]) -> list[Step]:
+        return live_steps(spec, host, covers, area=self.bases.area)

@@ -1,0 +1,107 @@
+"""Carries connections from a port of the host into a machine's network, until the machine ends.
+
+Standard library only: the keeper loads this file by itself. The listening socket was made in the
+host's network and stays there; the process has moved into the machine's, so what it connects to is
+inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from typing import NoReturn
+
+_PIECE = 1 << 16
+_MOST = 1 << 20  # bytes that wait for a slow reader, before the other side has to
+
+
+class Pair:
+    """Two sockets that pass on what they hear from each other."""
+
+    def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
+        self.ends = (outer, inner)
+        self.waiting = {outer.fileno(): bytearray(), inner.fileno(): bytearray()}  # to be sent to
+        self.open = {outer.fileno(): True, inner.fileno(): True}  # may still say something
+
+    def other(self, fd: int) -> socket.socket:
+        one, two = self.ends
+        return two if one.fileno() == fd else one
+
+    def events(self, fd: int) -> int:
+        """What to wait for: more to read while the other side keeps up, room while it waits."""
+        hears = self.open[fd] and len(self.waiting[self.other(fd).fileno()]) < _MOST
+        return (select.POLLIN if hears else 0) | (select.POLLOUT if self.waiting[fd] else 0)
+
+    def move(self, sock: socket.socket, event: int) -> bool:
+        """False when both are done, or one is broken."""
+        fd, other = sock.fileno(), self.other(sock.fileno())
+        try:
+            if event & select.POLLOUT and self.waiting[fd]:
+                del self.waiting[fd][: sock.send(self.waiting[fd])]
+            if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and self.open[fd]:
+                data = sock.recv(_PIECE)
+                self.waiting[other.fileno()] += data
+                self.open[fd] = bool(data)
+            for one in self.ends:
+                there = self.other(one.fileno()).fileno()
+                if not self.open[there] and not self.waiting[one.fileno()]:
+                    with contextlib.suppress(OSError):
+                        one.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return any(self.open.values()) or any(self.waiting.values())
+
+    def close(self) -> None:
+        for sock in self.ends:
+            sock.close()
+
+
+def serve(listener: socket.socket, machine: int, port: int) -> NoReturn:
+    """Until the process that the descriptor `machine` stands for has ended."""
+    listener.setblocking(False)
+    pairs: dict[int, Pair] = {}
+    while True:
+        poll = select.poll()
+        poll.register(machine, select.POLLIN)
+        poll.register(listener, select.POLLIN)
+        for fd, pair in pairs.items():
+            poll.register(fd, pair.events(fd))
+        for fd, event in poll.poll():
+            if fd == machine:
+                os._exit(0)
+            if fd == listener.fileno():
+                _accept(listener, port, pairs)
+            elif fd in pairs:
+                pair = pairs[fd]
+                sock = next(end for end in pair.ends if end.fileno() == fd)
+                if not pair.move(sock, event):
+                    for end in pair.ends:
+                        pairs.pop(end.fileno(), None)
+                    pair.close()
+
+
+def _accept(listener: socket.socket, port: int, pairs: dict[int, Pair]) -> None:
+    try:
+        outer, _ = listener.accept()
+    except OSError:
+        return
+    inner = None
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        inner = socket.socket(family)
+        try:
+            inner.connect((host, port))  # inside one machine: it answers, or refuses, at once
+            break
+        except OSError:
+            inner.close()
+            inner = None
+    if inner is None:
+        outer.close()
+        return
+    pair = Pair(outer, inner)
+    for end in pair.ends:
+        end.setblocking(False)
+        pairs[end.fileno()] = pair

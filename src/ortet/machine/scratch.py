@@ -1,0 +1,74 @@
+"""Files of a live machine that are no state of their own, but that its processes count on: what
+it wrote to /tmp, /run and such places."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ortet.graph.records import Layer
+from ortet.graph.tree import Trees
+from ortet.machine.abc import Loss
+from ortet.machine.system import SystemTaker, SystemUpper, lay
+from ortet.machine.upperwatch import UpperWatch
+from ortet.machine.view import Cover, within
+from ortet.store.abc import Objects
+
+_KEPT = ("/dev/shm", "/run", "/tmp", "/var/tmp", "/var/cache")
+"""Of /dev, /proc and /sys there is nothing else to keep: devices are made anew."""
+
+
+class ScratchTaker(SystemTaker):
+    """Takes what SystemTaker leaves out."""
+
+    def skip(self, path: bytes, is_dir: bool) -> bool:
+        where = os.fsdecode(self.host(path))
+        if within(where, self._own):
+            return True
+        leads = is_dir and any(within(place, (where,)) for place in _KEPT)
+        return not (leads or within(where, _KEPT))
+
+
+class Scratch:
+    """Looks at such places of one standing of a machine; `own` are its other places."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        trees: Trees,
+        covers: Sequence[Cover],
+        *,
+        own: Sequence[str],
+        watch: UpperWatch,
+    ) -> None:
+        self._uppers = [
+            SystemUpper(objects, trees, cover, below=None, own=own, watch=watch, takes=ScratchTaker)
+            for cover in covers
+            if any(within(place, (cover.at,)) or within(cover.at, (place,)) for place in _KEPT)
+        ]
+
+    def look(self, horizon: int) -> list[Layer]:
+        """What is there now, as differences against the host."""
+        found = []
+        for upper in self._uppers:
+            upper.horizon = horizon
+            layer = upper.difference()
+            if layer is not None:
+                found.append(layer)
+        return found
+
+    def close(self) -> None:
+        for upper in self._uppers:
+            upper.close()
+
+
+def give_back(
+    objects: Objects, trees: Trees, covers: Sequence[Cover], layers: Sequence[Layer]
+) -> list[Loss]:
+    """Put it into the upper directories of a machine that is about to start."""
+    losses = []
+    for layer in layers:
+        for cover in covers:
+            if os.fsencode(cover.at) == layer.mount:
+                losses += lay(objects, trees, layer, cover.upper)
+    return losses

@@ -1,0 +1,89 @@
+"""The verbs of a workspace about programs that go on: services, shells, ports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ortet.errors import Invalid
+from ortet.given import TEXT, must_be
+from ortet.machine.abc import Command, Machine
+from ortet.session.onbranch import OnBranch
+
+if TYPE_CHECKING:
+    from ortet.machine.jobs import Job, JobInfo, Process
+
+_SHELL = ("/bin/bash", "-i")
+_SCREEN = (24, 80)
+
+
+class Alive(OnBranch):
+    """The half of Workspace whose machine has programs that outlive a call.
+
+    They are part of every commit of an engine that carries processes; the others refuse them.
+    """
+
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        stdin: bool = False,
+    ) -> Job:
+        """Start a service: a program that goes on in the background, under a name."""
+        from ortet.machine.command import check_run
+
+        must_be(TEXT, name=name)
+        check_run(command, env=env, cwd=cwd)
+        given = {**self.company.variables(), **(env or {})}
+        return self._live().spawn(_named(name), command, env=given, cwd=cwd, stdin=stdin)
+
+    def shell(
+        self,
+        name: str = "main",
+        *,
+        command: Command = _SHELL,
+        size: tuple[int, int] = _SCREEN,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Job:
+        """The shell of this name, at a terminal of `size` (rows, columns); started at first use."""
+        must_be(TEXT, name=name)
+        machine = self._live()
+        for job in machine.jobs():
+            if job.name == name and job.code is None:
+                return machine.job(name)
+        given = {"TERM": "xterm-256color", **self.company.variables(), **(env or {})}
+        return machine.spawn(_named(name), command, kind="shell", env=given, tty=size)
+
+    def job(self, name: str) -> Job:
+        """The service or shell of this name, running or ended."""
+        must_be(TEXT, name=name)
+        return self._live().job(name)
+
+    def jobs(self) -> list[JobInfo]:
+        """Services and shells, running or ended."""
+        return [job for job in self._live().jobs() if job.name]
+
+    def ps(self) -> list[Process]:
+        """Every process of the machine."""
+        return self._live().ps()
+
+    def logs(self, name: str, last: int | None = None) -> str:
+        """The output of a service or shell, as far as it is kept: a megabyte, or `last` bytes."""
+        return self.job(name).logs(last).decode("utf-8", "replace")
+
+    def expose(self, port: int, *, at: int = 0) -> int:
+        """Let connections to a loopback port of this host, `at` or any free one, into the machine's
+        `port`; returns the host's. It closes with the machine."""
+        return self._live().expose(port, at)
+
+    def _live(self) -> Machine:
+        raise NotImplementedError
+
+
+def _named(name: str) -> str:
+    if not name or "/" in name or len(name) > 100:
+        raise Invalid("bad_name", f"{name!r} cannot name a program: give a short word")
+    return name

@@ -1,0 +1,20 @@
+"""The process engine through the shipped suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.graph.tree import Trees
+from ortet.ids import SystemClock
+from ortet.machine.abc import Engine
+from ortet.machine.criu import CriuEngine
+from ortet.store.objects import LocalObjects
+from ortet.testing.engine import EngineTests
+
+
+class TestCriu(EngineTests):
+    @pytest.fixture
+    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
+        return CriuEngine(objects, trees, SystemClock(), root=tmp_path / "store")

@@ -1,0 +1,201 @@
+"""Live machines that meet trouble: what cannot be frozen, and what dies half-way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import ortet
+from ortet.errors import Conflict, Unavailable
+from ortet.machine.criumachine import CriuMachine
+from ortet.machine.criurpc import Worker
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
+
+_URING = """
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+params = ctypes.create_string_buffer(120)
+ring = libc.syscall(425, 4, params)
+print("ring" if ring >= 0 else "none", ctypes.get_errno(), flush=True)
+time.sleep(1000)
+"""
+_COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def work(hub: Hub, tmp_path: Path) -> Workspace:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "file").write_text("one\n")
+    return hub.workspace(place, engine="criu")
+
+
+def machine_of(workspace: Workspace) -> CriuMachine:
+    machine = workspace._machine
+    assert isinstance(machine, CriuMachine)
+    return machine
+
+
+def count(workspace: Workspace) -> int:
+    """How far the counter is, once it has gone on."""
+    wait = 'was=$(cat count); until [ -s count ] && [ "$(cat count)" != "$was" ]; do :; done;'
+    wait += "cat count"
+    return int(workspace.run(wait, timeout=30).stdout)
+
+
+@pytest.fixture
+def counting(work: Workspace) -> Workspace:
+    work.spawn("count", _COUNT)
+    work.run("until [ -s count ]; do :; done", timeout=30)
+    return work
+
+
+class TestWhatCannotBeFrozen:
+    @pytest.mark.parametrize(
+        ("command", "said", "helps"),
+        [
+            ([sys.executable, "-c", _URING], "io_uring", "UV_USE_IO_URING=0"),
+            (["unshare", "-U", "sleep", "1000"], "user namespace", "sandbox"),
+            (["strace", "-o", "/dev/null", "sleep", "1000"], "debugger", "detach"),
+        ],
+    )
+    def test_it_is_named_before_anything_is_frozen(
+        self, work: Workspace, command: list[str], said: str, helps: str
+    ) -> None:
+        job = work.spawn("bad", command)
+        if said == "io_uring":
+            first = job.read(0, 30).data
+            assert first.startswith(b"ring"), first
+        else:
+            until = "until pgrep -x sleep; do :; done; readlink /proc/$(pgrep -x sleep)/ns/user"
+            work.run(until, timeout=30)
+        with pytest.raises(Conflict) as caught:
+            work.commit("no")
+        assert caught.value.kind == "cannot_freeze"
+        assert said in str(caught.value)
+        assert helps in str(caught.value)
+        assert work.run("cat file").stdout == "one\n"  # it goes on as if nothing had been
+        job.kill()
+        work.commit("yes")
+
+
+class TestWhatDies:
+    def test_criu_killed_while_it_dumps(
+        self, counting: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        machine = machine_of(counting)
+        real = Worker.dump
+
+        def dump(worker: Worker, pid: int, images: Path, **options: object) -> None:
+            options["frozen"] = lambda: _kill_criu(machine)
+            real(worker, pid, images, **options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "dump", dump)
+            with pytest.raises((Unavailable, Conflict)):
+                counting.commit("killed")
+        before = count(counting)
+        counting.commit("again")
+        assert count(counting) > before
+
+    def test_pid_1_killed(self, counting: Workspace) -> None:
+        commit = counting.commit("alive")
+        os.kill(machine_of(counting).indoors.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable) as caught:
+            counting.run("true")
+        assert caught.value.kind == "machine_gone"
+        directory, hub = counting.row.directory, counting.hub
+        counting.close()
+        again = hub.workspace(directory, engine="criu")
+        assert again.run("cat file").stdout == "one\n"
+        again.restore(commit.oid)
+        assert count(again) > 0
+
+    def test_the_keeper_killed(self, counting: Workspace, hub: Hub) -> None:
+        machine = machine_of(counting)
+        os.kill(int(_parent(machine.indoors.pid)), signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            counting.run("true")
+            counting.run("true")
+        counting.close()
+        again = hub.workspace(counting.row.directory, engine="criu")
+        assert again.run("cat file").stdout == "one\n"
+
+    def test_a_hub_that_ends_takes_its_machines_along(self, counting: Workspace, hub: Hub) -> None:
+        pid = os.pidfd_open(machine_of(counting).indoors.pid)
+        hub.close()
+        with pytest.raises(ProcessLookupError):
+            signal.pidfd_send_signal(pid, 0)
+        os.close(pid)
+
+
+class TestRestore:
+    def test_on_another_kernel_it_is_refused_with_the_reason(self, counting: Workspace) -> None:
+        commit = counting.commit("here")
+        ground = machine_of(counting)._ground
+        ground.host = replace(ground.host, kernel="3.10.0")
+        counting.run("echo two > file")
+        before = count(counting)
+        with pytest.raises(Conflict) as caught:
+            counting.restore(commit.oid)
+        assert caught.value.kind == "other_host"
+        assert "3.10.0" in str(caught.value)
+        assert counting.run("cat file").stdout == "two\n"
+        assert count(counting) > before
+
+    def test_two_at_once_of_one_commit(self, counting: Workspace) -> None:
+        counting.commit("here")
+        first, second = counting.fork(2)
+        point = count(counting)
+        threads = [
+            threading.Thread(target=work.restore, args=[f"{counting.name}"])
+            for work in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert count(first) and count(second) and count(counting) > point
+
+    def test_a_weaker_engine_brings_files_and_says_what_ran(
+        self, counting: Workspace, hub: Hub, tmp_path: Path
+    ) -> None:
+        commit = counting.commit("here")
+        report = hub.restore(commit.oid, to=tmp_path / "plain")
+        assert (tmp_path / "plain" / "file").read_text() == "one\n"
+        (loss,) = [one for one in report.losses if one.what == "process"]
+        assert loss.path == "count"
+        assert "sleep 0.02" in loss.why
+
+
+def _parent(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
+
+
+def _kill_criu(machine: CriuMachine) -> None:
+    """All that the machine's keeper has."""
+    keeper = _parent(machine.indoors.pid)
+    killed = 0
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with suppress(OSError):
+                ours = b"criu: dump" in (place / "cmdline").read_bytes()
+                if ours and _parent(place.name) == keeper:
+                    os.kill(int(place.name), signal.SIGKILL)
+                    killed += 1
+    assert killed
