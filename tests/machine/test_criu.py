@@ -22,6 +22,8 @@ from ortet.session.workspace import Workspace
 
 _URING = """
 import ctypes, time
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 libc = ctypes.CDLL(None, use_errno=True)
 params = ctypes.create_string_buffer(120)
 ring = libc.syscall(425, 4, params)
@@ -53,8 +55,10 @@ def machine_of(workspace: Workspace) -> CriuMachine:
 
 def count(workspace: Workspace) -> int:
     """How far the counter is, once it has gone on."""
-    wait = 'was=$(cat count); until [ -s count ] && [ "$(cat count)" != "$was" ]; do :; done;'
-    wait += "cat count"
+    wait = (
+        'was=$(cat count); until now=$(cat count); [ "$now" ] && [ "$now" != "$was" ]; do :; done;'
+    )
+    wait += "echo $now"
     return int(workspace.run(wait, timeout=30).stdout)
 
 

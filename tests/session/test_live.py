@@ -16,6 +16,8 @@ from ortet.session.session import Session
 # A client that keeps one connection open and asks again when told to.
 _CLIENT = """
 import http.client, sys
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 talk = http.client.HTTPConnection("127.0.0.1", 3000)
 talk.connect()
 port = talk.sock.getsockname()[1]
