@@ -17,13 +17,14 @@ import ortet
 from ortet.errors import Conflict, Unavailable
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.criurpc import Worker
+from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+
 _URING = """
 import ctypes, time
-
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 libc = ctypes.CDLL(None, use_errno=True)
 params = ctypes.create_string_buffer(120)
 ring = libc.syscall(425, 4, params)
@@ -83,8 +84,8 @@ class TestWhatCannotBeFrozen:
     ) -> None:
         job = work.spawn("bad", command)
         if said == "io_uring":
-            first = job.read(0, 30).data
-            assert first.startswith(b"ring"), first
+            first = job.read(0, 30)
+            assert first.data.startswith(b"ring"), (first, job.logs())
         else:
             until = "until pgrep -x sleep; do :; done; readlink /proc/$(pgrep -x sleep)/ns/user"
             work.run(until, timeout=30)

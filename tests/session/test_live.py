@@ -10,14 +10,15 @@ import pytest
 
 import ortet
 from ortet.machine.jobs import Job
+from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 
 # A client that keeps one connection open and asks again when told to.
 _CLIENT = """
 import http.client, sys
-
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 talk = http.client.HTTPConnection("127.0.0.1", 3000)
 talk.connect()
 port = talk.sock.getsockname()[1]
