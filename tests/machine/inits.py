@@ -108,7 +108,8 @@ class Line:
         return self.receive()
 
     def start(self, *argv: str, kind: str = "service", **more: Any) -> dict[str, Any]:
-        return self.ask("start", **{"kind": kind, "argv": argv, "env": ENV, "cwd": "/", **more})
+        given = {"argv": argv, "env": ENV, "cwd": "/", "followed": kind == "run"}
+        return self.ask("start", **{"kind": kind, **given, **more})
 
     def until(self, expected: bytes, stream: str = "stdout", **which: Any) -> bytes:
         """Read a stream from its beginning until it holds this."""

@@ -81,9 +81,10 @@ class TestRun:
     ) -> None:
         note = tmp_path / "pid"
         script = f"echo before; setsid sh -c 'echo $$ >{note}; exec sleep 1000' & exec sleep 1000"
-        env = {**ENV, "ORTET_RUN": "cafe"}
+        mark = os.urandom(8).hex()  # other tests share our pids
+        env = {**ENV, "ORTET_RUN": mark}
         argv = ["sh", "-c", script]
-        result = inside.run(argv, env=env, cwd="/", timeout=2.0, mark="cafe")
+        result = inside.run(argv, env=env, cwd="/", timeout=2.0, mark=mark)
         assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "before\n")
         assert not inside.busy
         assert not Path(f"/proc/{note.read_text().strip()}").exists()
@@ -183,6 +184,13 @@ class TestFreeze:
         other.leave()
         other.welcome()
         other.close()
+        assert inside.jobs() == []
+        other = Indoors(init.pid, path=init.path)
+        other.leave()
+        other.welcome()
+        other.close()
+        inside.leave()
+        inside.welcome()
         assert inside.jobs() == []
 
 

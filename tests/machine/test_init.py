@@ -151,6 +151,18 @@ class TestStreams:
             line.start("sh", "-c", script, str(tmp_path / "done"), kind="run")
         eventually((tmp_path / "done").exists)
 
+    def test_who_looks_at_a_run_takes_nothing_from_its_reader(self, line: Line, init: Init) -> None:
+        job = line.start("sh", "-c", "head -c 3000000 /dev/zero; echo end", kind="run")
+        with init.line() as other:
+            other.ask("read", id=job["id"], cursor=500_000, wait=30)
+        assert len(follow(line, job["id"])["stdout"]) == 3_000_004
+
+    def test_the_reader_of_a_run_may_come_back_on_another_line(self, init: Init) -> None:
+        with init.line() as line:
+            job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
+        with init.line() as line:
+            assert len(follow(line, job["id"])["stdout"]) == 5_000_004
+
     def test_a_hundred_megabytes_need_no_more_memory_than_the_ring(
         self, line: Line, init: Init
     ) -> None:
@@ -323,8 +335,9 @@ class TestKilling:
     def test_the_mark_finds_what_changed_its_session(self, line: Line, tmp_path: Path) -> None:
         note = tmp_path / "pid"
         script = f"setsid sh -c 'echo $$ >{note}.new; mv {note}.new {note}; exec sleep 1000' &"
-        env = {**ENV, "ORTET_RUN": "cafe"}
-        job = line.start("sh", "-c", script, env=env, mark="cafe")
+        mark = os.urandom(8).hex()  # other tests share our pids
+        env = {**ENV, "ORTET_RUN": mark}
+        job = line.start("sh", "-c", script, env=env, mark=mark)
         eventually(note.exists)
         pid = int(note.read_text())
         assert alive(pid)

@@ -30,6 +30,7 @@ class Caller:
         self._lock = threading.Condition()
         self._away: int | None = None  # the thread that sent us away
         self._freezes = 0
+        self._connecting = 0
         self._pidfd = -1
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -46,14 +47,15 @@ class Caller:
         tries = 0
         while tries < _TRIES:
             freezes = self._freezes
-            sock = self._connection()
+            sock, new = self._connection()
             try:
                 sock.settimeout(wait + _PATIENCE)
                 sock.sendall(data)
                 reply, _ = wire.receive(sock)
             except (wire.Closed, BrokenPipeError, ConnectionResetError):
                 sock.close()
-                tries += freezes == self._freezes  # how often we are frozen is not its fault
+                # an old one was closed by somebody's freeze, a new one perhaps by ours
+                tries += new and freezes == self._freezes
                 continue
             except BaseException as error:
                 sock.close()  # its answer may come when nobody expects it any more
@@ -75,10 +77,12 @@ class Caller:
         with self._lock:
             if self._away is not None:
                 return
-        sock = self._connection()
+        sock = self._reach()  # an old one may have been closed by another's freeze
         with self._lock:
             self._away = threading.get_ident()
             self._freezes += 1
+            while self._connecting:  # one that came later would be dumped half made
+                self._lock.wait()
         try:
             sock.settimeout(_PATIENCE)
             wire.send(sock, {"do": "leave"})
@@ -95,8 +99,8 @@ class Caller:
 
     def welcome(self) -> None:
         """After a freeze, or in a restored machine: it lets us in again."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
+        self._hang_up()  # what was put back since is closed at the other end
+        self._signal()
         with self._lock:
             self._away = None
             self._lock.notify_all()
@@ -109,25 +113,38 @@ class Caller:
                 os.close(self._pidfd)
             self._pidfd = -1
 
-    def _connection(self) -> socket.socket:
-        """One that nobody uses; waits while the machine is being frozen."""
+    def _connection(self) -> tuple[socket.socket, bool]:
+        """One that nobody uses, and whether it is new; waits while the machine is being frozen."""
         with self._lock:
             if self._away == threading.get_ident():
                 raise Unavailable("machine_frozen", "the machine is being frozen: ask it later")
             while self._away is not None:
                 self._lock.wait()
             if self._idle:
-                return self._idle.pop()
+                return self._idle.pop(), False
+            self._connecting += 1
+        try:
+            return self._reach(), True
+        finally:
+            with self._lock:
+                self._connecting -= 1
+                self._lock.notify_all()
+
+    def _reach(self) -> socket.socket:
         for _ in range(_TRIES):
             try:
                 return self._connect()
             except (ConnectionRefusedError, FileNotFoundError):
                 self._check(_DYING // _TRIES)
-                self.welcome()  # it makes its socket anew where somebody removed it
+                self._signal()  # it makes its socket anew where somebody removed it
         raise Unavailable(
             "machine_silent",
             f"the machine's {_SOCKET} was taken away by a program in it: close and open it",
         )
+
+    def _signal(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
 
     def _connect(self) -> socket.socket:
         # through the directory: the path itself may be too long for a socket address
@@ -153,7 +170,7 @@ class Caller:
 
     def _put_back(self, sock: socket.socket) -> None:
         with self._lock:
-            if self._away is None and self._pidfd >= 0:
+            if self._pidfd >= 0:  # while it is frozen too: the machine is to hang up, not we
                 self._idle.append(sock)
                 return
         sock.close()

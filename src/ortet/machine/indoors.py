@@ -42,7 +42,8 @@ class Indoors(Caller):
 
         def start() -> int:
             request = _program("run", argv, env=env, cwd=cwd, mark=mark)
-            number: int = self._start({**request, "stdin": stdin is not None})["id"]
+            request |= {"stdin": stdin is not None, "followed": True}
+            number: int = self._start(request)["id"]
             return number
 
         result, self.busy = attend_inside(

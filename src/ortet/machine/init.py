@@ -61,7 +61,7 @@ def _serve(loop: initloop.Loop, asks: initasks.Asks) -> None:
             late = signal.SIGCHLD in came and not asks.table.reap()
             if signal.SIGUSR1 in came:
                 asks.door.open()
-            until = asks.door.turn()
+            until = min(asks.door.turn(), asks.table.patience())
             if late:
                 signal.raise_signal(signal.SIGCHLD)
         except Exception:  # no memory, say: with this process the whole machine would end

@@ -31,6 +31,7 @@ else:
     import processes
 
 _MOST = 1 << 18  # bytes of a stream in one answer, unless asked otherwise
+_GRACE = 2.0  # seconds in which the reader of a run may come back after its line broke
 _ROUND = 0.001  # seconds between two looks at processes that are being killed
 
 Request = dict[str, Any]
@@ -78,18 +79,15 @@ class Asks:
             return _refusal(error)
 
     def _gone(self, peer: initpeers.Peer) -> None:
-        if peer.leaving:  # it comes back after the freeze
-            for job in self.table:
-                if job.attended is peer:
-                    job.attended = initjobs.AWAY
-        else:
-            self.table.loosen(peer)
+        """Its runs wait for it: after a freeze it comes back, else perhaps on another line."""
+        for job in self.table:
+            if job.attended is peer:
+                job.leave(None if peer.leaving else _GRACE)
 
     # starting and ending
 
     def _start(self, peer: initpeers.Peer, request: Request) -> Reply:
-        attended = peer if request["kind"] == "run" and request.get("tty") is None else None
-        job = self.table.start(request, attended)
+        job = self.table.start(request, peer if request.get("followed") else None)
         return {"id": job.id, "pid": job.pid}
 
     def _wait(self, peer: initpeers.Peer, request: Request) -> initloop.Held:
@@ -130,9 +128,7 @@ class Asks:
         job, stream = self.table.find(request), request.get("stream") or "stdout"
         cursor, until = request.get("cursor") or 0, initloop.after(request.get("wait"))
         ring = job.rings[stream]
-        if job.attended is initjobs.AWAY:
-            job.attended = peer
-        job.taken(stream, cursor)
+        job.look_again(stream)
         while ring.end <= cursor and job.alive and not job.eof(stream) and not peer.late(until):
             yield until
         data, cursor, missed = ring.read(cursor, _most(request))
@@ -148,8 +144,7 @@ class Asks:
         """Both streams of a run, and its input on the way; with the code it is told, it is
         forgotten. The same request again does no harm: all is counted from the beginning."""
         job, until = self.table.find(request), initloop.after(request.get("wait"))
-        if job.attended is initjobs.AWAY:
-            job.attended = peer
+        job.attend(peer)
         cursors = dict(zip(("stdout", "stderr"), request["cursors"], strict=True))
         for stream, cursor in cursors.items():
             job.taken(stream, cursor)
@@ -212,7 +207,9 @@ class Asks:
         return self.door.shut(peer)
 
     def _renew(self, _: initpeers.Peer, request: Request) -> initloop.Held:
-        self.table.loosen(initjobs.AWAY)  # whoever read the original's runs does not read ours
+        for job in self.table:
+            if job.attended is initjobs.AWAY:  # whoever read the original does not read the copy
+                job.loosen()
         return initrenew.renew(self.table, request)
 
 

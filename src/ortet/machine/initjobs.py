@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import signal
 import struct
@@ -25,7 +26,7 @@ else:
 
 _NULL = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
 AWAY = object()
-"""Who attends a run while all connections are closed for a freeze."""
+"""Who attends a run while its reader has no connection."""
 
 
 class Job:
@@ -48,7 +49,9 @@ class Job:
         self.alone = True
         """No other job lived while it did: an orphan nobody claims is its own."""
         self.attended: object = None
-        """The connection that reads a run to its end; output waits for it."""
+        """The connection that follows it to its end; output waits for it."""
+        self.until = math.inf
+        """How long one that broke is waited for."""
         self.input: initstreams.Input | None = None
         self.outputs: dict[str, initstreams.Output] = {}
         self.rings: dict[str, initring.Ring] = {}
@@ -149,14 +152,27 @@ class Job:
         return rest
 
     def taken(self, stream: str, cursor: int) -> None:
-        """A reader has all before `cursor`."""
+        """Who follows it has all before `cursor`."""
         self.rings[stream].taken(cursor)
+        self.look_again(stream)
+
+    def look_again(self, stream: str) -> None:
+        """There may be room now, or somebody at the terminal again."""
         if stream in self.outputs:
             self.outputs[stream].regulate()
 
+    def attend(self, reader: object) -> None:
+        if self.attended is not None:
+            self.attended, self.until = reader, math.inf
+
+    def leave(self, seconds: float | None) -> None:
+        """Its reader is away; wait so long for it, None for as long as a freeze takes."""
+        self.attended = AWAY
+        self.until = math.inf if seconds is None else initloop.after(seconds)
+
     def loosen(self) -> None:
-        """Nobody reads it to its end: from here on old output gives way to new."""
-        self.attended = None
+        """Nobody follows it to its end: from here on old output gives way to new."""
+        self.attended, self.until = None, math.inf
         for ring in self.rings.values():
             ring.loosen()
         for output in self.outputs.values():

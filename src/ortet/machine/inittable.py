@@ -6,6 +6,7 @@ Standard library only: the pid 1 of a machine loads this file by itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -89,11 +90,12 @@ class Table:
         job.forget()
         self._jobs.pop(job.id, None)
 
-    def loosen(self, attended: object) -> None:
-        """The reader of these runs is gone."""
+    def patience(self) -> float:
+        """Give up readers that do not come back; returns when to look again at the latest."""
         for job in self:
-            if job.attended is attended:
+            if job.until <= initloop.now():
                 job.loosen()
+        return min([job.until for job in self], default=math.inf)
 
     def reap(self) -> bool:
         """Take the dead; False when there may be more of them."""
