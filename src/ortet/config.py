@@ -194,6 +194,7 @@ def open_hub(
     from ortet.session.hub import Hub
     from ortet.session.parts import Parts, encore_of
     from ortet.session.vaultkeys import VARIABLE, Keyring
+    from ortet.swarm.lazy import LazySwarms
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
@@ -223,6 +224,7 @@ def open_hub(
             encore=encore_of(environ),
             vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
             environ=environ,
+            swarms=LazySwarms(open_hub),
         )
     )
 
@@ -339,16 +341,14 @@ def _key(settings: Settings, root: Path) -> bytes | None:
     file = root / settings.key_file
     try:
         key = bytes.fromhex(file.read_text().strip())
+        if len(key) != 32:
+            raise ValueError(f"it holds {len(key)} bytes")
     except (OSError, ValueError) as error:
         raise Invalid(
             "bad_key",
             f"key file {file} cannot be used ({error}): put 64 hexadecimal digits there, or "
             "correct key_file in config.toml",
         ) from error
-    if len(key) != 32:
-        raise Invalid(
-            "bad_key", f"key file {file} holds {len(key)} bytes: put 64 hexadecimal digits there"
-        )
     return key
 
 

@@ -40,6 +40,7 @@ class Zygote:
 
     def __init__(self, *, user: bool) -> None:
         self._user = user
+        self.pid = 0
         self._sock: socket.socket | None = None
         self._end: Callable[[], object] = lambda: None
 
@@ -56,6 +57,19 @@ class Zygote:
                 raise self._dead() from error
             raise
         return Supervised(ours)
+
+    def lend(self) -> Zygote:
+        """The same helper, started, for a child of this process: it does not end with the child."""
+        self._connect()
+        lent = Zygote(user=self._user)
+        lent._sock = self._sock
+        return lent
+
+    def forget(self) -> None:
+        """In a child of this process, which has no use for it: the helper goes on."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
     def close(self) -> None:
         self._sock = None
@@ -80,6 +94,7 @@ class Zygote:
                 start_new_session=True,
             )
         self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        self.pid = process.pid
         try:
             ours.settimeout(_START)
             wire.receive(ours)

@@ -20,6 +20,7 @@ from ortet.ids import Clock
 from ortet.machine.abc import Capability, Engine, Loss, Machine, Spec
 from ortet.machine.bases import Bases
 from ortet.machine.carried import left_behind
+from ortet.machine.client import Zygote
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing
@@ -42,6 +43,11 @@ class OverlayEngine(Engine):
         self._homes = {local / "machines"}
         self._open: dict[Path, OverlayMachine] = {}
         self._probed: list[Capability] | None = None
+
+    def borrow(self, zygote: Zygote) -> None:
+        """Start machines through a helper that a process lends which has tried it."""
+        self._ground.zygote = zygote
+        self._probed = [Capability("overlay", True, "lent")]
 
     def probe(self) -> list[Capability]:
         if self._probed is None:

@@ -108,7 +108,29 @@ def left_for(catalog: Catalog, row: SessionRow) -> dict[str, float]:
     for level in levels(catalog, row):
         for name, rest in purses.left(level.account, spent_by(catalog, level.family)).items():
             found[name] = min(rest, found.get(name, rest))
+        for name, most in level.purse.share.items():
+            rest = max(0.0, most - level.purse.spent.get(name, 0.0))
+            found[name] = min(rest, found.get(name, rest))
     return found
+
+
+def reserved(catalog: Catalog, row: SessionRow, amounts: Amounts) -> list[RowChange]:
+    """What gives a new session these amounts of its family's budget, and no more; to be written
+    with it. Refused("budget_spent") when so much is not left."""
+    level = levels(catalog, row)[0]
+    account, purse = purses.reserve(level.account, amounts)
+    if names := purses.over(level.account, account):
+        limits, granted = level.account.limits, level.account.granted
+        free = {name: max(0.0, limits[name] - granted.get(name, 0.0)) for name in names}
+        parts = [f"{name} {amounts[name]:g} of {rest:g} left" for name, rest in free.items()]
+        raise Refused(
+            "budget_spent",
+            f"the family's budget cannot give {row.name!r} its share ({'; '.join(parts)}): give "
+            "less to each, or raise the limit with s.budget(…)",
+            left=free,
+            limits=limits,
+        )
+    return replace(level, account=account, purse=purse).changes(level)
 
 
 class Budget:
@@ -245,10 +267,14 @@ class Budget:
                 new = self._changed(level, purses.pay(account, level.purse, amounts))
                 if names := purses.over(account, new.account):
                     short.append((new, names))
+            if names := purses.beyond(new.purse):
+                short.append((new, names))
             after.append(new)
         return after, calls, short
 
     def _empty(self, level: Level) -> list[str]:
+        if names := purses.used_up(level.purse):
+            return names
         if not purses.empty(level.account, level.purse):
             return []
         _, account = self._call_in(level)
@@ -299,6 +325,8 @@ class Budget:
         account, spent = level.account, spent_by(self._hub.catalog, level.family)
         parts, raised = [], []
         for name in names:
+            if name in level.purse.share and name in purses.used_up(level.purse):
+                return self._share_spent(level, name)
             limit, used = account.limits[name], spent.get(name, 0.0)
             part = f"{name} {used:g} of {limit:g}"
             if used < limit:
@@ -314,6 +342,18 @@ class Budget:
             left=left_for(self._hub.catalog, self._row),
             limits=account.limits,
             spent=spent,
+            session=self._row.id,
+        )
+
+    def _share_spent(self, level: Level, name: str) -> Refused:
+        most, used = level.purse.share[name], level.purse.spent.get(name, 0.0)
+        return Refused(
+            "budget_spent",
+            f"session {self._row.name!r} has spent its share ({name} {used:g} of {most:g}) and is "
+            "paused: give each attempt more with budget=",
+            left=left_for(self._hub.catalog, self._row),
+            limits=level.purse.share,
+            spent=level.purse.spent,
             session=self._row.id,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,6 +22,9 @@ class Together(msgspec.Struct, frozen=True):
 
 
 ALONE = Together()
+
+Minds = Callable[[Sequence[str]], Together]
+"""What is to be written with new branches, by their names."""
 
 
 class Company(Protocol):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ortet.backend.abc import Append, Claim, Move
+from ortet.backend.abc import Append, Claim, Move, RowChange
 from ortet.errors import Conflict
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Tip
@@ -16,6 +16,7 @@ from ortet.session.guest import beginning, fresh, start_of
 from ortet.session.leases import TTL_NS
 from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow
 from ortet.session.profiles import Profile, find_profile
+from ortet.session.registry import fork_taken
 from ortet.session.session import Session
 from ortet.session.view import View
 
@@ -26,8 +27,29 @@ _TRIES = 100
 """How often names that another process was faster to take are replaced by the next."""
 
 
+class Named(NamedTuple):
+    """Forks whose names are chosen, and what is written with them: asked anew when another process
+    was faster, to be given up by an error."""
+
+    tails: Sequence[str]
+    rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
+
+
+def fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
+    """Forks of a session at a commit, whoever has it open, with these names: Conflict("name_taken")
+    when there is one of them already. They have files if it has."""
+    fork = fork_files if parent.row.has_files else fork_minds
+    return fork(sessions, parent, point, len(named.tails), named=named)
+
+
 def fork_minds(
-    sessions: Sessions, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+    sessions: Sessions,
+    parent: View,
+    point: Oid,
+    n: int,
+    *,
+    first: tuple[Tip, Draft] | None = None,
+    named: Named | None = None,
 ) -> list[Session]:
     """n sessions, minds only, on timelines of their own that begin at a commit.
 
@@ -39,9 +61,9 @@ def fork_minds(
             msgspec.structs.replace(
                 _child(sessions, parent.row, name, state.journal), path="", files=""
             )
-            for name in sessions.roll.free_forks(parent.row, n, anew=number > 0)
+            for name in _names(sessions, parent, n, named=named, anew=number > 0)
         ]
-        together = _together(sessions, parent, rows, first)
+        together = _together(sessions, parent, rows, first, named)
         try:
             leases = sessions.hub.catalog.move(
                 [Move(f"branch:{row.branch}", None, point) for row in rows],
@@ -70,7 +92,13 @@ def fork_minds(
 
 
 def fork_files(
-    sessions: Sessions, parent: View, point: Oid, n: int, *, first: tuple[Tip, Draft] | None = None
+    sessions: Sessions,
+    parent: View,
+    point: Oid,
+    n: int,
+    *,
+    first: tuple[Tip, Draft] | None = None,
+    named: Named | None = None,
 ) -> list[Session]:
     """The same with files and processes of their own."""
     rows: list[SessionRow] = []
@@ -83,13 +111,16 @@ def fork_files(
             msgspec.structs.replace(_child(sessions, parent.row, name, journal), files=files)
             for name in names
         ]
-        return _together(sessions, parent, rows, first)
+        if named is not None:
+            _check_free(sessions, parent, names)
+        return _together(sessions, parent, rows, first, named)
 
-    if isinstance(parent, Session) and first is None:
+    if isinstance(parent, Session) and first is None and named is None:
         made, leases = parent.machine.fork_at(point, n, minds=minds)
     else:  # at a commit that is not the present of its machine
         known = sessions.hub.registry.need(parent.row.branch)
-        made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds)
+        tails = named.tails if named is not None else ()
+        made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds, tails=tails)
     made_of = []
     for row, lease, copy in zip(rows, leases, made, strict=True):
         session = sessions.resume(row, lease, _profile(parent))
@@ -98,8 +129,29 @@ def fork_files(
     return made_of
 
 
+def _names(
+    sessions: Sessions, parent: View, n: int, *, named: Named | None, anew: bool
+) -> list[str]:
+    if named is None:
+        return sessions.roll.free_forks(parent.row, n, anew=anew)
+    names = [f"{parent.name}/{tail}" for tail in named.tails]
+    sessions.hub.registry.free_forks(parent.row.branch, n, named.tails)
+    _check_free(sessions, parent, names)
+    return names
+
+
+def _check_free(sessions: Sessions, parent: View, names: Sequence[str]) -> None:
+    for name in names:
+        if sessions.roll.is_taken(parent.agent, name):
+            raise fork_taken(name)
+
+
 def _together(
-    sessions: Sessions, parent: View, rows: Sequence[SessionRow], first: tuple[Tip, Draft] | None
+    sessions: Sessions,
+    parent: View,
+    rows: Sequence[SessionRow],
+    first: tuple[Tip, Draft] | None,
+    named: Named | None,
 ) -> Together:
     """What makes these forks, to be written in one transaction."""
     start = start_of(sessions, rows[0], parent.row.timeline)
@@ -110,7 +162,10 @@ def _together(
     return Together(
         lease=parent.holding.lease if isinstance(parent, Session) else None,
         appends=appends,
-        rows=[change for row in rows for change in Roll.added(row)],
+        rows=[
+            *(change for row in rows for change in Roll.added(row)),
+            *(named.rows(rows) if named is not None else ()),
+        ],
         timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
         claims=[Claim(f"session:{row.id}", sessions.owner(), TTL_NS) for row in rows],
     )

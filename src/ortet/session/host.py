@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ortet.backend.abc import Append, Lease, Timeline
+from ortet.backend.abc import Append, Lease, RowChange, Timeline
 from ortet.graph.records import Journal
 from ortet.ids import Oid
 from ortet.session.company import Together
@@ -47,6 +47,7 @@ class Host:
         self._sealed: Journal | None = None
         self._next: SessionRow | None = None
         self._ahead: tuple[Timeline, Append] | None = None
+        self._beside: list[RowChange] = []
 
     def journal(self, head: bytes) -> bytes:
         self._ledger.flush()
@@ -80,6 +81,16 @@ class Host:
         finally:
             self._ahead = None
 
+    @contextmanager
+    def beside(self, *rows: RowChange) -> Iterator[None]:
+        """What is written in the transaction of who leaves in this block: then that was done, and
+        is not done again."""
+        self._beside = list(rows)
+        try:
+            yield
+        finally:
+            self._beside = []
+
     def going(self, safety: Oid) -> None:
         set_going(self._sessions.hub.catalog, self.row.branch, safety)
 
@@ -92,11 +103,11 @@ class Host:
         if self._ahead is not None:
             timeline, events = self._ahead
             self._next = replace(self._next, timeline=timeline.id)
-            rows = Roll.moved(self.row, self._next)
+            rows = [*Roll.moved(self.row, self._next), *self._beside]
             return Together(self.lease(), rows, [timeline], appends=[events])
         return Together(
             self.lease(),
-            [*Roll.moved(self.row, self._next), gone(self.row.branch)],
+            [*Roll.moved(self.row, self._next), gone(self.row.branch), *self._beside],
             [start_of(self._sessions, self._next)],
         )
 

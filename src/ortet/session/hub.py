@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ortet.graph.refs import Ref, Refs, is_name
 from ortet.ids import Oid, to_hex, uuid7
 from ortet.machine.abc import Machine, Report
 from ortet.session.asides import Asides
-from ortet.session.company import ALONE, Together
+from ortet.session.company import ALONE, Minds
 from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
@@ -210,10 +210,11 @@ class Hub(Minding, Keeping, Custody, Asides):
         point: Oid,
         n: int,
         *,
-        minds: Callable[[Sequence[str]], Together] = lambda _: ALONE,
+        minds: Minds = lambda _: ALONE,
+        tails: Sequence[str] = (),
     ) -> tuple[list[Workspace], list[Lease]]:
-        """The same; what `minds` says for these branches is written with them, and what it claims
-        is given back."""
+        """The same, named by `tails` if given; what `minds` says for these branches is written with
+        them, and what it claims is given back."""
         with self.writing():  # the commit may be one that only its id leads to
             image = self.image_oid(point, row.nothing)
             private = row.files == "private"
@@ -229,7 +230,7 @@ class Hub(Minding, Keeping, Custody, Asides):
             rows = [replace(child, machine=self.new_id()) for _ in range(n)]
             with self._machines.copies(rows, image, machine) as lives:
                 reach("fork.after-machines")
-                rows, leases = self._name_forks(rows, point, minds)
+                rows, leases = self._name_forks(rows, point, minds, tails)
         reach("fork.after-move")
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
@@ -341,15 +342,12 @@ class Hub(Minding, Keeping, Custody, Asides):
             raise taken
 
     def _name_forks(
-        self,
-        rows: Sequence[WorkspaceRow],
-        point: Oid,
-        minds: Callable[[Sequence[str]], Together],
+        self, rows: Sequence[WorkspaceRow], point: Oid, minds: Minds, tails: Sequence[str]
     ) -> tuple[list[WorkspaceRow], list[Lease]]:
         """Give forks their names and heads in one step, with the next names when these are gone."""
         parent = rows[0].parent
         for _ in range(_TRIES):
-            names = self.registry.free_forks(parent, len(rows))
+            names = self.registry.free_forks(parent, len(rows), tails)
             named = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
             together = minds(names)
             try:

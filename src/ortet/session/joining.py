@@ -159,7 +159,7 @@ def _make(
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
     image, conflicts = _files(sessions, states, other, favor=favor, generated=ours.generated)
-    journals = [_journal(sessions, state) for state in states]
+    journals = [journal_of(sessions, state) for state in states]
     past, theirs = (Mind.load(sessions.maps, hub.objects, journals[n].fold) for n in (0, 2))
     ledger = ours._ledger
     ledger.flush()
@@ -231,7 +231,8 @@ def _read(sessions: Sessions, ours: bytes, theirs: bytes) -> tuple[Image, Image]
     return sessions.hub.read_image(Oid(ours)), sessions.hub.read_image(Oid(theirs))
 
 
-def _journal(sessions: Sessions, state: State) -> Journal:
+def journal_of(sessions: Sessions, state: State) -> Journal:
+    """What a commit holds of a mind."""
     if not state.journal:
         return NOTHING
     return decode(Journal, sessions.hub.objects.get(Oid(state.journal)))

@@ -145,6 +145,9 @@ class Roll:
             RowChange("session", row.id, None),
         ]
 
+    def is_taken(self, agent: str, name: str) -> bool:
+        return self._catalog.row("session-name", _key(agent, name)) is not None
+
     def free_forks(self, row: SessionRow, n: int, *, anew: bool = False) -> list[str]:
         """Names for forks: NAME/1, NAME/2, ... behind the greatest there is.
 

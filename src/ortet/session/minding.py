@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ortet.session.profiles import Look
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
+    from ortet.session.swarming import Swarms
     from ortet.session.vault import Vault
     from ortet.session.view import View
 
@@ -110,6 +111,11 @@ class Minding:
 
         parts = self._parts
         return Vault(parts.catalog, parts.vault, clock=parts.clock, random=parts.random)
+
+    @property
+    def swarms(self) -> Swarms:
+        """Runs swarms, and knows those that were."""
+        return self._parts.swarms
 
     def _minds(self) -> Sessions:
         if self._sessions is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, cast
 
 from ortet.errors import NotFound
 from ortet.given import FLAG, TIMES, check_text, must_be
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
     from ortet.session.joining import Merged
     from ortet.session.session import Session
+    from ortet.session.swarming import Interrupted, Losers, SwarmResult, Task, Watcher
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
 
@@ -159,6 +160,60 @@ class Moving(Surrounded):
         for one in forks:
             one.take_after(self)
         return forks
+
+    def swarm(
+        self,
+        task: Task | None = None,
+        n: int = 8,
+        *,
+        score: Task | None = None,
+        keep: int | str = 1,
+        parallel: int = 2,
+        budget: Mapping[str, float] | None = None,
+        stop_when: Callable[[SwarmResult], bool] | float | None = None,
+        timeout: float | None = None,
+        harvest: bool = False,
+        losers: Losers = "drop",
+        name: str | None = None,
+        at: Ref | None = None,
+        interrupted: Interrupted = "again",
+        progress: Watcher | None = None,
+    ) -> SwarmResult:
+        """n attempts at a task from here, or from the commit `at`: each in a process and a fork of
+        its own, `parallel` at once; scored, and the best adopted.
+
+        `task(session, i)` is a function that can be imported, or a command for the machine. `score`
+        likewise, higher is better; a command's is the number it prints last, else 0 for exit code 0
+        and less for others; without one it is what the task returned or printed. `keep`: 1 adopts
+        the best, k > 1 leaves the k best as sessions, 0 none, "merge" (or "merge:K") brings all (or
+        the K best) together here. `budget` is each attempt's share of the family's; `stop_when`, a
+        score or asked after each, ends the others. An attempt that fails, dies or takes longer than
+        `timeout` seconds costs itself only. `harvest`: learn what the losers learned.
+
+        A swarm whose process was killed goes on when it is called again with the same `name`: what
+        is done is not done again; attempts that were `interrupted` are repeated, or "count".
+        """
+        from ortet.session.swarming import Wish
+
+        wish = Wish(
+            task=task,
+            n=n,
+            score=score,
+            keep=keep,
+            parallel=parallel,
+            budget=budget,
+            stop_when=stop_when,
+            timeout=timeout,
+            harvest=harvest,
+            losers=losers,
+            name=name,
+            at=at,
+            interrupted=interrupted,
+            progress=progress,
+        )
+        self._live()
+        self._must_move("swarm")
+        return self._hub.swarms.run(cast("Session", self), wish)
 
     def merge(self, other: View | Ref, *, message: str = "", favor: Favor | None = None) -> Merged:
         """Bring in what another session, branch or commit knows and changed: one commit of both.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from ortet.machine.abc import Engine
 from ortet.session.registry import Scope
 from ortet.session.vaultkeys import Keyring
 from ortet.store.objects import LocalObjects
+
+if TYPE_CHECKING:
+    from ortet.session.swarming import Swarms
 
 REPLAY, REPLAY_REPORT = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
 
@@ -51,4 +55,5 @@ class Parts(msgspec.Struct, frozen=True):
     hide: tuple[Path, ...]
     vault: Keyring
     environ: Mapping[str, str]  # as it is at each moment
+    swarms: Swarms
     encore: Encore | None = None

@@ -38,6 +38,7 @@ class Purse(msgspec.Struct, frozen=True):
 
     granted: dict[str, float] = {}
     spent: dict[str, float] = {}
+    share: dict[str, float] = {}  # what it was given to do with, where its giver has said so
 
     def idle(self, name: str) -> float:
         return max(0.0, self.granted.get(name, 0.0) - self.spent.get(name, 0.0))
@@ -62,7 +63,32 @@ def pay(account: Account, purse: Purse, amounts: Amounts) -> tuple[Account, Purs
             more = max(short, free / _SHARE)
             granted[name] = granted.get(name, 0.0) + more
             given[name] = given.get(name, 0.0) + more
-    return replace(account, granted=given), Purse(granted, spent)
+    return replace(account, granted=given), replace(purse, granted=granted, spent=spent)
+
+
+def reserve(account: Account, amounts: Amounts) -> tuple[Account, Purse]:
+    """Both when a new purse holds these amounts, and is to do with them; see `over`."""
+    limited = {name: float(x) for name, x in amounts.items() if name in account.limits}
+    share = {name: float(x) for name, x in amounts.items()}
+    return replace(account, granted=add(account.granted, limited)), Purse(limited, {}, share)
+
+
+def beyond(purse: Purse) -> list[str]:
+    """The counters of which a purse has spent more than its share."""
+    return [
+        name
+        for name, most in purse.share.items()
+        if purse.spent.get(name, 0.0) > most + _dust(most)
+    ]
+
+
+def used_up(purse: Purse) -> list[str]:
+    """The counters of whose share nothing is left."""
+    return [
+        name
+        for name, most in purse.share.items()
+        if purse.spent.get(name, 0.0) >= most - _dust(most)
+    ]
 
 
 def give_back(account: Account, purse: Purse) -> tuple[Account, Purse]:
@@ -71,7 +97,7 @@ def give_back(account: Account, purse: Purse) -> tuple[Account, Purse]:
     for name in purse.granted:
         given[name] = max(0.0, given.get(name, 0.0) - purse.idle(name))
     kept = {name: min(held, purse.spent.get(name, 0.0)) for name, held in purse.granted.items()}
-    return replace(account, granted=given), Purse(kept, purse.spent)
+    return replace(account, granted=given), replace(purse, granted=kept)
 
 
 def over(before: Account, after: Account) -> list[str]:
@@ -128,7 +154,7 @@ def relimit(account: Account, purses: Mapping[str, Purse], asked: Limits) -> Acc
 
 def called_in(account: Account, purse: Purse) -> Purse:
     """A purse after `relimit`."""
-    return Purse({name: purse.spent.get(name, 0.0) for name in account.limits}, purse.spent)
+    return replace(purse, granted={name: purse.spent.get(name, 0.0) for name in account.limits})
 
 
 def add(one: Amounts, other: Amounts) -> dict[str, float]:

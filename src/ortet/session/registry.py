@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -111,12 +111,17 @@ class Registry:
             raise _name_taken(held)
         return name
 
-    def free_forks(self, parent: str, count: int) -> list[str]:
-        """The next `count` names below `parent`; a living branch's number is not used again."""
+    def free_forks(self, parent: str, count: int, tails: Sequence[str] = ()) -> list[str]:
+        """The next `count` names below `parent`; a living branch's number is not used again.
+
+        With `tails`, these names: Conflict("name_taken") when there is one of them already.
+        """
+        if tails:
+            return [self._untaken(check_name(f"{parent}/{tail}")) for tail in tails]
         prefix, last, after = f"branch:{parent}/", 0, ""
         while heads := self._catalog.heads(prefix, after):
-            tails = (head.name[len(prefix) :] for head in heads)
-            last = max([last, *(int(tail) for tail in tails if _NUMBER.fullmatch(tail))])
+            ends = (head.name[len(prefix) :] for head in heads)
+            last = max([last, *(int(end) for end in ends if _NUMBER.fullmatch(end))])
             after = heads[-1].name
         names: list[str] = []
         while len(names) < count:
@@ -174,6 +179,11 @@ class Registry:
         self._catalog.move([], verb="relocate", rows=rows)
         return msgspec.structs.replace(row, **place)
 
+    def _untaken(self, name: str) -> str:
+        if self.get(name) or self._catalog.head(f"branch:{name}"):
+            raise fork_taken(name)
+        return name
+
     def _holder(self, place: str) -> WorkspaceRow | None:
         found = self._catalog.row("place", place)
         return self.get(found.value.decode()) if found else None
@@ -196,6 +206,12 @@ def _stem(name: str) -> str:
     stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
     stem = re.sub(r"\.lock$", "-lock", stem)
     return stem if is_name(stem) else f"{stem}-workspace"
+
+
+def fork_taken(name: str) -> Conflict:
+    return Conflict(
+        "name_taken", f"there is a fork {name!r} already: choose another name, or drop that one"
+    )
 
 
 def _name_taken(row: WorkspaceRow) -> Conflict:

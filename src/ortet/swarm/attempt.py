@@ -1,0 +1,191 @@
+"""One attempt, in the process that was made for it: fork, work, score, commit, and say how it
+ended. What is said counts only while nobody else has taken the attempt over."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet.backend.abc import RowChange
+from ortet.codec import encode
+from ortet.errors import Conflict, OrtetError, Refused
+from ortet.ids import Oid
+from ortet.session.budget import reserved
+from ortet.session.forking import Named, fork_named
+from ortet.session.lifecycle import SessionRow
+from ortet.swarm.book import AttemptRow, Book, Fork
+
+if TYPE_CHECKING:
+    from ortet.machine.abc import Result
+    from ortet.session.hub import Hub
+    from ortet.session.session import Session
+
+_PLAIN = 64 * 1024
+"""Bytes of a value that are recorded."""
+
+_SAID = 2000
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What an attempt needs to know. `version` is that of its row: the right to say something."""
+
+    root: str
+    session: str  # id of the one that is forked
+    swarm: str  # id
+    name: str
+    point: str
+    i: int
+    version: int
+    tail: str  # how its fork is called, below the session
+    mark: str
+    slot: int
+    scored: bool  # without a score it has failed
+    budget: dict[str, float] = {}
+
+
+class _Failed(Exception):
+    """Why there is no score."""
+
+    def __init__(self, reason: str, error: str) -> None:
+        super().__init__(error)
+        self.reason = reason
+
+
+def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
+    """Do it. Whatever goes wrong in it is recorded."""
+    began = time.monotonic()
+    book = Book(hub.catalog, job.session, job.swarm)
+    row = book.attempt(job.i)
+    if row.version != job.version:
+        return  # it was taken over before it began
+    session: Session | None = None
+    try:
+        session, row = _fork(hub, book, row, job)
+        os.environ["ORTET_SESSION"] = session.name
+        value, score_ = _work(session, job, task, score)
+        _commit(session, f"swarm {job.name}: attempt {job.i}")
+        row = replace(row, state="done", score=score_, value=_plain(value))
+    except Exception as error:
+        row = replace(row, state="failed", reason=_reason(error), error=_words(error))
+        if session is not None:
+            with suppress(OrtetError):
+                _commit(session, f"swarm {job.name}: attempt {job.i} failed")
+    if session is not None:
+        head = hub.catalog.head(f"branch:{session.row.branch}")
+        row = replace(row, commit=head.oid.hex() if head else job.point)
+        session.pause()  # before it is told, so that whoever is told finds it free
+    with suppress(Conflict):
+        book.record(replace(row, seconds=time.monotonic() - began))
+
+
+def _fork(hub: Hub, book: Book, row: AttemptRow, job: Job) -> tuple[Session, AttemptRow]:
+    """The fork, and that it is this attempt's, in one step."""
+    parent = hub.get(job.session)
+
+    def rows(forks: Sequence[SessionRow]) -> list[RowChange]:
+        now = book.attempt(job.i)
+        if now.version != job.version:
+            raise Conflict("row_moved", "another process makes this attempt")
+        fork = Fork(forks[0].id, forks[0].name, forks[0].branch)
+        running = replace(row, state="running", forks=[*row.forks, fork])
+        share = reserved(hub.catalog, forks[0], job.budget) if job.budget else []
+        return [book.changed(running), *share]
+
+    named = Named([job.tail], rows)
+    (session,) = fork_named(hub._minds(), parent, Oid(bytes.fromhex(job.point)), named)
+    return session, book.attempt(job.i)
+
+
+def _work(session: Session, job: Job, task: Any, score: Any) -> tuple[Any, float | None]:
+    """What the task gave, and its score."""
+    if callable(task):
+        value = task(session, job.i)
+        said = None
+    else:
+        said = session.run(task, why=f"attempt {job.i} of swarm {job.name}")
+        value = said.exit_code
+        if said.exit_code and score is not None:
+            raise _Failed("error", f"exit code {said.exit_code}: {_last(said.stderr)}")
+    if score is None:
+        found = value if said is None else _printed(said)
+        if said is not None and said.exit_code:
+            raise _Failed("error", f"exit code {said.exit_code}: {_last(said.stderr)}")
+        if found is None and not job.scored:
+            return value, None
+        return value, _number(found, "what the task returned")
+    try:
+        if callable(score):
+            return value, _number(score(session, job.i), "the score")
+        return value, _number(_judged(session.run(score, why="score")), "the score")
+    except _Failed:
+        raise
+    except Exception as error:
+        raise _Failed("score", f"no score: {_words(error)}") from error
+
+
+def _judged(result: Result) -> float:
+    """The number a command printed last, or how it ended: 0 is best."""
+    if result.exit_code in (126, 127):
+        raise _Failed("score", f"the score command was not run: {_last(result.stderr)}")
+    printed = _printed(result)
+    if result.exit_code == 0:
+        return printed
+    if printed:
+        raise _Failed("score", f"exit code {result.exit_code} behind the number {printed:g}")
+    return -float(result.exit_code)
+
+
+def _printed(result: Result) -> float:
+    """0 when the last line is no number."""
+    with suppress(ValueError):
+        return float(_last(result.stdout))
+    return 0.0
+
+
+def _number(found: Any, what: str) -> float:
+    if hasattr(found, "item"):  # of numpy, torch and their like
+        found = found.item()
+    if not isinstance(found, int | float) or not math.isfinite(found):
+        raise _Failed(
+            "score", f"{what} is {found!r}: return a finite number, higher is better"[:_SAID]
+        )
+    return float(found)
+
+
+def _commit(session: Session, message: str) -> None:
+    if not session.holding.ended:
+        session.commit(message)
+
+
+def _plain(value: Any) -> Any:
+    """What can be recorded of a value; None for what cannot."""
+    with suppress(Exception):
+        plain = msgspec.to_builtins(value)
+        return plain if len(encode(plain)) <= _PLAIN else None
+    return None
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].strip()[:_SAID]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _Failed):
+        return error.reason
+    return "budget" if isinstance(error, Refused) and error.kind == "budget_spent" else "error"
+
+
+def _words(error: Exception) -> str:
+    text = (
+        str(error)
+        if isinstance(error, OrtetError | _Failed)
+        else f"{type(error).__name__}: {error}"
+    )
+    return text.encode("utf-8", "replace").decode()[:_SAID]

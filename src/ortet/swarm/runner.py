@@ -1,0 +1,291 @@
+"""Runs swarms: opens the record of one, drives it, keeps the best, and takes the rest away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ortet.backend.abc import Lease
+from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.graph.refs import check_name
+from ortet.ids import Oid, from_hex
+from ortet.session.gathering import adopt_with, drop_fork, harvest, merge_with
+from ortet.session.leases import TTL_NS, Heart, Holding, take
+from ortet.session.registry import fork_taken
+from ortet.session.swarming import SwarmResult, Wish
+from ortet.store.faults import reach
+from ortet.swarm import book as books
+from ortet.swarm.book import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
+from ortet.swarm.crew import Crew
+from ortet.swarm.drive import Drive
+from ortet.swarm.plan import Plan, differences, plan_of
+from ortet.swarm.shares import check_share
+from ortet.swarm.travel import work_of
+
+if TYPE_CHECKING:
+    from ortet.session.session import Session
+    from ortet.session.view import View
+
+_TRIES = 100
+
+
+class LocalSwarms:
+    """Swarms on this host. `opener` opens the store in the process of an attempt; it is a function
+    that can be imported."""
+
+    def __init__(self, opener: Callable[..., Any]) -> None:
+        self._opener = opener
+
+    def run(self, session: Session, wish: Wish) -> SwarmResult:
+        plan = plan_of(wish)
+        row = self._found(session, plan)
+        if row is not None and row.state == FINISHED:
+            return self._told(session, row)
+        with _driving(session) as lease:
+            if row is None:
+                row = self._begin(session, plan, wish, lease)
+            else:
+                row = books.find(session.hub.catalog, session.id, row.name) or row
+                plan = _with_commands(plan, row)
+            return _Swarm(session, plan, row, lease).run(self._opener)
+
+    def all(self, session: View) -> list[SwarmResult]:
+        rows = sorted(books.every(session.hub.catalog, session.id), key=lambda row: row.made)
+        return [self._told(session, row) for row in rows]
+
+    def get(self, session: View, name: str) -> SwarmResult:
+        row = books.find(session.hub.catalog, session.id, name)
+        if row is None:
+            raise _no_swarm(session, name)
+        return self._told(session, row)
+
+    def _told(self, session: View, row: SwarmRow) -> SwarmResult:
+        attempts = Book(session.hub.catalog, session.id, row.id).attempts()
+        return told(row, attempts, session.name)
+
+    def _found(self, session: Session, plan: Plan) -> SwarmRow | None:
+        """The swarm that is meant, if there is one; Conflict when that was asked another thing."""
+        row = books.find(session.hub.catalog, session.id, plan.name) if plan.name else None
+        if row is None and plan.task is None:
+            raise _no_swarm(session, plan.name)
+        given = row is not None and plan.task is not None
+        if given and row and (differ := differences(plan.terms, row.terms)):
+            raise Conflict(
+                "swarm_differs",
+                f"swarm {plan.name!r} was begun with another {', '.join(differ)}: give the same "
+                "to go on with it, or another name",
+            )
+        return row
+
+    def _begin(self, session: Session, plan: Plan, wish: Wish, lease: Lease) -> SwarmRow:
+        hub = session.hub
+        if plan.terms.budget:
+            session._budget.give_back()  # so that the attempts find it
+            check_share(hub.catalog, session.row, plan.terms.budget)
+        if wish.at is None:
+            point = from_hex(session.commit("swarm point").oid)
+        else:
+            point = hub.refs.resolve(wish.at, default_branch=session.row.branch)
+        if session.row.has_files:
+            hub.image_oid(point, hub.registry.need(session.row.branch).nothing)
+        for number in range(1, _TRIES):
+            name = plan.name or f"swarm-{number}"
+            if not plan.name and books.find(hub.catalog, session.id, name):
+                continue
+            _check_names(session, name, plan.terms.n)
+            works = [plan.task, plan.score]
+            row = SwarmRow(
+                id=hub.new_id(),
+                name=name,
+                point=point,
+                made=hub.clock.now_ns(),
+                terms=plan.terms,
+                commands=[work.command if work else None for work in works],
+            )
+            try:
+                row = books.create(hub.catalog, session.id, row, lease)
+            except Conflict:
+                if plan.name:
+                    raise
+                continue
+            reach("swarm.begun")
+            return row
+        raise Conflict("name_taken", "too many swarms have no name of their own: give name=")
+
+
+class _Swarm:
+    """One swarm, driven by this process to its end."""
+
+    def __init__(self, session: Session, plan: Plan, row: SwarmRow, lease: Lease) -> None:
+        self._session = session
+        self._hub = session.hub
+        self._plan = plan
+        self._row = row
+        self._lease = lease
+        self._book = Book(session.hub.catalog, session.id, row.id)
+
+    def run(self, opener: Callable[..., Any]) -> SwarmResult:
+        if self._row.state == RUNNING:
+            self._attempt(opener)
+        if self._row.state == CHOSEN:
+            self._keep()
+        if self._row.state == KEPT:
+            self._harvest()
+        if self._row.state == HARVESTED:
+            self._clear()
+        result = told(self._row, self._book.attempts(), self._session.name)
+        self._plan.progress(result)
+        return result
+
+    def _attempt(self, opener: Callable[..., Any]) -> None:
+        task, score = self._plan.task, self._plan.score
+        drive = Drive(self._session, self._plan, self._row, self._book)
+        drive.take_over()
+
+        def crew() -> Crew:
+            if task is None:
+                raise Invalid(
+                    "bad_task",
+                    f"the task of swarm {self._row.name!r} is a function: give it again",
+                )
+            return Crew(opener, task, score, lends=_lends(self._session))
+
+        drive.run(crew)
+        keep = self._row.terms.keep
+        ranked = [one.i for one in drive.result.ranked]
+        kept = ranked if keep.most < 0 else ranked[: keep.most]
+        reach("swarm.choosing")
+        self._write(state=CHOSEN, kept=kept)
+
+    def _keep(self) -> None:
+        """Adopt or merge what was chosen, each exactly once."""
+        how = self._row.terms.keep.how
+        while how == "merge" and self._row.merged < len(self._row.kept):
+            self._merge(self._row.merged)
+        if how == "adopt" and self._row.kept:
+            _, change = self._book.change(self._row, state=KEPT)
+            adopt_with(self._session, self._commit_of(self._row.kept[0]), change)
+            self._row = self._book.again(self._row)
+        reach("swarm.adopted")
+        if self._row.state != KEPT:  # it did not have to move
+            self._write(state=KEPT)
+
+    def _merge(self, number: int) -> None:
+        i = self._row.kept[number]
+        _, change = self._book.change(self._row, merged=number + 1)
+        message = f"swarm {self._row.name}: merge attempt {i}"
+        merged = merge_with(self._session, self._commit_of(i), change, message)
+        reach("swarm.merged")
+        self._row = self._book.again(self._row)
+        paths = sorted({*self._row.conflicts, *(one.path for one in merged.conflicts)})
+        found = [*self._row.contradictions, *merged.contradictions]
+        self._write(merged=number + 1, conflicts=paths, contradictions=found)
+
+    def _harvest(self) -> None:
+        """What was not kept may have learned something."""
+        if not self._row.terms.harvest:
+            self._write(state=HARVESTED)
+            return
+        others = [
+            (row.fork.name, Oid(bytes.fromhex(row.commit)))
+            for row in self._book.attempts()
+            if row.i not in self._row.kept and row.commit and row.fork is not None
+        ]
+        before = self._row.contradictions
+        harvest(
+            self._session,
+            Oid(self._row.point),
+            others,
+            lambda facts, found: self._book.change(
+                self._row, state=HARVESTED, harvested=facts, contradictions=[*before, *found]
+            )[1],
+        )
+        reach("swarm.harvested")
+        self._row = self._book.again(self._row)
+
+    def _clear(self) -> None:
+        """Forks that nobody needs are dropped: what was adopted or merged is here now."""
+        if self._row.harvested:
+            self._session.commit(f"swarm {self._row.name}: learned from other attempts")
+        terms = self._row.terms
+        stay = set(self._row.kept) if terms.keep.how == "leave" else set()
+        for row in self._book.attempts():
+            all_of_it = terms.losers == "drop" and row.i not in stay
+            for fork in row.forks if all_of_it else row.forks[:-1]:
+                drop_fork(self._hub, fork.id, fork.branch)
+                reach("swarm.dropped")
+        self._write(state=FINISHED)
+
+    def _commit_of(self, i: int) -> Oid:
+        return Oid(bytes.fromhex(self._book.attempt(i).commit))
+
+    def _write(self, **fields: Any) -> None:
+        self._row = self._book.write(self._row, self._lease, **fields)
+
+
+@contextmanager
+def _driving(session: Session) -> Iterator[Lease]:
+    """The right to drive swarms of this session: one process, and one thread of it, at a time."""
+    hub = session.hub
+    topic = f"swarm:{session.id}"
+    try:
+        lease = take(hub.catalog, topic, session._sessions.owner(), hub._parts.host)
+    except Refused as error:
+        if error.kind != "lease_held":
+            raise
+        raise Refused(
+            "swarm_driven",
+            f"a swarm of session {session.name!r} is being driven already: wait until it has "
+            "ended, or take a fork of the session for another",
+            **error.details,
+        ) from error
+    heart, holding = Heart(), Holding(hub.catalog, hub.clock, lease, TTL_NS)
+    heart.add(holding)
+    try:
+        yield lease
+    finally:
+        heart.close()
+        holding.end()
+
+
+def _with_commands(plan: Plan, row: SwarmRow) -> Plan:
+    """What a swarm was begun with, where only its name was given."""
+    if plan.task is not None:
+        return plan
+    task, score = (
+        None if x is None else work_of(x, "task") for x in (*row.commands, None, None)[:2]
+    )
+    if row.terms.score and score is None:
+        task = None  # a function, which only its caller has
+    return replace(plan, terms=row.terms, task=task, score=score)
+
+
+def _lends(session: Session) -> bool:
+    """Whether attempts run in machines of the overlay engine, whose helper can be shared."""
+    hub, row = session.hub, session.row
+    if not row.has_files:
+        return False
+    known = hub.registry.need(row.branch)
+    return (known.forks or hub._parts.strongest()) == "overlay"
+
+
+def _check_names(session: Session, name: str, n: int) -> None:
+    """No fork has a name that an attempt is going to have."""
+    hub, roll = session.hub, session._sessions.roll
+    for i in range(n):
+        tail = f"/{name}-{i}"
+        branch = check_name(session.row.branch + tail)
+        taken = hub.registry.get(branch) or hub.refs.get(branch)
+        if taken or roll.is_taken(session.agent, session.name + tail):
+            raise fork_taken(session.name + tail)
+
+
+def _no_swarm(session: View, name: str) -> NotFound:
+    return NotFound(
+        "no_swarm",
+        f"session {session.name!r} has no swarm {name!r}: `ortet swarm ls` lists them, or give a "
+        "task to begin one",
+    )

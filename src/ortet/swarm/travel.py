@@ -1,0 +1,133 @@
+"""How a task gets into another process: a command as it is, a function by its module's name.
+
+What only lives in this process, a lambda or a closure, travels by value where cloudpickle is
+installed and is refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet.errors import Invalid
+
+_MAIN = "__main__"
+_AS = "__mp_main__"
+"""The name under which a script is loaded in another process, as multiprocessing has it: what
+stands below `if __name__ == "__main__":` is not run."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """A task or a score: a command, or a function as it travels."""
+
+    label: str
+    command: str | list[str] | None = None
+    pickled: str = ""  # base64
+    main: bool = False  # it needs the script of this process
+
+
+def work_of(given: Any, what: str) -> Work:
+    """Invalid("bad_task") for what is neither a command nor a function another process can have."""
+    if isinstance(given, str):
+        if not given.strip() or "\0" in given:
+            raise Invalid("bad_task", f"{what} is an empty command: give one, or a function")
+        return Work(f"$ {given}", given)
+    if callable(given):
+        return _function(given, what)
+    if isinstance(given, Sequence) and not isinstance(given, bytes):
+        words = list(given)
+        if words and all(isinstance(word, str) for word in words):
+            return Work(f"$ {words!r}", words)
+    raise Invalid(
+        "bad_task",
+        f"{what} is {type(given).__name__}: give a function of (session, i), a command line or a "
+        "list of its words",
+    )
+
+
+def _function(given: Callable[..., Any], what: str) -> Work:
+    label = (
+        f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', repr(type(given)))}"
+    )
+    try:
+        data = pickle.dumps(given)
+    except Exception as error:
+        return _by_value(given, label, what, error)
+    needs_main = _MAIN.encode() in data
+    if needs_main and _script() is None:
+        return _by_value(given, label, what, None)
+    return Work(label, pickled=base64.b64encode(data).decode(), main=needs_main)
+
+
+def _by_value(given: Any, label: str, what: str, error: Exception | None) -> Work:
+    try:
+        import cloudpickle  # noqa: PLC0415 - an extra
+
+        data = cloudpickle.dumps(given)
+    except ImportError:
+        raise Invalid(
+            "bad_task",
+            f"{what} {label} cannot be imported by another process: define it with def at the top "
+            "of a module or script, or `pip install ortet[swarm]`, which sends it by value",
+        ) from error
+    except Exception as cause:
+        raise Invalid(
+            "bad_task",
+            f"{what} {label} holds what cannot be sent to another process ({cause}): define it at "
+            "the top of a module, and open there what it needs",
+        ) from cause
+    return Work(label, pickled=base64.b64encode(data).decode())
+
+
+def _script() -> dict[str, str] | None:
+    """Where the script of this process can be loaded from."""
+    main = sys.modules[_MAIN]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name and not name.endswith(_MAIN):
+        return {"name": name}
+    path = getattr(main, "__file__", None)
+    return {"path": os.path.abspath(path)} if path and os.path.isfile(path) else None
+
+
+def surroundings(*works: Work | None) -> dict[str, Any]:
+    """What another process needs to find the same modules."""
+    main = any(work.main for work in works if work is not None)
+    here = os.getcwd()
+    return {
+        "path": [os.path.join(here, place) for place in sys.path],
+        "argv": list(sys.argv),
+        "main": _script() if main else None,
+    }
+
+
+def settle_in(around: dict[str, Any]) -> None:
+    """In the other process: the same modules can be imported, and the script is loaded."""
+    sys.path[:] = around["path"]
+    sys.argv[:] = around["argv"]
+    script = around["main"]
+    if script is None:
+        return
+    module = types.ModuleType(_AS)
+    if "name" in script:
+        found = runpy.run_module(script["name"], run_name=_AS, alter_sys=True)
+    else:
+        found = runpy.run_path(script["path"], run_name=_AS)
+    module.__dict__.update(found)
+    sys.modules[_MAIN] = sys.modules[_AS] = module
+
+
+def unpack(work: Work | None) -> Any:
+    """The function, or the command."""
+    if work is None:
+        return None
+    if work.command is not None:
+        return work.command
+    return pickle.loads(base64.b64decode(work.pickled))
