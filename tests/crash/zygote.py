@@ -15,13 +15,14 @@ from typing import Any
 
 from ortet.store import faults
 
-from . import session_toil, session_verbs
+from . import session_toil, session_verbs, swarming
 from .saying import Tell
 
 JOBS: dict[str, Callable[..., None]] = {
     "toil": session_toil.toil,
     "race": session_toil.race,
     **session_verbs.VERBS,
+    **swarming.VERBS,
 }
 
 

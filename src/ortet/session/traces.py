@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ortet.backend.abc import RowChange
 from ortet.codec import decode
 from ortet.errors import Conflict
@@ -16,6 +18,7 @@ from ortet.journal.segments import segments, unseal
 from ortet.session.around import WINDOW, Known, all_rows, collaboration_rows
 from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.replacing import journals
+from ortet.session.swarming import attempt_rows, swarm_rows
 from ortet.session.vault import BROWSERS
 from ortet.session.vault import KIND as VAULT
 
@@ -54,6 +57,10 @@ def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
     states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
     if states:
         states -= set(_shared(sessions, row))
+    for name, swarm in all_rows(hub.catalog, swarm_rows(row.id)):
+        kind = attempt_rows(msgspec.msgpack.decode(swarm)["id"])
+        gone += [RowChange(kind, key, None) for key, _ in all_rows(hub.catalog, kind)]
+        gone.append(RowChange(swarm_rows(row.id), name, None))
     return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
 
 

@@ -80,6 +80,7 @@ def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
     if session is not None:
         head = hub.catalog.head(f"branch:{session.row.branch}")
         row = replace(row, commit=head.oid.hex() if head else job.point)
+        session.profile = replace(session.profile, environment="asked")  # nobody goes on here
         session.pause()  # before it is told, so that whoever is told finds it free
     with suppress(Conflict):
         book.record(replace(row, seconds=time.monotonic() - began))

@@ -21,7 +21,8 @@ _START = 120.0
 
 
 class Crew:
-    """One server process, for one swarm. Closing it ends every attempt that still runs."""
+    """One server process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing
+    it ends every attempt that still runs."""
 
     def __init__(
         self, opener: Callable[..., Any], task: Work, score: Work | None, *, lends: bool
@@ -36,29 +37,32 @@ class Crew:
                 start_new_session=True,
             )
         self._sock = ours
+        self._ready = False
         try:
-            self._begin(opener, task, score, lends)
+            self._say(
+                {
+                    "opener": f"{opener.__module__}:{opener.__qualname__}",
+                    "task": msgspec.to_builtins(task),
+                    "score": msgspec.to_builtins(score),
+                    "around": surroundings(task, score),
+                    "lends": lends,
+                }
+            )
         except BaseException:
             self.close()
             raise
 
-    def _begin(
-        self, opener: Callable[..., Any], task: Work, score: Work | None, lends: bool
-    ) -> None:
+    def ready(self) -> None:
+        """Wait until it has loaded the task; Invalid("bad_task") when it cannot."""
+        if self._ready:
+            return
         self._sock.settimeout(_START)
         try:
-            message = {
-                "opener": f"{opener.__module__}:{opener.__qualname__}",
-                "task": msgspec.to_builtins(task),
-                "score": msgspec.to_builtins(score),
-                "around": surroundings(task, score),
-                "lends": lends,
-            }
-            wire.send(self._sock, message)
             reply, _ = wire.receive(self._sock)
         except (wire.Closed, TimeoutError) as error:
             raise _gone() from error
         self._sock.settimeout(None)
+        self._ready = True
         if "error" in reply:
             raise Invalid(
                 "bad_task",

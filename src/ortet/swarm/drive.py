@@ -47,6 +47,7 @@ class Drive:
         self._rows = book.attempts()
         self._live: dict[int, _Live] = {}
         self._slots = list(range(plan.parallel))
+        self._gone: set[int] = set()
 
     @property
     def result(self) -> SwarmResult:
@@ -96,6 +97,7 @@ class Drive:
             return
         staff = crew()
         try:
+            staff.ready()
             while todo or self._live:
                 self._fill(staff, todo)
                 if not self._live:
@@ -112,7 +114,7 @@ class Drive:
         """Start what there is room, and money, for."""
         budget = self._row.terms.budget
         while todo and self._slots:
-            if budget and not affordable(self._hub.catalog, self._session.row, budget):
+            if budget and not affordable(self._hub.catalog, self._session.row, self._due()):
                 if self._live:
                     return  # what they do not spend comes back
                 why = "nothing is left of the family's budget for its share"
@@ -121,6 +123,11 @@ class Drive:
                     self._write(replace(row, state="failed", reason="budget", error=why))
                 return
             self._start(staff, todo.popleft())
+
+    def _due(self) -> dict[str, float]:
+        """The share of one more, and those of attempts that have not taken theirs yet."""
+        waiting = [i for i in self._live if self._book.attempt(i).state == "waiting"]
+        return {name: x * (1 + len(waiting)) for name, x in self._row.terms.budget.items()}
 
     def _start(self, staff: Crew, i: int) -> None:
         row, hub = self._rows[i], self._hub
@@ -181,6 +188,7 @@ class Drive:
         self._rows[i] = row
         reach("swarm.recorded")
         self._plan.progress(self.result)
+        self._drop_losers()
 
     def _cause(self, why: str, code: int) -> dict[str, Any]:
         if why == "stopped":
@@ -195,6 +203,18 @@ class Drive:
         stop = self._plan.stop_when
         found = self.result
         return stop is not None and found.best is not None and bool(stop(found))
+
+    def _drop_losers(self) -> None:
+        """Whoever cannot be among the best any more makes room at once."""
+        terms = self._row.terms
+        if terms.losers != "drop" or terms.keep.most < 0:
+            return
+        stay = {one.i for one in self.result.ranked[: terms.keep.most]}
+        for row in self._rows:
+            if row.state in ("done", "failed") and row.i not in stay | self._gone:
+                self._gone.add(row.i)
+                for fork in row.forks:
+                    drop_fork(self._hub, fork.id, fork.branch)
 
     def _leave(self, todo: deque[int]) -> None:
         """What was not begun is not begun."""

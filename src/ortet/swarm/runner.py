@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -44,13 +44,15 @@ class LocalSwarms:
         row = self._found(session, plan)
         if row is not None and row.state == FINISHED:
             return self._told(session, row)
-        with _driving(session) as lease:
+        with _driving(session) as lease, ExitStack() as last:
             if row is None:
-                row = self._begin(session, plan, wish, lease)
-            else:
-                row = books.find(session.hub.catalog, session.id, row.name) or row
-                plan = _with_commands(plan, row)
-            return _Swarm(session, plan, row, lease).run(self._opener)
+                crew = self._crew(session, plan)
+                last.callback(crew.close)
+                row = self._begin(session, plan, wish, lease, crew)
+                return _Swarm(session, plan, row, lease).run(lambda: crew)
+            row = books.find(session.hub.catalog, session.id, row.name) or row
+            plan = _with_commands(plan, row)
+            return _Swarm(session, plan, row, lease).run(lambda: self._crew(session, plan))
 
     def all(self, session: View) -> list[SwarmResult]:
         rows = sorted(books.every(session.hub.catalog, session.id), key=lambda row: row.made)
@@ -80,7 +82,16 @@ class LocalSwarms:
             )
         return row
 
-    def _begin(self, session: Session, plan: Plan, wish: Wish, lease: Lease) -> SwarmRow:
+    def _crew(self, session: Session, plan: Plan) -> Crew:
+        if plan.task is None:
+            raise Invalid(
+                "bad_task", f"the task of swarm {plan.name!r} is a function: give it again"
+            )
+        return Crew(self._opener, plan.task, plan.score, lends=_lends(session))
+
+    def _begin(
+        self, session: Session, plan: Plan, wish: Wish, lease: Lease, crew: Crew
+    ) -> SwarmRow:
         hub = session.hub
         if plan.terms.budget:
             session._budget.give_back()  # so that the attempts find it
@@ -91,6 +102,7 @@ class LocalSwarms:
             point = hub.refs.resolve(wish.at, default_branch=session.row.branch)
         if session.row.has_files:
             hub.image_oid(point, hub.registry.need(session.row.branch).nothing)
+        crew.ready()
         for number in range(1, _TRIES):
             name = plan.name or f"swarm-{number}"
             if not plan.name and books.find(hub.catalog, session.id, name):
@@ -127,9 +139,9 @@ class _Swarm:
         self._lease = lease
         self._book = Book(session.hub.catalog, session.id, row.id)
 
-    def run(self, opener: Callable[..., Any]) -> SwarmResult:
+    def run(self, crew: Callable[[], Crew]) -> SwarmResult:
         if self._row.state == RUNNING:
-            self._attempt(opener)
+            self._attempt(crew)
         if self._row.state == CHOSEN:
             self._keep()
         if self._row.state == KEPT:
@@ -140,19 +152,9 @@ class _Swarm:
         self._plan.progress(result)
         return result
 
-    def _attempt(self, opener: Callable[..., Any]) -> None:
-        task, score = self._plan.task, self._plan.score
+    def _attempt(self, crew: Callable[[], Crew]) -> None:
         drive = Drive(self._session, self._plan, self._row, self._book)
         drive.take_over()
-
-        def crew() -> Crew:
-            if task is None:
-                raise Invalid(
-                    "bad_task",
-                    f"the task of swarm {self._row.name!r} is a function: give it again",
-                )
-            return Crew(opener, task, score, lends=_lends(self._session))
-
         drive.run(crew)
         keep = self._row.terms.keep
         ranked = [one.i for one in drive.result.ranked]

@@ -27,29 +27,11 @@ from ortet.machine.client import Zygote
 from ortet.machine.descendants import MARK, kill_run
 from ortet.machine.mounts import Kernel, privileged
 from ortet.swarm.attempt import Job, attempt
+from ortet.swarm.rehearsal import rehearse
 from ortet.swarm.travel import Work, settle_in, unpack
 
 _PDEATHSIG, _SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
-
-_LOADED = (
-    "ortet.backend.files",
-    "ortet.backend.signals",
-    "ortet.backend.sqlite",
-    "ortet.graph.merge",
-    "ortet.machine.folder",
-    "ortet.machine.materialise",
-    "ortet.machine.overlay",
-    "ortet.session.custody",
-    "ortet.session.hub",
-    "ortet.session.removing",
-    "ortet.session.rooms",
-    "ortet.session.sessions",
-    "ortet.session.swarming",
-    "ortet.session.vaultkeys",
-    "ortet.store.objects",
-)
-"""What an attempt would otherwise import, each for itself."""
 
 
 class Server:
@@ -61,8 +43,6 @@ class Server:
         self._score = unpack(msgspec.convert(told["score"], Work) if told["score"] else None)
         module, _, name = told["opener"].partition(":")
         self._opener: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        for module in _LOADED:
-            importlib.import_module(module)
         self._user = not privileged()
         self._zygotes: dict[int, Zygote] = {}
         self._lends = bool(told["lends"])
@@ -75,6 +55,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._woken)
+        rehearse(self._opener, self._zygote(0).lend() if self._lends else None)
         gc.collect()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
 
@@ -94,6 +75,8 @@ class Server:
                 pass
         for pid, job in self._running.items():
             kill_run(job.mark, pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         os._exit(0)
 
     def _hear(self) -> None:

@@ -13,6 +13,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -69,9 +70,7 @@ def _function(given: Callable[..., Any], what: str) -> Work:
 
 def _by_value(given: Any, label: str, what: str, error: Exception | None) -> Work:
     try:
-        import cloudpickle  # noqa: PLC0415 - an extra
-
-        data = cloudpickle.dumps(given)
+        data = import_module("cloudpickle").dumps(given)  # an extra
     except ImportError:
         raise Invalid(
             "bad_task",

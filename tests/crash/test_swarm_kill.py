@@ -1,0 +1,169 @@
+"""The driver of a swarm is killed with -9, at points and at random times, and called again.
+
+Proven: it ends as if nobody had been killed; no attempt that is done is done again, none is counted
+twice, the best is adopted exactly once, and no process or fork is left.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ortet
+
+from .saying import marks
+from .swarming import NAME, N, prepare
+
+if TYPE_CHECKING:
+    from tests.crash.conftest import Zygote
+
+SOAK = int(os.environ.get("ORTET_SOAK", "1"))
+
+POINTS = [
+    "swarm.begun",
+    "swarm.starting",
+    "swarm.ended",
+    "swarm.recorded",
+    "swarm.taken-over",
+    "swarm.choosing",
+    "swarm.adopted",
+    "swarm.merged",
+    "swarm.harvested",
+    "swarm.dropped",
+    "restore.going",
+    "restore.after-thaw",
+    "restore.after-move",
+    "remove.begun",
+    "remove.rows",
+    "journal.before-append",
+    "journal.after-append",
+    "commit.after-move",
+    "commit.after-flush",
+]
+
+
+def check(base: Path, name: str, kept: list[int], *, files: bool) -> None:
+    with ortet.open(base / "store") as hub:
+        hub.verify()
+        view = hub.get(NAME)
+        result = hub.swarms.get(view, name)
+        assert (result.state, result.kept) == ("finished", kept)
+        assert [(one.state, one.score) for one in result.attempts] == [
+            ("done", float(i)) for i in range(N)
+        ]
+        assert [row.name for row in hub.sessions()] == [NAME]
+        assert [row.name for row in hub.registry.all()] == [view.row.branch]
+        moves = [op.detail for op in hub.refs.reflog(view.row.branch) if op.verb == "adopt"]
+        assert Counter(moves)[result.attempts[N - 1].commit] == (1 if len(kept) == 1 else 0)
+        if not files:
+            assert {f"learned {i}" for i in range(N)} == {f.text for f in view.facts()}
+            learned = Counter(
+                e.data["text"] for e in view.events() if e.kind == "fact" and not e.waiting
+            )
+            assert set(learned.values()) == {1}
+    if files:
+        made = sorted(path.name for path in (base / "work").iterdir())
+        assert made == ["a", *(f"mine-{i}" for i in sorted(kept))]
+
+
+def campaign(
+    base: Path, zygote: Zygote, dice: random.Random, *, rounds: int, keep: Any, files: bool
+) -> int:
+    """Swarms, each killed a few times; returns how often."""
+    killed = 0
+    for number in range(rounds):
+        place = base / f"round-{number}"
+        place.mkdir()
+        prepare(place)
+        kills = dice.randrange(1, 4)
+        while True:
+            fault, after, delay = "", None, 0.0
+            if kills and dice.random() < 0.6:
+                fault = f"{dice.choice(POINTS)}:kill:{dice.randrange(1, 4)}"
+            elif kills:
+                after, delay = dice.randrange(0, 9), dice.random() * 0.1
+            kills = max(0, kills - 1)
+            ended = zygote.run(
+                "swarm",
+                place,
+                fault=fault,
+                after=after,
+                delay=delay,
+                name="race",
+                keep=keep,
+                files=files,
+            )
+            killed += ended.killed
+            if not ended.killed:
+                break
+        kept = [N - 1] if keep == 1 else list(range(N - 1, -1, -1))
+        assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)]]]
+        check(place, "race", kept, files=files)
+        if not files:
+            done = Counter(line[1] for line in marks(place / "marks") if line[0] == "done")
+            began = Counter(line[1] for line in marks(place / "marks") if line[0] == "began")
+            assert set(done) == {str(i) for i in range(N)}
+            assert all(began[i] >= done[i] for i in done)
+    return killed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("keep", "files", "seed"),
+    [(1, False, 1), (1, True, 2), ("merge", True, 3)],
+    ids=["minds", "files", "merged"],
+)
+def test_its_driver_is_killed(
+    tmp_path: Path, zygote: Zygote, keep: Any, files: bool, seed: int
+) -> None:
+    rounds = 2 * SOAK
+    dice = random.Random(seed)
+    killed = campaign(tmp_path, zygote, dice, rounds=rounds, keep=keep, files=files)
+    assert killed > 0
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point.startswith("swarm.")])
+def test_killed_at_each_point(tmp_path: Path, zygote: Zygote, point: str) -> None:
+    prepare(tmp_path)
+    keep: Any = "merge" if point == "swarm.merged" else 1
+    how: Any = {"name": "race", "keep": keep, "files": False}
+    if point == "swarm.taken-over":
+        assert zygote.run("swarm", tmp_path, fault="swarm.starting:kill", **how).killed
+    assert zygote.run("swarm", tmp_path, fault=f"{point}:kill", **how).killed
+    ended = zygote.run("swarm", tmp_path, **how)
+    kept = [N - 1] if keep == 1 else list(range(N - 1, -1, -1))
+    assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)]]]
+    check(tmp_path, "race", kept, files=False)
+    if point in ("swarm.choosing", "swarm.adopted", "swarm.harvested", "swarm.dropped"):
+        done = Counter(line[1] for line in marks(tmp_path / "marks") if line[0] == "done")
+        assert set(done.values()) == {1}  # what was done is not done again
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("interrupted", ["count", "again"])
+def test_attempts_that_were_interrupted(tmp_path: Path, zygote: Zygote, interrupted: str) -> None:
+    prepare(tmp_path)
+    first = zygote.run("block", tmp_path, after=4, interrupted=interrupted, stop_when=None)
+    assert first.killed
+    assert first.of("seen")[-1][0] == 1  # one is done, two go on for ever
+    pids = [int(line[1]) for line in marks(tmp_path / "marks")]
+    ended = zygote.run("block", tmp_path, interrupted=interrupted, stop_when=0.0)
+    ((done, *others),) = ended.of("result")
+    assert (done, others[2]) == ("done", "stopped")  # the others had begun, but for a moment
+    assert set(others) <= {"stopped", *(["interrupted"] if interrupted == "count" else [])}
+    pids += [int(line[1]) for line in marks(tmp_path / "marks")]
+    assert [pid for pid in pids if is_alive(pid)] == []
+    with ortet.open(tmp_path / "store") as hub:
+        assert [row.name for row in hub.sessions()] == [NAME]
+        hub.verify()

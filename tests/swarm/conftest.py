@@ -1,0 +1,47 @@
+"""A session in a directory, to be swarmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def mind(hub: Hub) -> Session:
+    """Without files: the fastest."""
+    session = hub.session("mind", goal="try")
+    session.say("user", "go on")
+    return session
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "all").write_text("before\n")
+    return place
+
+
+@pytest.fixture(params=["folder", "overlay"])
+def files(hub: Hub, work: Path, request: pytest.FixtureRequest) -> Session:
+    """In place, with forks of either engine."""
+    session = hub.session("files", workspace=work)
+    row = session.machine.row
+    from msgspec.structs import replace
+
+    from ortet.codec import encode
+
+    hub.catalog.put_row("workspace", row.name, encode(replace(row, forks=request.param)))
+    return session
