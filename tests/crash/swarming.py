@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ortet
 from tests.swarm import tasks
+
+import ortet
 
 from .saying import Tell
 
@@ -17,10 +19,12 @@ N = 5
 def prepare(base: Path) -> None:
     (base / "work").mkdir()
     (base / "work/a").write_text("before")
-    with ortet.open(base / "store") as hub:
-        with hub.session(NAME, workspace=base / "work", engine="folder") as s:
-            s.note("marks", str(base / "marks"))
-            s.commit("golden")
+    with (
+        ortet.open(base / "store") as hub,
+        hub.session(NAME, workspace=base / "work", engine="folder") as s,
+    ):
+        s.note("marks", str(base / "marks"))
+        s.commit("golden")
 
 
 def swarm(base: Path, tell: Tell, *, name: str, keep: Any, files: bool) -> None:
@@ -53,4 +57,4 @@ def block(base: Path, tell: Tell, *, interrupted: Any, stop_when: float | None) 
         tell("result", *states)
 
 
-VERBS = {"swarm": swarm, "block": block}
+VERBS: dict[str, Callable[..., None]] = {"swarm": swarm, "block": block}
