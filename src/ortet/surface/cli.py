@@ -24,7 +24,7 @@ INTERRUPTED = 130
 # Verb -> the module that holds it, in the order of the help page.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Work": {"cmd_work": ("init", "status", "commit", "run")},
-    "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop")},
+    "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop"), "cmd_swarm": ("swarm",)},
     "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
     "Minds": {
