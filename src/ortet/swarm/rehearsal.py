@@ -13,6 +13,8 @@ from typing import Any
 
 from ortet.errors import OrtetError
 from ortet.machine.client import Zygote
+from ortet.machine.overlay import OverlayEngine
+from ortet.session.hub import Hub
 from ortet.swarm import book
 from ortet.swarm.attempt import Job, attempt
 from ortet.swarm.plan import Keep, Terms
@@ -26,11 +28,19 @@ def rehearse(opener: Callable[..., Any], zygote: Zygote | None) -> None:
     with suppress(OrtetError, OSError), tempfile.TemporaryDirectory(dir=memory) as place:
         work = Path(place) / "work"
         work.mkdir()
-        with opener(Path(place) / "store", zygote=zygote) as hub:
+        with opener(Path(place) / "store") as hub:
+            borrow(hub, zygote)
             _play(hub, work, zygote)
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join()
+
+
+def borrow(hub: Hub, zygote: Zygote | None) -> None:
+    """Let the overlay machines of a hub be started by a helper that runs already."""
+    engine = hub._parts.engine("overlay") if zygote is not None else None
+    if zygote is not None and isinstance(engine, OverlayEngine):
+        engine.borrow(zygote)
 
 
 def _play(hub: Any, work: Path, zygote: Zygote | None) -> None:

@@ -27,7 +27,7 @@ from ortet.machine.client import Zygote
 from ortet.machine.descendants import MARK, kill_run
 from ortet.machine.mounts import Kernel, privileged
 from ortet.swarm.attempt import Job, attempt
-from ortet.swarm.rehearsal import rehearse
+from ortet.swarm.rehearsal import borrow, rehearse
 from ortet.swarm.travel import Work, settle_in, unpack
 
 _PDEATHSIG, _SUBREAPER = 1, 36
@@ -96,7 +96,8 @@ class Server:
             code = 1
             try:
                 self._become(job, server)
-                with self._opener(job.root, zygote=zygote) as hub:
+                with self._opener(job.root) as hub:
+                    borrow(hub, zygote)
                     attempt(hub, job, self._task, self._score)
                 code = 0
             except BaseException:
