@@ -116,6 +116,19 @@ class TestWholeMachine:
             shell.write(b"\n")
             expect(shell, "half-42", at)
 
+    def test_files_alone_come_back_under_what_runs(self, session: Session) -> None:
+        commit = session.commit("running")
+        session.run("echo later > page")
+        shell = session.shell("main")
+        at = len(shell.logs())
+        shell.write(b"\n")
+        expect(shell, "half-42", at)
+        shell.write(b"count=7\n")
+        session.restore(commit.oid, only={"files"})
+        assert ask(session, "page") == "first True"
+        shell.write(b"echo now-$count\n")  # the shell is the one that ran, not the one committed
+        expect(shell, "now-7", at)
+
     def test_a_port_leads_into_the_machine_and_stays_through_a_restore(
         self, session: Session
     ) -> None:

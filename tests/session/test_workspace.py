@@ -775,7 +775,7 @@ class TestWhatIsAskedFor:
         head = ws.commit("first")
         parts: tuple[str | set[str], ...] = ("mind", {"files", "mind"}, set())
         for only in parts:
-            with pytest.raises(Invalid, match="holds files only"):
+            with pytest.raises(Invalid, match="holds files and processes only"):
                 ws.restore(head, only=only)
 
     def test_before_the_first_commit(self, hub: Hub, ws: Workspace) -> None:

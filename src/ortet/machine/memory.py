@@ -23,7 +23,7 @@ from ortet.store.blobs import put_file
 from ortet.store.tail import storage_error
 
 ENGINE = "criu"
-_LARGE = 8 * 1024 * 1024
+_LARGE = 64 << 20  # below it a second thread costs more than it saves
 _THREADS = 2
 _LEFT_OUT = (".log", ".pid", ".socket")
 _STATS = "stats-"

@@ -14,7 +14,7 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.around import staying
 from ortet.session.branch import Branch
-from ortet.session.outcome import PARTS, Restored, check_parts
+from ortet.session.outcome import MACHINE, PARTS, Restored, check_parts
 from ortet.session.surrounded import Surrounded
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ class Moving(Surrounded):
         return info
 
     def restore(self, ref: str, *, only: Collection[str] | None = None) -> Restored:
-        """Go to a commit: mind and files, or `only` one of them; what is uncommitted is kept first.
+        """Go to a commit: mind, files and processes, or `only` some; what is uncommitted is kept
+        first. Processes come with the files they were frozen with; those that run stay where only
+        files are asked for.
 
         Deeds stay done and money stays spent: the report says which deeds.
         """
@@ -102,14 +104,15 @@ class Moving(Surrounded):
         self._budget.count()  # a killed process's time is counted from here on
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
-        if target != safety and files is not None and "files" in parts:
-            if parts == PARTS:
+        processes = "processes" in parts
+        if target != safety and files is not None and parts & MACHINE:
+            if "mind" in parts:
                 with files.moving():
-                    report = files.go(target, verb)
+                    report = files.go(target, verb, processes=processes)
             else:
-                report = files.bring(target)
+                report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
-            self._go_mind(target, verb, whole=parts == PARTS)
+            self._go_mind(target, verb, whole="files" in parts)
         deeds = self._deeds.since(self.line.base.seq)
         around = self._since_restore(mind="mind" in parts)
         return Restored(to_hex(target), report, deeds, staying(self, deeds), around)

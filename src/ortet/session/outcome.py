@@ -18,7 +18,8 @@ _KEPT = 32 * 1024
 
 _FEW = 5
 
-PARTS = frozenset({"files", "mind"})
+PARTS = frozenset({"files", "mind", "processes"})
+MACHINE = frozenset({"files", "processes"})
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def check_parts(only: Collection[str] | None) -> frozenset[str]:
     named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
     chosen = frozenset(given) if named else frozenset()
     if not chosen or not chosen <= PARTS:
-        raise Invalid("bad_parts", f"only={only!r}: give 'files', 'mind' or both")
+        raise Invalid("bad_parts", f"only={only!r}: give some of 'files', 'mind', 'processes'")
     return chosen
 
 

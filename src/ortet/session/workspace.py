@@ -24,6 +24,7 @@ from ortet.session.alive import Alive
 from ortet.session.company import Together
 from ortet.session.guest import going
 from ortet.session.machines import Live
+from ortet.session.outcome import MACHINE
 from ortet.session.registry import WorkspaceRow
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -152,19 +153,23 @@ class Workspace(Alive):
         paths: Sequence[str | bytes] | str | bytes | None = None,
     ) -> Report:
         """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
+        Processes of that commit come back too; with `only` {"files"} those that run stay instead.
 
         With `paths`, only these come back and the branch stays where it is; what they replace,
         when it was not committed, is one step back in the reflog.
         """
         may_be(SEVERAL, only=[] if isinstance(only, str) else only)
-        if only is not None and ({only} if isinstance(only, str) else set(only)) != {"files"}:
-            raise Invalid("nothing_to_restore", "a workspace holds files only: use only={'files'}")
+        parts = MACHINE if only is None else {only} if isinstance(only, str) else set(only)
+        if not parts or not parts <= MACHINE:
+            what = "a workspace holds files and processes only: use only={'files'}"
+            raise Invalid("nothing_to_restore", what)
         chosen = [paths] if isinstance(paths, str | bytes) else paths
         may_be(SEVERAL, paths=chosen)
         for one in chosen or ():
             must_be(BYTES, **{"one of paths": one})
         with self.moving():
-            return self.go(self.resolve(ref), "restore", chosen)
+            processes = "processes" in parts
+            return self.go(self.resolve(ref), "restore", chosen, processes=processes)
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
@@ -245,7 +250,14 @@ class Workspace(Alive):
         """Within `moving`: commit what is not committed; returns the head."""
         return from_hex(self._record(self._machine.freeze(), message).oid)
 
-    def go(self, target: Oid, verb: str, paths: Sequence[str | bytes] | None = None) -> Report:
+    def go(
+        self,
+        target: Oid,
+        verb: str,
+        paths: Sequence[str | bytes] | None = None,
+        *,
+        processes: bool = True,
+    ) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
         if paths is not None:
             return self._go_some(target, verb, [os.fsencode(path) for path in paths])
@@ -253,7 +265,7 @@ class Workspace(Alive):
         if target == safety:
             return Report()
         reach("restore.before-thaw")
-        image = self.image_oid(target)
+        image = self._wanted(target, processes=processes)
         self.company.going(safety)
         with self._undone_to(safety):
             report = self._machine.thaw(image)
@@ -266,10 +278,21 @@ class Workspace(Alive):
         self._machine.settle(image)
         return report
 
-    def bring(self, target: Oid) -> Report:
+    def bring(self, target: Oid, *, processes: bool) -> Report:
         """The files of a commit, to be committed or not: the branch stays where it is."""
         with self.moving():
-            return self._machine.thaw(self.image_oid(target))
+            return self._machine.thaw(self._wanted(target, processes=processes))
+
+    def _wanted(self, target: Oid, *, processes: bool) -> Oid:
+        """The image of a commit; without its `processes`, with those of the head, which run."""
+        oid = self.image_oid(target)
+        if processes or self._head is None:
+            return oid
+        image, here = self.hub.read_image(oid), self.image_at(self._head.oid)
+        if image.processes == here.processes:
+            return oid
+        mixed = msgspec.structs.replace(image, processes=here.processes)
+        return self.hub.objects.put(Kind.IMAGE, encode(mixed))
 
     def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
         """Within `moving`: make the files those of an image and commit them with these parents."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("ref")
 @click.argument("paths", nargs=-1)
-@click.option("--only", metavar="PARTS", help="Parts to bring back, by comma; today: files.")
+@click.option("--only", metavar="PARTS", help="Parts to bring back, by comma: files, processes.")
 @click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
 @which
 def restore(
@@ -72,10 +72,11 @@ def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
 
 def _parts(only: str | None) -> list[str] | None:
     parts = None if only is None else [part.strip() for part in only.split(",")]
-    if parts is not None and set(parts) != {"files"}:
+    if parts is not None and not set(parts) <= {"files", "processes"}:
         raise Invalid(
             "nothing_to_restore",
-            f"--only {only}: a workspace holds files only; write --only files, or leave it out",
+            f"--only {only}: a workspace holds files and processes; write --only files, or leave "
+            "it out",
         )
     return parts
 
