@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unsupported
 from ortet.ids import uuid7
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
@@ -560,10 +560,13 @@ class TestEngines:
         with pytest.raises(Invalid, match="give auto, folder"):
             hub.workspace(work, engine="magic")
 
-    def test_criu_is_not_there_yet(self, hub: Hub, work: Path) -> None:
-        with pytest.raises(OrtetError, match="overlay") as caught:
+    def test_without_criu_its_engine_is_refused_and_not_remembered(
+        self, hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ortet.machine.criu.find_criu", lambda _: "")
+        with pytest.raises(Unsupported, match="engine='overlay'") as caught:
             hub.workspace(work, engine="criu")
-        assert caught.value.kind == "engine_missing"
+        assert caught.value.kind == "engine_unusable"
         assert list(hub.registry.all()) == []
 
     @pytest.mark.parametrize("engine", ["overlay", "criu"])

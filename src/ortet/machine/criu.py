@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ortet.errors import Unsupported
 from ortet.graph.records import Image
 from ortet.graph.tree import Trees
 from ortet.ids import Clock
@@ -86,7 +85,9 @@ class CriuEngine(OverlayEngine):
     def _normal(self, spec: Spec) -> Spec:
         for one in probe_criu(self._program):
             if not one.ok:
-                raise Unsupported("no_criu", f"{one.name}: {one.detail}: {one.fix}")
+                raise Unsupported(
+                    "no_criu", f"engine 'criu' cannot be used: {one.detail}: {one.fix}"
+                )
         return super()._normal(replace(spec, scope="host"))
 
 

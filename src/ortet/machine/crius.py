@@ -15,12 +15,14 @@ OLDEST = (4, 2)
 """Before it CRIU cannot dump sockets on kernels from 6.16 on."""
 
 _OURS = "/usr/local/lib/ortet/criu/criu"  # where scripts/criu puts it
+_WEAKER = "run as root on a kernel with CONFIG_CHECKPOINT_RESTORE, or use engine='overlay'"
 _FIX = "install CRIU 4.2 or newer (scripts/criu does it on Debian), or use engine='overlay'"
 
 
 def find_criu(given: str = "") -> str:
     """The first that is new enough, else the first there is; "" for none."""
-    found = [path for path in (given, shutil.which("criu") or "", _OURS) if Path(path).is_file()]
+    # ours before the system's: it is there only because that one does not do
+    found = [path for path in (given, _OURS, shutil.which("criu") or "") if Path(path).is_file()]
     good = [path for path in found if version(path) >= OLDEST]
     return [*good, *found, ""][0]
 
@@ -36,22 +38,29 @@ def version(program: str) -> tuple[int, ...]:
     return tuple(map(int, match.group(1).strip(".").split("."))) if match else ()
 
 
+@cache
 def probe_criu(program: str) -> list[Capability]:
-    """What the engine needs beyond overlays."""
-    root = privileged()
-    found = [
-        Capability(
-            "root for CRIU",
-            root,
-            "" if root else "processes can be dumped and restored by root only",
-            "" if root else "run as root, or use engine='overlay': files come back, not processes",
-        )
-    ]
+    """What the engine needs beyond overlays, tried for real."""
+    why, fix = _lacks(program)
+    if why:
+        return [Capability("criu", False, why, fix)]
+    text = ".".join(map(str, version(program)))
+    return [Capability("criu", True, f"running processes are committed too ({program} {text})")]
+
+
+def _lacks(program: str) -> tuple[str, str]:
+    """Why it cannot be used, and what to do; nothing when it can."""
+    if not privileged():
+        return "processes can be dumped and restored by root only", _WEAKER
     known = version(program) if program else ()
-    text = ".".join(map(str, known))
-    if known >= OLDEST:
-        found.append(Capability("CRIU", True, f"{program} {text}"))
-    else:
-        why = f"{program} is {text or 'not runnable'}" if program else "it is not installed"
-        found.append(Capability("CRIU", False, why, _FIX))
-    return found
+    if known < OLDEST:
+        text = ".".join(map(str, known))
+        why = f"{program} is {text or 'not runnable'}" if program else "CRIU is not installed"
+        return why, _FIX
+    done = subprocess.run(
+        [program, "check"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "Error" in line]
+        return f"this kernel does not let it ({'; '.join(lines[-2:])})", _WEAKER
+    return "", ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from ortet.machine.abc import Capability, Engine
 from ortet.machine.client import Zygote
 from ortet.machine.clone import FICLONE
+from ortet.machine.crius import find_criu, probe_criu
 from ortet.machine.mounts import privileged
 from ortet.machine.probe import probe_overlay
 
@@ -28,7 +29,7 @@ SQLITE = (3, 51, 3)
 _INOTIFY = Path("/proc/sys/fs/inotify")
 
 
-def examine(store: Path, engines: Iterable[Engine] = ()) -> list[Capability]:
+def examine(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> list[Capability]:
     """One line for everything ortet can use; `store` need not be there, and is not made."""
     engines = list(engines)
     found = [line for engine in engines for line in engine.probe()]
@@ -40,7 +41,9 @@ def examine(store: Path, engines: Iterable[Engine] = ()) -> list[Capability]:
                 found += probe_overlay(place, zygote)
             finally:
                 zygote.close()
-        found += [_criu(), _reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
+        if "criu" not in {engine.name for engine in engines}:
+            found += probe_criu(find_criu(criu))
+        found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
     return found
 
 
@@ -50,15 +53,6 @@ def _existing(path: Path) -> Path:
     while not path.is_dir():
         path = path.parent
     return path if os.access(path, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _criu() -> Capability:
-    return Capability(
-        "criu",
-        False,
-        "processes and their memory are not captured by this release yet",
-        "use engine='overlay': files of running processes are captured",
-    )
 
 
 def _reflink(place: Path) -> Capability:

@@ -1,0 +1,64 @@
+"""Which CRIU is used, and why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.machine import crius
+from ortet.machine.crius import find_criu, probe_criu, version
+from ortet.machine.mounts import privileged
+
+
+@pytest.fixture(autouse=True)
+def _nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(crius, "_OURS", str(tmp_path / "ours"))
+
+
+def program(path: Path, says: str) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="others are told that it takes root")
+
+
+def test_none_is_said_with_what_to_do() -> None:
+    assert find_criu() == ""
+    (line,) = probe_criu("")
+    assert not line.ok
+    assert "not installed" in line.detail
+    assert "scripts/criu" in line.fix
+
+
+def test_an_old_one_is_named(tmp_path: Path) -> None:
+    old = program(tmp_path / "bin" / "criu", "Version: 3.17.1")
+    assert find_criu() == old
+    (line,) = probe_criu(old)
+    assert not line.ok
+    assert "3.17.1" in line.detail
+
+
+def test_a_new_enough_one_goes_before_an_old_one(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "criu", "Version: 3.17.1")
+    ours = program(tmp_path / "ours", "Version: 4.2.1")
+    assert find_criu() == ours
+    assert version(ours) == (4, 2, 1)
+    assert all(line.ok for line in probe_criu(ours))
+
+
+def test_the_one_that_is_given_goes_first(tmp_path: Path) -> None:
+    program(tmp_path / "ours", "Version: 4.2.1")
+    given = program(tmp_path / "given", "Version: 4.3")
+    assert find_criu(given) == given
+
+
+def test_one_that_does_not_run(tmp_path: Path) -> None:
+    broken = tmp_path / "ours"
+    broken.write_text("")
+    assert version(str(broken)) == ()
+    assert "not runnable" in probe_criu(str(broken))[0].detail
