@@ -16,6 +16,7 @@ class Counts(msgspec.Struct, frozen=True):
     events: int  # of the session that is forked and opened
     forks: int
     swarm: int
+    attempts: int  # of a swarm that does nothing
     opens: int
     starts: int  # of a process
     steps: int
@@ -29,6 +30,7 @@ FULL = Counts(
     events=10_000,
     forks=300,
     swarm=1000,
+    attempts=64,
     opens=40,
     starts=15,
     steps=1000,
@@ -41,6 +43,7 @@ QUICK = Counts(
     events=300,
     forks=10,
     swarm=20,
+    attempts=2,
     opens=3,
     starts=1,
     steps=20,

@@ -88,6 +88,13 @@ ROWS = (
         times("mind-fork", 1.5, peer="bare"),
     ),
     Row("mind-swarm", "fork(1000), mind only", "s", "< 1", within("mind-swarm", 1)),
+    Row(
+        "swarm-task",
+        "a swarm of 64 trivial tasks from one commit: each, beyond its own work",
+        "ms",
+        "≤ 20",
+        within("swarm-task", 20, system="ortet, a function"),
+    ),
     Row("mind-bytes", "each fork on disk", "bytes", "< 4096", within("mind-bytes", 4096)),
     Row(
         "mind-open",

@@ -33,6 +33,7 @@ def all_rows(plan: Plan) -> Iterator[Sample]:
         (("group",), _group),
         (("turn", "turn-half", "turn-flat", "turn-size", "turn-size-half", "turn-trim"), _turns),
         (("mind-fork", "mind-swarm", "mind-bytes"), _fork),
+        (("swarm-task",), _swarm),
         (("mind-open",), _open),
         (("step", "step-size"), _steps),
     ):
@@ -202,6 +203,32 @@ def _fork(plan: Plan) -> Iterator[Sample]:
     yield Sample("mind-bytes", "ortet, made", [(made - before) / count])
     note = "with an event and a changed row each"
     yield Sample("mind-bytes", "ortet, and paused", [(paused - closed) / count], note)
+
+
+def trivial(session: Any, i: int) -> int:
+    """An attempt that has nothing to do."""
+    del session
+    return i
+
+
+def _swarm(plan: Plan) -> Iterator[Sample]:
+    """Attempts from one commit, two at a time, from the call until the best is adopted and the rest
+    is gone; without what the task itself takes, which for a function is nothing."""
+    count, work = plan.counts.attempts, plan.place / "swarm"
+    work.mkdir()
+    (work / "file").write_text("golden")
+    with ortet.open(plan.place / "swarm-store") as hub:
+        mind = hub.session("mind")
+        mind.commit("golden")
+        spent = milliseconds(partial(mind.swarm, trivial, n=count, parallel=2))
+        yield Sample("swarm-task", "ortet, a function", [spent / count], f"{count} attempts")
+        machine = hub.session("machine", workspace=work)
+        machine.commit("golden")
+        (fork,) = machine.fork(1)
+        own = min(milliseconds(partial(fork.run, ["true"])) for _ in range(5))
+        spent = milliseconds(partial(machine.swarm, ["true"], n=count, parallel=2))
+        system, note = "ortet, a command in a machine", f"its own work takes {own:.1f} ms"
+        yield Sample("swarm-task", system, [spent / count - own], note)
 
 
 def _settled_size(store: Path) -> int:

@@ -77,6 +77,12 @@ def test_files_are_tried_apart_and_adopted(hub: Hub, files: Session, work: Path)
     hub.verify()
 
 
+def test_of_a_directory_that_was_never_looked_at(hub: Hub, work: Path) -> None:
+    session = hub.session("new", workspace=work)
+    result = session.swarm("echo $ORTET_ATTEMPT | tee found", n=2)
+    assert (states(result), (work / "found").read_text()) == (["done"] * 2, "1\n")
+
+
 def test_commands_are_tasks_and_scores(files: Session, work: Path) -> None:
     task = "echo $ORTET_SESSION > who; expr $ORTET_ATTEMPT % 3 > score; cat who"
     result = files.swarm(task, n=4, score=["cat", "score"])

@@ -87,7 +87,7 @@ class LocalSwarms:
             raise Invalid(
                 "bad_task", f"the task of swarm {plan.name!r} is a function: give it again"
             )
-        return Crew(self._opener, plan.task, plan.score, lends=_lends(session))
+        return Crew(self._opener, plan.task, plan.score, lends=_lends(session, plan))
 
     def _begin(
         self, session: Session, plan: Plan, wish: Wish, lease: Lease, crew: Crew
@@ -265,13 +265,13 @@ def _with_commands(plan: Plan, row: SwarmRow) -> Plan:
     return replace(plan, terms=row.terms, task=task, score=score)
 
 
-def _lends(session: Session) -> bool:
+def _lends(session: Session, plan: Plan) -> bool:
     """Whether attempts run in machines of the overlay engine, whose helper can be shared."""
-    hub, row = session.hub, session.row
-    if not row.has_files:
-        return False
-    known = hub.registry.need(row.branch)
-    return (known.forks or hub._parts.strongest()) == "overlay"
+    hub, files = session.hub, session._workspace()
+    if files is not None:
+        return (files.row.forks or hub._parts.strongest()) == "overlay"
+    works = [work for work in (plan.task, plan.score) if work is not None and work.command]
+    return bool(works) and hub.how(session.row.engine, "private")[1] == "overlay"
 
 
 def _check_names(session: Session, name: str, n: int) -> None:
