@@ -17,6 +17,7 @@ from ortet.journal.mind import Mind
 from ortet.journal.things import Fact
 from ortet.journal.union import Contradiction, union
 from ortet.session.joining import Merged, journal_of
+from ortet.session.lifecycle import PAUSED
 from ortet.session.session import Session
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 Told = Callable[[list[Fact], list[Contradiction]], RowChange]
 """What is to be written with facts that were learned."""
+
+
+def pause_with(session: Session, row: RowChange) -> None:
+    """Let go of a session whose last commit is made, and say so, in one transaction."""
+    try:
+        session._budget.settle()
+        session.turn_to(PAUSED, "", rows=[row])
+    finally:
+        session.let_go()
 
 
 def adopt_with(session: Session, commit: Oid, row: RowChange) -> None:

@@ -19,6 +19,7 @@ from ortet.errors import Conflict, OrtetError, Refused
 from ortet.ids import Oid
 from ortet.session.budget import reserved
 from ortet.session.forking import Named, fork_named
+from ortet.session.gathering import pause_with
 from ortet.session.lifecycle import SessionRow
 from ortet.swarm.book import AttemptRow, Book, Fork
 
@@ -80,10 +81,12 @@ def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
     if session is not None:
         head = hub.catalog.head(f"branch:{session.row.branch}")
         row = replace(row, commit=head.oid.hex() if head else job.point)
-        session.profile = replace(session.profile, environment="asked")  # nobody goes on here
-        session.pause()  # before it is told, so that whoever is told finds it free
+    row = replace(row, seconds=time.monotonic() - began)
     with suppress(Conflict):
-        book.record(replace(row, seconds=time.monotonic() - began))
+        if session is None or session.holding.ended:
+            book.record(row)
+        else:
+            pause_with(session, book.changed(row))
 
 
 def _fork(hub: Hub, book: Book, row: AttemptRow, job: Job) -> tuple[Session, AttemptRow]:
