@@ -102,6 +102,7 @@ class Drive:
                 self._fill(staff, todo)
                 if not self._live:
                     break
+                self._drop_loser()
                 self._await(staff)
                 if self._is_enough():
                     self._leave(todo)
@@ -188,7 +189,6 @@ class Drive:
         self._rows[i] = row
         reach("swarm.recorded")
         self._plan.progress(self.result)
-        self._drop_losers()
 
     def _cause(self, why: str, code: int) -> dict[str, Any]:
         if why == "stopped":
@@ -204,8 +204,8 @@ class Drive:
         found = self.result
         return stop is not None and found.best is not None and bool(stop(found))
 
-    def _drop_losers(self) -> None:
-        """Whoever cannot be among the best any more makes room at once."""
+    def _drop_loser(self) -> None:
+        """One that cannot be among the best any more makes room, while others work."""
         terms = self._row.terms
         if terms.losers != "drop" or terms.keep.most < 0:
             return
@@ -215,6 +215,7 @@ class Drive:
                 self._gone.add(row.i)
                 for fork in row.forks:
                     drop_fork(self._hub, fork.id, fork.branch)
+                return
 
     def _leave(self, todo: deque[int]) -> None:
         """What was not begun is not begun."""
