@@ -14,6 +14,7 @@ from ortet.ids import Oid
 
 if TYPE_CHECKING:
     from ortet.machine.jobs import Job, JobInfo, Process
+    from ortet.machine.seat import Seat
 
 Command = str | Sequence[str]
 """A str goes to sh -c, a list is executed."""
@@ -118,6 +119,14 @@ class Machine(ABC):
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         """Open copies of this machine as of the last settled image, one a spec; all or none."""
+
+    def seat(self) -> Seat:
+        """Where Python kernels of this machine live."""
+        raise Unsupported(
+            "no_kernel",
+            f"a machine of engine {self.engine!r} has no Python kernels: use engine='overlay', or "
+            "spawn() an interpreter",
+        )
 
     # programs that go on: what an engine without them refuses, in these words
 

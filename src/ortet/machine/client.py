@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -129,6 +130,7 @@ class Supervised:
         self._pidfd = -1
         self._ready = False
         self._awaited = False
+        self._turn = threading.Lock()  # interpreters are used by several threads
 
     def ready(self) -> None:
         """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
@@ -152,8 +154,9 @@ class Supervised:
     ) -> tuple[dict[str, Any], list[int]]:
         """One request, one reply."""
         try:
-            wire.send(self._sock, message, fds)
-            return wire.receive(self._sock)
+            with self._turn:
+                wire.send(self._sock, message, fds)
+                return wire.receive(self._sock)
         except (wire.Closed, OSError) as error:
             raise _gone() from error
 

@@ -34,6 +34,7 @@ from ortet.machine.memoryrestore import read_processes, restore_to
 from ortet.machine.overlaybody import Fork
 from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.scratch import Scratch, give_back
+from ortet.machine.seat import Seat
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -221,6 +222,10 @@ class CriuMachine(OverlayMachine):
 
     def ps(self) -> list[Process]:
         return self.indoors.ps()
+
+    def seat(self) -> Seat:
+        """A kernel's connection to its hub is one that CRIU could not carry."""
+        return Machine.seat(self)
 
     def expose(self, port: int, at: int = 0) -> int:
         return self._doors.open(self._guard.pid, port, at)

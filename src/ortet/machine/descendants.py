@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 MARK = "ORTET_RUN"
@@ -22,36 +22,37 @@ class _Process(NamedTuple):
     session: int
 
 
-def kill_run(mark: str, leader: int) -> None:
+def kill_run(mark: str, leader: int, spare: Collection[int] = ()) -> None:
     """Kill the command `leader`, not yet reaped so that the pid is its own, and all descendants.
 
     A descendant is in the leader's session, carries `mark` in its environment, or has a descendant
-    as parent. All are stopped before any is killed, so that none can fork away in between.
+    as parent. All are stopped before any is killed, so that none can fork away in between. Those
+    to `spare`, and what only they started, live on.
     """
-    for _ in kill_rounds(mark, leader):
+    for _ in kill_rounds(mark, leader, spare):
         time.sleep(0.001)  # dying takes a moment, and the processor
 
 
-def kill_rounds(mark: str, leader: int) -> Iterator[None]:
+def kill_rounds(mark: str, leader: int, spare: Collection[int] = ()) -> Iterator[None]:
     """As kill_run, for who has other things to do: yields where that one sleeps a millisecond."""
     if not os.path.isdir("/proc/self"):
         _signal_group(leader)
         return
     deadline = time.monotonic() + GIVE_UP
     immortal: set[int] = set()
-    while (members := find_run(mark, leader) - immortal) and time.monotonic() < deadline:
+    while (members := find_run(mark, leader, spare) - immortal) and time.monotonic() < deadline:
         stopped: set[int] = set()
         while fresh := members - stopped:
             immortal |= {pid for pid in fresh if not _send(pid, signal.SIGSTOP)}
             stopped |= fresh
-            members = find_run(mark, leader)
+            members = find_run(mark, leader, spare)
         immortal |= {pid for pid in members if not _send(pid, signal.SIGKILL)}
         yield
 
 
-def find_run(mark: str, leader: int) -> set[int]:
+def find_run(mark: str, leader: int, spare: Collection[int] = ()) -> set[int]:
     """The living processes of a run; zombies do not count."""
-    alive = list(_processes())
+    alive = [process for process in _processes() if process.pid not in spare]
     token = mark.encode()
     members = {p.pid for p in alive if leader in (p.session, p.pid)}
     members |= {p.pid for p in alive if p.pid not in members and _carries(p.pid, token)}

@@ -36,6 +36,7 @@ from ortet.store.abc import Kind, Objects
 
 # What a commit does not need is imported where it is used: a command is a new process each time.
 if TYPE_CHECKING:
+    from ortet.machine.seat import Seat
     from ortet.machine.watch import Watch
 
 _TREE = "tree"
@@ -164,6 +165,11 @@ class FolderMachine(Machine):
         self._unsettled = False  # the index rests on objects that no commit holds yet
         self._unsaved = 0
         self._saved = (home / _INDEX).exists()
+
+    def seat(self) -> Seat:
+        from ortet.machine.seat import HostSeat
+
+        return HostSeat(self.engine, self.path)
 
     @property
     def losses(self) -> list[Loss]:

@@ -15,7 +15,7 @@ from ortet.graph.records import Image, System
 from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Loss, Spec
-from ortet.machine.bases import Bases
+from ortet.machine.bases import Bases, Stack
 from ortet.machine.client import Zygote
 from ortet.machine.ctimes import granularity
 from ortet.machine.home import Home, Standing
@@ -60,13 +60,17 @@ class Ground:
 
     def options(self, standing: Standing) -> str:
         """The workspace's overlay."""
+        number = standing.upper
+        return self.options_of(standing.stack, f"upper-{number}", f"work-{number}")
+
+    def options_of(self, stack: Stack, upper: str, work: str) -> str:
+        """An overlay of these layers and directories of a home."""
         extra = ["xino=off", "volatile"]
         extra += ["userxattr"] if self.user else ["redirect_dir=on", "metacopy=on", "index=off"]
-        number = standing.upper
         return overlay_options(
-            [f"{_BASES}/{name}" for name in standing.stack.layers],
-            f"{_HOME}/upper-{number}",
-            f"{_HOME}/work-{number}",
+            [f"{_BASES}/{name}" for name in stack.layers],
+            f"{_HOME}/{upper}",
+            f"{_HOME}/{work}",
             extra=extra,
         )
 

@@ -18,6 +18,7 @@ from ortet.machine.abc import Loss
 from ortet.machine.bases import Bases, Stack
 from ortet.machine.delta import carried, write
 from ortet.machine.dirs import directory, remove
+from ortet.machine.system import layer_of
 from ortet.store.abc import Objects
 
 CARRY_FILES = 2000
@@ -26,6 +27,8 @@ CARRY_BYTES = 64 << 20
 
 _INNER = ("upper", "work")
 _OUTER = ("host", "hostwork")
+_BRANCH = "branch"
+_BRANCHES = (_BRANCH, f"{_BRANCH}work", f"{_BRANCH}stack")
 _RECORD = "machine"
 _LOCK = "lock"
 
@@ -100,6 +103,9 @@ class Home:
 
     def fresh(self, number: int, stack: Stack, bases: Bases) -> list[Loss]:
         """A new upper directory for this stack; what it could not be given."""
+        return self._fill(self.upper(number).name, stack, bases)
+
+    def _fill(self, name: str, stack: Stack, bases: Bases) -> list[Loss]:
         side = bases.side(stack.image)
         items, groups = carried(self._trees, side)
         losses = []
@@ -107,8 +113,44 @@ class Home:
             why = "there are too many hardlinks: a write through one name is not seen by the others"
             losses.append(Loss("", "hardlink", why))
             items, groups = items[:1], []
-        place = self.empty(self.upper(number).name)
+        place = self.empty(name)
         return losses + write(self._objects, place, items, groups)
+
+    # branches: the files of kernels that forked, as long as they live
+
+    def branch(self, number: int, stack: Stack, bases: Bases) -> tuple[str, str]:
+        """An upper and a work directory for a fork of a kernel; their names."""
+        upper, work = f"{_BRANCH}-{number}", f"{_BRANCH}work-{number}"
+        self._fill(upper, stack, bases)
+        self.empty(work)
+        (self.place / f"{_BRANCH}stack-{number}").write_bytes(encode(stack))
+        return upper, work
+
+    def take_branch(self, number: int, upper: int) -> None:
+        """Make its upper directory one of the machine's."""
+        self._remove(self.upper(upper).name)
+        (self.place / f"{_BRANCH}-{number}").rename(self.upper(upper))
+
+    def drop_branch(self, number: int | None = None) -> None:
+        """One, or all that a killed process left."""
+        for name in os.listdir(self.place):
+            kind, _, which = name.partition("-")
+            if kind in _BRANCHES and (number is None or which == str(number)):
+                with suppress(OSError):
+                    self._remove(name)
+
+    def layers(self) -> set[str]:
+        """All layers that this machine and its branches rest on."""
+        found: set[str] = set()
+        standing = self.read()
+        if standing is not None:
+            found.update(standing.stack.layers)
+            if standing.system is not None:
+                found.update(map(layer_of, standing.system.layers))
+            for path in self.place.glob(f"{_BRANCH}stack-*"):
+                with suppress(FileNotFoundError, Corrupt):
+                    found.update(decode(Stack, path.read_bytes()).layers)
+        return found
 
     def recover(self, standing: Standing, bases: Bases, machine: str) -> Standing:
         """The standing after a process was killed while it changed it."""
@@ -128,6 +170,7 @@ class Home:
                     "workspace and make it again from its branch",
                 )
         self.tidy(standing)
+        self.drop_branch()
         return standing
 
     def outer(self, standing: Standing, at: str) -> str:

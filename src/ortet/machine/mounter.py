@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 else:
     import mounts
 
+_NAMESPACE = "/proc/self/ns/mnt"
+
 
 RESTORED = frozenset(("proc", "devpts", "sysfs"))
 """Kinds of mounts that CRIU makes by itself."""
@@ -63,6 +65,37 @@ class Mounter:
                 raise
             return False
         return True
+
+    def swap(self, options: str) -> None:
+        """Other layers at once: who has files of the old ones open keeps those."""
+        self._kernel.unmount(self.place, lazy=True)
+        self._mount(self.place, options)
+
+    def branch(self, options: str) -> tuple[int, int]:
+        """A copy of this view with other layers: its root directory and its namespace, both open.
+
+        The mounts last as long as somebody holds the namespace. Whoever makes that directory its
+        root sees the copy, and needs no right to mount for it.
+        """
+        home = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+        opened: list[int] = []
+        try:
+            os.fchdir(self._here)  # which the copy of a namespace takes along
+            self._kernel.unshare(mounts.CLONE_NEWNS)
+            try:
+                self._kernel.unmount(self.place, lazy=True)
+                self._kernel.mount("ortet", self.place, "overlay", 0, options)
+                opened.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+                opened.append(os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC))
+            finally:
+                self._kernel.setns(home)
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        finally:
+            os.close(home)
+        return opened[0], opened[1]
 
     def _step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
         kernel = self._kernel

@@ -5,11 +5,12 @@ Standard library only: the zygote loads this file by itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -26,10 +27,16 @@ MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
+CAP_SYS_CHROOT = 18
 CAP_SYS_ADMIN = 21
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
+
+_PR_CAP_AMBIENT = 47
+_AMBIENT_RAISE = 2
+_AMBIENT_CLEAR = 4
+_CAPABILITY_VERSION = 0x20080522
 
 _MNT_DETACH = 0x2
 _AT_FDCWD = -100
@@ -76,10 +83,32 @@ class Kernel:
         self._check(pid, f"clone {flags:#x}")
         return pid
 
-    def prctl(self, option: int, value: int) -> None:
+    def setns(self, namespace: int) -> None:
+        """Go to a mount namespace that is open; root and working directory are its root then."""
+        self._check(self._libc.setns(namespace, CLONE_NEWNS), "setns")
+
+    def prctl(self, option: int, value: int, more: int = 0) -> None:
         zero = ctypes.c_ulong(0)
-        result = self._libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero)
+        result = self._libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(more), zero, zero)
         self._check(result, f"prctl {option}")
+
+    @contextlib.contextmanager
+    def granting(self, capability: int | None) -> Iterator[None]:
+        """What is executed within keeps this right of ours, also where it is no user 0."""
+        if capability is None:
+            yield
+            return
+        head = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION, 0))
+        sets = ctypes.create_string_buffer(24)
+        self._check(self._libc.capget(head, sets), "capget")
+        words = list(struct.unpack("6I", sets.raw))
+        words[2 + 3 * (capability // 32)] |= 1 << capability % 32  # may be inherited
+        self._check(self._libc.capset(head, struct.pack("6I", *words)), "capset")
+        self.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, capability)
+        try:
+            yield
+        finally:
+            self.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR)
 
     def mount(self, source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
         result = self._libc.mount(

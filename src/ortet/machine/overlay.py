@@ -27,7 +27,6 @@ from ortet.machine.home import Home, Standing
 from ortet.machine.mounts import privileged
 from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.probe import probe_overlay
-from ortet.machine.system import layer_of
 from ortet.store.abc import Objects
 
 
@@ -201,9 +200,5 @@ class OverlayEngine(Engine):
             home for parent in self._homes if parent.is_dir() for home in parent.iterdir()
         ):
             with suppress(Corrupt, NotADirectoryError):
-                standing = Home(self._ground.objects, self._ground.trees, home).read()
-                if standing is not None:
-                    names.update(standing.stack.layers)
-                    if standing.system is not None:
-                        names.update(map(layer_of, standing.system.layers))
+                names |= Home(self._ground.objects, self._ground.trees, home).layers()
         return names

@@ -100,6 +100,7 @@ class Body(Machine):
             self._running.close()
             with suppress(OSError):
                 self._home.tidy(self._standing)
+                self._home.drop_branch()
         with suppress(OSError):
             (self._home.place / _VIEW).unlink()
         self._home.close()

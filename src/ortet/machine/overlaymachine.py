@@ -18,10 +18,10 @@ from ortet.machine.client import spawn
 from ortet.machine.command import argv_of, attend, check_directory, environment, not_started
 from ortet.machine.folder import inside
 from ortet.machine.home import Standing
-from ortet.machine.overlaybody import Body
+from ortet.machine.overlaybranches import Branching
 
 
-class OverlayMachine(Body):
+class OverlayMachine(Branching):
     """A machine whose workspace is a stack of shared layers below a directory of its own."""
 
     engine = "overlay"

@@ -5,6 +5,7 @@ Standard library only: the pid 1 of a machine loads this file by itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,12 +62,54 @@ def marks(pid: int) -> list[str]:
 def mapped(below: str) -> list[str]:
     """Files below a directory that some process may be storing into through memory."""
     paths: set[str] = set()
-    for one in living():
+    for one in _at_home():
         for line in read(f"/proc/{one.pid}/maps").splitlines():
             fields = line.split(None, 5)
             if len(fields) == 6 and fields[1][1:4:2] == b"ws":
                 paths.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
     return [path[len(below) :] for path in paths if path.startswith(below)]
+
+
+def holders(place: str, but: list[int]) -> list[str]:
+    """Which other processes are in a directory, or have something below it open."""
+    names = []
+    mapping = b" " + os.fsencode(place) + b"/"
+    for one in _at_home():
+        if one.pid in but:
+            continue
+        links = [f"/proc/{one.pid}/cwd"]
+        with contextlib.suppress(OSError):
+            links += [f"/proc/{one.pid}/fd/{name}" for name in os.listdir(f"/proc/{one.pid}/fd")]
+        if mapping in read(f"/proc/{one.pid}/maps") or any(_leads(link, place) for link in links):
+            names.append(f"{one.name} (pid {one.pid})")
+    return names
+
+
+def _at_home() -> list[Found]:
+    """All but forks of kernels, and what those started: the same paths lead them elsewhere."""
+    here = _mount("/")
+    return [one for one in living() if _mount(f"/proc/{one.pid}/root") in (here, b"")]
+
+
+def _mount(path: str) -> bytes:
+    """The id of the mount a directory is on."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        lines = read(f"/proc/self/fdinfo/{fd}").splitlines()
+        return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
+    finally:
+        os.close(fd)
+
+
+def _leads(link: str, place: str) -> bool:
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return target == place or target.startswith(place + "/")
 
 
 def read(path: str) -> bytes:

@@ -96,11 +96,31 @@ class Supervisor:
             return {"done": not self._busy() and self._mounter.unmount()}
         if what == "mount":
             return self._mount(request["options"])
+        if what in ("swap", "branch", "root"):
+            return self._copy(what, request.get("options", ""), passed)
+        if what == "holders":
+            return {"held": processes.holders(self._mounter.place, request["but"])}
+        if what == "end":
+            descendants.kill_run(request["mark"], request["pid"], request["spare"])
+            return {}
         return {"busy": self._busy(), "mapped": processes.mapped(self._mounter.place + "/")}
 
     def _mount(self, options: str) -> dict[str, Any]:
         try:
             self._mounter.mount(options)
+        except OSError as error:
+            return {"error": str(error)}
+        return {}
+
+    def _copy(self, what: str, options: str, passed: list[int]) -> dict[str, Any]:
+        """For interpreters that fork: layers of their own, see Mounter."""
+        try:
+            if what == "swap":
+                self._mounter.swap(options)
+            elif what == "branch":
+                passed += self._mounter.branch(options)
+            else:
+                passed.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             return {"error": str(error)}
         return {}
@@ -111,7 +131,8 @@ class Supervisor:
         before = {one.born for one in processes.living()} if self._busy() else set()
         try:
             os.chdir(request["cwd"])
-            pid = spawning.spawn(request["argv"], request["env"], spawning.onto(fds))
+            with self._kernel.granting(request.get("right")):
+                pid = spawning.spawn(request["argv"], request["env"], spawning.onto(fds))
         except OSError as error:
             return {"errno": error.errno, "error": error.strerror}
         except ValueError as error:  # a NUL byte, a name with "="

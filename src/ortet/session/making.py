@@ -139,8 +139,22 @@ class Making(Outside):
 
         The same name again is the next version. Made within an action, it remembers which one.
         """
-        self._touch()
         check_text(kind=kind, media=media, link=link, why=why)
+        made, kept = self._made(name, kind=kind, data=data, media=media, link=link, why=why)
+        self._keep_pace("artifact", made)
+        return kept
+
+    def _made(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        kind: str,
+        data: bytes | str | None,
+        media: str = "",
+        link: str = "",
+        why: str = "",
+    ) -> tuple[dict[str, Any], Artifact]:
+        self._touch()
         text = artifacts.check_name(name)
         with self._hub.writing():  # until the event is there, a sweep must not take it
             content = Content("", 0)
@@ -165,9 +179,7 @@ class Making(Outside):
                 }
                 # durable at once: only what is in the catalog keeps its content from a sweep
                 self._ledger.add(Draft("artifact", made, self._hub.author, content.refs), now=True)
-                kept = artifacts.find(self._mind.artifacts, text, None)
-        self._keep_pace("artifact", made)
-        return kept
+                return made, artifacts.find(self._mind.artifacts, text, None)
 
     def orphans(self) -> Orphans:
         """Artifacts whose content is lost, and files that no event accounts for."""

@@ -113,9 +113,14 @@ class Moving(Surrounded):
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole="files" in parts)
+        if target != safety and "mind" in parts:
+            self._leave_behind(verb)
         deeds = self._deeds.since(self.line.base.seq)
         around = self._since_restore(mind="mind" in parts)
         return Restored(to_hex(target), report, deeds, staying(self, deeds), around)
+
+    def _leave_behind(self, verb: str) -> None:
+        """What belongs to the state that it was in, and to no other."""
 
     def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
         with self._hub.writing():

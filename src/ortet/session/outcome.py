@@ -65,8 +65,8 @@ def recorded(result: Result) -> dict[str, Any]:
     """What is recorded of a command: the ends of a long output."""
     return {
         "exit_code": result.exit_code,
-        "stdout": _ends(result.stdout),
-        "stderr": _ends(result.stderr),
+        "stdout": ends_of(result.stdout),
+        "stderr": ends_of(result.stderr),
     }
 
 
@@ -75,7 +75,7 @@ def recalled(outcome: dict[str, Any]) -> Result:
     return Result(outcome["exit_code"], outcome["stdout"], outcome["stderr"], duration=0.0)
 
 
-def _ends(text: str) -> str:
+def ends_of(text: str) -> str:
     if len(text) <= 2 * _KEPT:
         return text
     return f"{text[:_KEPT]}\n[{len(text) - 2 * _KEPT} characters are not recorded]\n{text[-_KEPT:]}"

@@ -19,13 +19,13 @@ from ortet.session.deeds import Deeds
 from ortet.session.guest import going, is_quiet
 from ortet.session.host import Host
 from ortet.session.inbox import Inbox
+from ortet.session.inside import Inside
 from ortet.session.leases import Holding
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import ACTIVE, CLOSED, PAUSED, ROOM, Roll, SessionRow, check_move
 from ortet.session.outcome import recalled, recorded
 from ortet.session.policies import Pace
 from ortet.session.profiles import Profile
-from ortet.session.tending import Tending
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 
-class Session(Tending):
+class Session(Inside):
     """Opened and leased. Leaving the `with` block pauses it."""
 
     def __init__(

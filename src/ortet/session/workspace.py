@@ -20,12 +20,12 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
-from ortet.session.alive import Alive
 from ortet.session.company import Together
 from ortet.session.guest import going
 from ortet.session.machines import Live
 from ortet.session.outcome import MACHINE
 from ortet.session.registry import WorkspaceRow
+from ortet.session.seated import Seated
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace(Alive):
+class Workspace(Seated):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
     generated = ""  # a directory whose files are written anew at each commit: no conflicts there
@@ -230,6 +230,7 @@ class Workspace(Alive):
         if not self._closed:
             self._closed = True
             self.hub.forget(self)
+            self._end_kernels()
             Live(self._machine, self._turn).close()
 
     # what merging is made of

@@ -1,0 +1,151 @@
+"""Runs pieces of code in one namespace and says what became of them, as plain data.
+
+Standard library only, for old interpreters too: a kernel's guest is given this file's text.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import linecache
+import math
+import sys
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Plain = dict[str, Any]
+
+_LONGEST_REPR = 100_000
+_LONGEST_TRACE = 64_000
+_LARGEST_VALUE = 16 << 20
+_FRAMES = 100
+_DEEPEST = 200
+_CELL = "<cell "
+
+
+class Cells:
+    """The `__main__` module of an interpreter, and what ran in it so far."""
+
+    def __init__(self) -> None:
+        self.module = types.ModuleType("__main__")
+        self.module.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = self.module  # where pickle looks for what cells define
+        self.count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, code: str) -> Plain:
+        """The value of the last expression as `value` where it is plain data, else only `repr`."""
+        self.count += 1
+        name = f"{_CELL}{self.count}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        try:
+            value = self._execute(code, name)
+        except BaseException as error:
+            return {"error": told(error)}
+        if value is None:
+            return {}
+        outcome: Plain = {"repr": shown(value)}
+        try:
+            if _is_plain(value, _DEEPEST) and len(json.dumps(value)) <= _LARGEST_VALUE:
+                outcome["value"] = value
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        return outcome
+
+    def forked(self) -> None:
+        """A loop and its descriptors are the parent's: awaiting begins anew here."""
+        self._loop = None
+
+    def _execute(self, code: str, name: str) -> Any:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        assert isinstance(tree, ast.Module)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        if tree.body:
+            self._evaluate(compile(tree, name, "exec", flags, dont_inherit=True))
+        if last is None:
+            return None
+        assert isinstance(last, ast.Expr)
+        expression = ast.Expression(last.value)
+        return self._evaluate(compile(expression, name, "eval", flags, dont_inherit=True))
+
+    def _evaluate(self, code: types.CodeType) -> Any:
+        result = eval(code, self.module.__dict__)
+        if not code.co_flags & inspect.CO_COROUTINE:
+            return result
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(result)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # interrupted: what it awaits must not go on in the next cell
+                task.cancel()
+                self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+            raise
+
+
+def told(error: BaseException) -> Plain:
+    """An error with the frames below the cell, each with its line of source."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_CELL):
+        trace = trace.tb_next
+    frames: list[tuple[str, int, str, str]] = []
+    for frame in traceback.extract_tb(trace, limit=-_FRAMES) if trace is not None else []:
+        frames.append((frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
+    try:
+        message = str(error)
+    except Exception:
+        message = "<an error whose text cannot be had>"
+    try:
+        lines = traceback.format_exception(type(error), error, trace)
+        text = "".join(lines)
+    except Exception:
+        text = f"{type(error).__name__}: {message}\n"
+    if len(text) > _LONGEST_TRACE:
+        half = _LONGEST_TRACE // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
+    return {
+        "type": type(error).__name__,
+        "message": message[:_LONGEST_REPR],
+        "frames": frames,
+        "text": text,
+    }
+
+
+def shown(value: Any) -> str:
+    """What a value prints, cut where it is long."""
+    try:
+        text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<{type(value).__name__} whose repr failed: {type(error).__name__}>"
+    if len(text) > _LONGEST_REPR:
+        return f"{text[:_LONGEST_REPR]}[... {len(text) - _LONGEST_REPR} characters cut ...]"
+    return text
+
+
+def _is_plain(value: Any, deep: int) -> bool:
+    """JSON, and tuples, which become lists; nothing that only looks like it."""
+    kind = type(value)
+    if kind is str:
+        value.encode()  # a half of a surrogate pair cannot be stored
+        return True
+    if value is None or kind is bool or (kind is float and math.isfinite(value)):
+        return True
+    if kind is int:
+        return bool(value.bit_length() < 1024)
+    if deep and kind in (list, tuple):
+        return all(_is_plain(one, deep - 1) for one in value)
+    if deep and kind is dict:
+        return all(type(k) is str for k in value) and all(
+            _is_plain(one, deep - 1) for pair in value.items() for one in pair
+        )
+    return False

@@ -1,0 +1,268 @@
+"""A Python kernel's own end: an interpreter that runs what it is sent, and forks when told.
+
+Standard library only, for old interpreters too: it is given the text of this file, `kernelcell`,
+`kernelkept` and `wire` on its socket, so nothing of ours need be installed where it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortet.machine import kernelcell, kernelkept, wire
+
+    Message = dict[str, Any]
+    Open = tuple[int, str, int, int]
+    """A descriptor below the workspace: number, path, flags, position."""
+else:
+    import _ortet_kernelcell as kernelcell
+    import _ortet_kernelkept as kernelkept
+    import _ortet_wire as wire
+
+_MARK = "ORTET_RUN"
+_HIGH = 200  # descriptors from here on: out of the way of programs that close the first few
+
+
+class Guest:
+    """Answers one message at a time; forks of it go on in the same loop with another socket."""
+
+    def __init__(self, sock: socket.socket, place: str) -> None:
+        self._sock = _out_of_the_way(sock)
+        self._place = place
+        self._cells = kernelcell.Cells()
+        self._running = False
+        self._children: list[int] = []
+        self._namespace = -1  # kept open, so that the mounts of this fork last
+        self._where: tuple[str, list[Open]] = ("", [])
+        signal.signal(signal.SIGINT, self._interrupted)
+
+    def serve(self) -> None:
+        """Until the hub hangs up."""
+        wire.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
+        while True:
+            try:
+                message, fds = wire.receive(self._sock)
+            except wire.Closed:
+                os._exit(0)
+            self._reap()
+            try:
+                answer = getattr(self, "_do_" + message["do"])(message, fds)
+            except KeyboardInterrupt:  # came too late for what it was meant for
+                answer = {}
+            finally:
+                for fd in fds:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            reply, passed = answer if isinstance(answer, tuple) else (answer, [])
+            wire.send(self._sock, reply, passed)
+            for fd in passed:
+                os.close(fd)
+
+    # running
+
+    def _do_run(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        try:
+            try:
+                self._running = True
+                outcome = self._cells.run(message["code"])
+                _flush()
+            finally:
+                self._running = False
+        except KeyboardInterrupt as error:
+            outcome = {"error": kernelcell.told(error)}
+            _flush()
+        return outcome
+
+    def _interrupted(self, *_: Any) -> None:
+        if self._running:
+            raise KeyboardInterrupt
+
+    # variables
+
+    def _do_save(self, message: Message, fds: list[int]) -> Message:
+        return kernelkept.save(self._cells.module.__dict__, message["names"], fds, message["most"])
+
+    def _do_load(self, message: Message, fds: list[int]) -> Message:
+        return kernelkept.load(self._cells.module.__dict__, message["vars"], fds)
+
+    # forking
+
+    def _do_ready(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        """What stands in the way of a fork, or of other layers below the open files."""
+        alive = [t for t in threading.enumerate() if t is not threading.main_thread()]
+        threads = [t.name for t in alive]
+        opened, stuck = _opened(self._place)
+        cwd = os.getcwd()
+        below = cwd == self._place or cwd.startswith(self._place + "/")
+        self._where = (cwd if below else "", opened)
+        return {"threads": threads, "stuck": stuck}
+
+    def _do_follow(self, message: Message, fds: list[int]) -> Message:
+        """To other layers in the same place; with a descriptor, below another root."""
+        if fds:
+            os.fchdir(fds[0])
+            os.chroot(".")
+            os.chdir("/")
+        if message.get("home") and self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+        return {"lost": self._reopen()}
+
+    def _do_fork(self, message: Message, fds: list[int]) -> Any:
+        _flush()
+        gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads: the hub has asked
+                pid = os.fork()
+        except OSError as error:
+            return {"failed": str(error)}
+        if pid == 0:
+            self._become(message, fds)
+            return {"hello": os.getpid(), "lost": self._reopen()}
+        gc.unfreeze()
+        self._children.append(pid)
+        return {"pid": pid}, [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+
+    def _become(self, message: Message, fds: list[int]) -> None:
+        """In the child: another socket, other files, a run of its own, other random numbers."""
+        os.setsid()
+        self._sock.close()
+        self._sock = _out_of_the_way(socket.socket(fileno=os.dup(fds[0])))
+        for number, fd in ((1, fds[1]), (2, fds[2])):
+            os.dup2(fd, number)
+        if self._namespace >= 0:
+            os.close(self._namespace)
+        self._namespace = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        os.fchdir(fds[3])
+        os.chroot(".")
+        os.chdir("/")
+        os.environ[_MARK] = message["mark"]
+        self._children = []
+        self._cells.forked()
+        _reseed()
+
+    def _reopen(self) -> list[str]:
+        """The working directory and open files, by their paths as `ready` found them."""
+        cwd, opened = self._where
+        lost = []
+        try:
+            os.chdir(cwd or self._place)
+        except OSError:
+            os.chdir(self._place)
+        for fd, path, flags, at in opened:
+            try:
+                fresh = os.open(path, flags | os.O_CLOEXEC)
+            except OSError as error:
+                lost.append(f"{path}: {error.strerror}")
+                continue
+            if at >= 0:
+                os.lseek(fresh, at, os.SEEK_SET)
+            os.dup2(fresh, fd, os.get_inheritable(fd))
+            os.close(fresh)
+        return lost
+
+    def _reap(self) -> None:
+        """Forks that have ended; what a cell started is the cell's to wait for."""
+        for pid in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._children.remove(pid)
+
+
+def _opened(place: str) -> tuple[list[Open], list[str]]:
+    """Files and directories below a place that this process has open, and those that it cannot
+    open again: their names are gone, or they are written through memory."""
+    opened: list[Open] = []
+    stuck: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        try:
+            path, now = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
+        except OSError:  # the one that listed them
+            continue
+        if path != place and not path.startswith(place + "/"):
+            continue
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+        if path.endswith(" (deleted)"):
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                stuck.append(path)
+        elif stat.S_ISREG(now.st_mode):
+            opened.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+        elif stat.S_ISDIR(now.st_mode):
+            opened.append((fd, path, flags, -1))
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps:
+            fields = line.rstrip(b"\n").split(None, 5)
+            if len(fields) == 6 and fields[1][1:4:2] == b"ws":
+                path = os.fsdecode(fields[5])
+                if path.startswith(place + "/"):
+                    stuck.append(path + " (mapped)")
+    return opened, stuck
+
+
+def _reseed() -> None:
+    """Sources of random numbers that forks would share; what a cell seeded itself stays so."""
+    loaded = sys.modules
+    for name, verb in (("random", "seed"), ("numpy.random", "seed"), ("torch", "seed")):
+        with contextlib.suppress(Exception):
+            if name in loaded:
+                getattr(loaded[name], verb)()
+    with contextlib.suppress(Exception):
+        if "ssl" in loaded:
+            loaded["ssl"].RAND_add(os.urandom(32), 32.0)
+    with contextlib.suppress(Exception):
+        if "uuid" in loaded:
+            loaded["uuid"]._last_timestamp = None  # type: ignore[attr-defined]
+
+
+def _out_of_the_way(sock: socket.socket) -> socket.socket:
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _end_with(sock: socket.socket) -> None:
+    """On the host itself nothing else ends a cell whose hub is gone."""
+
+    def look(*_: Any) -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLHUP)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            os._exit(1)
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def main(sock: socket.socket, place: str, *, alone: bool) -> None:
+    """Never returns."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.reconfigure(  # type: ignore[union-attr]
+                encoding="utf-8", errors="surrogateescape", line_buffering=True
+            )
+    guest = Guest(sock, place)
+    if alone:
+        _end_with(guest._sock)
+    with contextlib.suppress(wire.Closed):
+        guest.serve()
+    os._exit(0)

@@ -1,0 +1,102 @@
+"""Variables that outlive an interpreter: pickled one by one, and told apart when they cannot be.
+
+Standard library only, for old interpreters too: a kernel's guest is given this file's text. Only
+there is anything unpickled; the hub passes the bytes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Plain = dict[str, Any]
+
+_PROTOCOL = 5
+
+
+class _TooLarge(Exception):
+    """More than was allowed for."""
+
+
+class _Bounded(io.BytesIO):
+    most = 0
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self.most:
+            raise _TooLarge
+        return super().write(data)
+
+
+class _ByValue(pickle.Pickler):
+    """Refuses what would be stored as the name of something that only this interpreter has."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        own = isinstance(obj, (type, types.FunctionType))
+        if own and getattr(obj, "__module__", None) == "__main__":
+            raise pickle.PicklingError(
+                f"{obj.__qualname__} is defined in a cell: define it in a module, or install "
+                "cloudpickle where the kernel runs"
+            )
+        return NotImplemented
+
+
+def save(namespace: Plain, names: list[str], fds: list[int], most: int) -> Plain:
+    """Write the pickles one after another; which they are and how long, and what is missing."""
+    kept: list[Plain] = []
+    lost: list[Plain] = []
+    for name in names:
+        if name not in namespace:
+            lost.append({"name": name, "type": "", "why": "there is no such variable"})
+            continue
+        value = namespace[name]
+        one = {"name": name, "type": type(value).__name__}
+        try:
+            data = _pickled(value, most)
+        except _TooLarge:
+            lost.append({**one, "why": f"it and those before it take more than {most} bytes"})
+            continue
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            why = str(error)[:500] or type(error).__name__
+            lost.append({**one, "why": why})
+            continue
+        most -= len(data)
+        if fds:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fds[0], view) :]
+        kept.append({**one, "size": len(data)})
+    return {"kept": kept, "lost": lost}
+
+
+def load(namespace: Plain, variables: list[Plain], fds: list[int]) -> Plain:
+    """The reverse; what could not be made again is missing, and told."""
+    lost: list[Plain] = []
+    with os.fdopen(os.dup(fds[0]), "rb") as file:
+        for one in variables:
+            data = file.read(one["size"])
+            try:
+                namespace[one["name"]] = pickle.loads(data)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                why = f"{type(error).__name__}: {error}"[:500]
+                lost.append({"name": one["name"], "type": one["type"], "why": why})
+    return {"lost": lost}
+
+
+def _pickled(value: Any, most: int) -> bytes:
+    out = _Bounded()
+    out.most = most
+    try:
+        make = importlib.import_module("cloudpickle").Pickler  # where the workspace has it
+    except ImportError:
+        make = _ByValue
+    make(out, protocol=_PROTOCOL).dump(value)
+    return out.getvalue()

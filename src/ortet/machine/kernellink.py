@@ -1,0 +1,202 @@
+"""The hub's end of one kernel process: messages, output as it comes, interrupts, its death.
+
+Nothing that a kernel says is executed, and nothing it does not say is waited for without end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ortet.machine import wire
+from ortet.machine.abc import Output
+from ortet.machine.command import Kept
+
+LIMIT = 8 << 20
+"""Bytes of each stream that a Ran keeps; `output` sees all of them."""
+
+GRACE = 2.0
+"""Seconds between the interrupt at a time-out and the kill of a kernel that ignores it."""
+
+_CHUNK = 1 << 20
+_PART = 30.0  # seconds for the rest of a message that has begun
+_NAMES = ("stdout", "stderr")
+
+
+class Gone(Exception):
+    """The process has ended, or says what no kernel says; `why` where that is known."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Said(NamedTuple):
+    """An answer, and what was printed until it came."""
+
+    reply: dict[str, Any]
+    fds: list[int]
+    stdout: str
+    stderr: str
+    timed_out: bool
+
+
+class Ends(NamedTuple):
+    """Our ends of a kernel's socket and streams, and its own."""
+
+    sock: socket.socket
+    out: int
+    err: int
+    theirs: list[int]  # stdout, stderr, socket
+
+
+class Link:
+    """One at a time converses; `interrupt` and `kill` may come from any thread."""
+
+    def __init__(self, ends: Ends, pid: int, pidfd: int, mark: str) -> None:
+        self.pid = pid
+        self.mark = mark
+        self.pidfd = pidfd
+        self._lock = threading.Lock()
+        self._sock = ends.sock
+        self._streams = {ends.out: "stdout", ends.err: "stderr"}
+        for fd in self._streams:
+            os.set_blocking(fd, False)
+
+    @property
+    def alive(self) -> bool:
+        with self._lock:
+            return self.pidfd >= 0 and not _readable(self.pidfd)
+
+    def converse(
+        self,
+        message: dict[str, Any] | None,
+        fds: Sequence[int] = (),
+        *,
+        timeout: float | None = None,
+        output: Output | None = None,
+        grace: float = GRACE,
+    ) -> Said:
+        """Say something, or only listen, and pump its output until it answers.
+
+        At the time-out it is interrupted, and when that is ignored killed: then Gone.
+        """
+        try:
+            if message is not None:
+                wire.send(self._sock, message, fds)
+        except (wire.Closed, OSError) as error:
+            raise Gone from error
+        kept = {name: Kept(LIMIT) for name in _NAMES}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        timed_out = False
+        poll = select.poll()
+        for fd in (self._sock.fileno(), self.pidfd, *self._streams):
+            poll.register(fd, select.POLLIN)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                if timed_out:
+                    self.signal(signal.SIGKILL)
+                    raise Gone(f"it ignored the interrupt at its time-out of {timeout:g} s")
+                timed_out, deadline = True, time.monotonic() + grace
+                self.interrupt()
+                continue
+            ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
+            for fd, name in self._streams.items():
+                if fd in ready and not self._read(fd, name, kept[name], output):
+                    poll.unregister(fd)
+            if self._sock.fileno() in ready or self.pidfd in ready:
+                reply, passed = self._receive(dead=self.pidfd in ready)
+                self._drain(kept, output)
+                return Said(reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out)
+
+    def dead(self, within: float) -> bool:
+        """Whether the process is gone by then: it hangs up a moment before."""
+        return self.pidfd < 0 or _readable(self.pidfd, within)
+
+    def interrupt(self) -> None:
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: signal.Signals) -> None:
+        with self._lock, suppress(OSError):
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def last_words(self) -> str:
+        """What is left in its stderr."""
+        kept = {name: Kept(LIMIT) for name in _NAMES}
+        self._drain(kept, None)
+        return kept["stderr"].text()
+
+    def close(self) -> None:
+        """Give back descriptors; the process, if it lives, ends when it has nothing to do."""
+        with self._lock:
+            self._sock.close()
+            pidfd, self.pidfd = self.pidfd, -1
+            for fd in (*self._streams, pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            self._streams = {}
+
+    def _receive(self, *, dead: bool) -> tuple[dict[str, Any], list[int]]:
+        if dead and not _readable(self._sock.fileno()):
+            raise Gone
+        self._sock.settimeout(_PART)
+        try:
+            reply, fds = wire.receive(self._sock)
+            if not isinstance(reply, dict):
+                raise Gone("it said something that no kernel says")
+            return reply, fds
+        except (wire.Closed, TimeoutError) as error:
+            raise Gone from error
+        except (ValueError, RecursionError) as error:
+            raise Gone("it said something that no kernel says") from error
+        finally:
+            self._sock.settimeout(None)
+
+    def _read(self, fd: int, name: str, kept: Kept, output: Output | None) -> int:
+        """Bytes taken; 0 at the end of the stream, -1 when there is nothing now."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return -1
+        kept.add(data)
+        if data and output is not None:
+            output(name, data)  # type: ignore[arg-type]
+        return len(data)
+
+    def _drain(self, kept: dict[str, Kept], output: Output | None) -> None:
+        """What it wrote before its answer; of what its children go on writing, one pipe full."""
+        for fd, name in self._streams.items():
+            left = _CHUNK
+            while left > 0 and (got := self._read(fd, name, kept[name], output)) > 0:
+                left -= got
+
+
+def open_ends() -> Ends:
+    ours, theirs = socket.socketpair()
+    made: list[int] = []
+    try:
+        for _ in _NAMES:
+            made += os.pipe()
+    except BaseException:
+        for fd in made:
+            os.close(fd)
+        ours.close()
+        theirs.close()
+        raise
+    out, their_out, err, their_err = made
+    return Ends(ours, out, err, [their_out, their_err, theirs.detach()])
+
+
+def _readable(fd: int, within: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within * 1000))

@@ -1,0 +1,303 @@
+"""The Python kernels of one machine: started, forked, kept, ended, and never too many."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from ortet.errors import Conflict, NotFound, OrtetError, Refused, Unavailable
+from ortet.ids import Oid, Random
+from ortet.machine.command import environment
+from ortet.machine.kernel import Kernel
+from ortet.machine.kernellink import Ends, Gone, Link, open_ends
+from ortet.machine.seat import Branch, Seat, python_of
+
+_START = 30.0  # seconds; a start takes a tenth of one
+_MOST = 1024
+_FDS = 8  # descriptors of this process that a kernel may take for a moment
+_MODULES = ("wire", "kernelcell", "kernelkept", "kernelguest")
+
+# What is imported before the workspace is in the search path: a json.py there is not ours.
+_BOOT = """
+import sys
+_path = sys.path[:]
+sys.path[:] = [one for one in _path if one]
+import json, os, socket, types
+def _read(size):
+    data = b""
+    while len(data) < size:
+        part = _sock.recv(size - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return data
+_sock = socket.socket(fileno=int(os.environ.pop("ORTET_KERNEL_FD", "3")))
+_sock.set_inheritable(False)
+_given = json.loads(_read(int.from_bytes(_read(4), "big")).decode())
+for _name, _text in _given["modules"]:
+    _made = sys.modules["_ortet_" + _name] = types.ModuleType("_ortet_" + _name)
+    exec(compile(_text, "<ortet %s>" % _name, "exec"), _made.__dict__)
+sys.modules["_ortet_boot"] = sys.modules["__main__"]
+sys.path[:] = _path
+sys.modules["_ortet_kernelguest"].main(_sock, _given["place"], alone=_given["alone"])
+"""
+
+
+class Kernels:
+    """`looking` is held while the machine's files are looked at, `safe` is called before they are
+    replaced by others than those of this image."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        looking: Callable[[], AbstractContextManager[Any]],
+        safe: Callable[[Oid], None],
+        random: Random = os.urandom,
+    ) -> None:
+        self._seat = seat
+        self._looking = looking
+        self._safe = safe
+        self._random = random
+        self._named: dict[str, Kernel] = {}
+        self._forks: dict[str, Kernel] = {}
+        self._numbers: dict[str, int] = {}  # of the last fork of each name
+        self._change = threading.RLock()
+
+    def get(
+        self, name: str, *, python: str | None = None, env: Mapping[str, str | None] | None = None
+    ) -> tuple[Kernel, bool]:
+        """The living kernel of this name, or a new one: then True."""
+        with self._change:
+            known = self._named.get(name)
+            if known is not None and known.alive:
+                return known, False
+            if known is not None:
+                known.close()
+            self._room(1)
+            kernel = self._start(name, python, env or {})
+            self._named[name] = kernel
+            return kernel, True
+
+    def alive(self) -> list[Kernel]:
+        """Those on the machine's own files."""
+        return [kernel for kernel in self._named.values() if kernel.alive]
+
+    def close(self, why: str = "the workspace was closed: open it again") -> None:
+        for kernel in [*self._named.values(), *self._forks.values()]:
+            kernel.end(f"kernel {kernel.name!r} is closed: {why}")
+
+    # for Kernel
+
+    def grow(self, kernel: Kernel, n: int) -> list[Kernel]:
+        """Within the kernel's turn, when it is ready: all or none."""
+        made: list[Kernel] = []
+        with self._change, ExitStack() as stack:
+            self._room(n)
+            others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
+            residents = [kernel, *others]
+            with self._looking():
+                grown = self._seat.branch(n, [one.link.pid for one in residents])
+            try:
+                if grown.moved:
+                    for one in residents:
+                        one.follow()
+                for branch in grown.branches:
+                    made.append(self._fork(kernel, branch))
+                for one in made:
+                    self._listen(one)
+            except BaseException:
+                for one in made:
+                    one.close()
+                for branch in grown.branches[len(made) :]:
+                    self._seat.drop(branch)
+                raise
+            finally:
+                for branch in grown.branches:
+                    os.close(branch.root)
+                    os.close(branch.namespace)
+        return made
+
+    def take(self, kernel: Kernel, fork: Kernel) -> None:
+        assert fork.branch is not None
+        with self._change, ExitStack() as stack:
+            others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
+            fork.get_ready(force=True)
+            self._safe(self._seat.basis(fork.branch))
+            with self._looking():
+                residents = [kernel, *others]
+                root = self._seat.take(fork.branch, [one.link.pid for one in residents])
+            try:
+                fork.follow(root)
+            finally:
+                os.close(root)
+            for one in others:
+                one.follow()
+            branch, fork.branch = fork.branch, None
+            self._seat.drop(branch)
+            name = kernel.name
+            kernel.end(f"kernel {name!r} was replaced by its fork {fork.name!r}: use that one")
+            self._forks.pop(fork.name, None)
+            fork.name = name
+            fork.keeping = list(dict.fromkeys([*kernel.keeping, *fork.keeping]))
+            self._named[name] = fork
+
+    def forget(self, kernel: Kernel) -> None:
+        """End its process and give back its files."""
+        with self._change:
+            self._named = {k: v for k, v in self._named.items() if v is not kernel}
+            self._forks = {k: v for k, v in self._forks.items() if v is not kernel}
+            spare = [one.link.pid for one in (*self._named.values(), *self._forks.values())]
+        link = kernel.link
+        with suppress(OrtetError):  # a machine that is gone has nothing left to end
+            self._seat.end(link.pid if link.alive else -1, link.mark, spare)
+            self.autopsy(kernel)
+            if kernel.branch is not None:
+                self._seat.drop(kernel.branch)
+        kernel.retire()
+
+    def autopsy(self, kernel: Kernel) -> str:
+        """How it ended, where that can be known."""
+        if not kernel.launched or kernel.link.alive:
+            return ""
+        kernel.launched = False
+        with suppress(OrtetError, OSError):
+            code = self._seat.code(kernel.link.pid)
+            if code is not None and code >= 0:
+                return f"its process ended with exit code {code}"
+            if code is not None:
+                return f"its process was ended by {_name_of(-code)}"
+        return ""
+
+    # inside
+
+    def _room(self, n: int) -> None:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = min(_MOST, files // _FDS) if files > 0 else _MOST
+        if len(self._named) + len(self._forks) + n > most:
+            raise Refused(
+                "too_many_kernels",
+                f"{n} more kernels would be more than {most}, which is what this process has "
+                "descriptors for: close some first, or raise its limit of open files",
+            )
+
+    def _start(self, name: str, python: str | None, env: Mapping[str, str | None]) -> Kernel:
+        program = python_of(self._seat, python)
+        mark = self._random(8).hex()
+        ends = open_ends()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pid, pidfd = self._seat.launch(
+                [program, "-c", _BOOT], env=environment(env, mark), fds=[null, *ends.theirs]
+            )
+        except OSError as error:
+            _close(ends)
+            raise NotFound(
+                "no_python",
+                f"{program} cannot be started inside the machine ({error.strerror}): give "
+                "python='…', the path of an interpreter there",
+            ) from error
+        except BaseException:
+            _close(ends)
+            raise
+        finally:
+            for fd in (null, *ends.theirs):
+                os.close(fd)
+        kernel = Kernel(self, name, Link(ends, pid, pidfd, mark), launched=True)
+        try:
+            ends.sock.sendall(_package(self._seat))
+            kernel.link.converse(None, timeout=_START)
+        except (Gone, OSError) as error:
+            words = kernel.link.last_words().strip()[-1000:]
+            kernel.close()
+            raise Unavailable(
+                "kernel_not_started",
+                f"{program} did not become a kernel: {words or 'it ended without a word'}; give "
+                "python='…', an interpreter of version 3.8 or later",
+            ) from error
+        except BaseException:
+            kernel.close()
+            raise
+        return kernel
+
+    def _fork(self, kernel: Kernel, branch: Branch) -> Kernel:
+        mark = self._random(8).hex()
+        ends = open_ends()
+        try:
+            out, err, sock = ends.theirs
+            message = {"do": "fork", "mark": mark}
+            said = kernel.say(message, [sock, out, err, branch.root, branch.namespace])
+            if "pid" not in said.reply or len(said.fds) != 1:
+                for fd in said.fds:
+                    os.close(fd)
+                raise Unavailable(
+                    "no_fork",
+                    f"kernel {kernel.name!r} could not fork ({said.reply.get('failed', '?')}): "
+                    "close other forks, or raise the limits of processes and memory",
+                )
+        except BaseException:
+            _close(ends)
+            raise
+        finally:
+            for fd in ends.theirs:
+                os.close(fd)
+        link = Link(ends, int(said.reply["pid"]), said.fds[0], mark)
+        self._numbers[kernel.name] = number = self._numbers.get(kernel.name, 0) + 1
+        fork = Kernel(self, f"{kernel.name}/{number}", link, branch=branch)
+        fork.keeping = list(kernel.keeping)
+        self._forks[fork.name] = fork
+        return fork
+
+    def _listen(self, fork: Kernel) -> None:
+        """Until it answers, in files of its own."""
+        try:
+            lost = fork.link.converse(None, timeout=_START).reply.get("lost")
+        except Gone as error:
+            words = fork.link.last_words().strip()[-500:]
+            raise Unavailable(
+                "no_fork", f"fork {fork.name!r} ended at its start: {words or 'try again'}"
+            ) from error
+        if lost:
+            raise Conflict(
+                "files_stuck", f"files could not be opened again in a fork: {', '.join(lost[:5])}"
+            )
+
+
+def _follows(kernel: Kernel, stack: ExitStack) -> bool:
+    """Whether another kernel is idle, and its open files can go to other layers with it."""
+    if not stack.enter_context(kernel.held()):
+        return False
+    with suppress(OrtetError):
+        kernel.get_ready(force=True)
+        return True
+    return False
+
+
+def _package(seat: Seat) -> bytes:
+    """What makes an interpreter a kernel."""
+    here = Path(__file__)
+    texts = [(name, here.with_name(f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    given = {"modules": texts, "place": seat.place, "alone": not seat.contained}
+    body = json.dumps(given).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def _close(ends: Ends) -> None:
+    ends.sock.close()
+    os.close(ends.out)
+    os.close(ends.err)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

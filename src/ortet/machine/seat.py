@@ -1,0 +1,167 @@
+"""What a Python kernel needs of a machine: to be started inside, and layers for its forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ortet.errors import Invalid, Unavailable, Unsupported
+from ortet.ids import Oid
+from ortet.machine.descendants import kill_run
+
+FDS = 4
+"""A kernel's descriptors: stdin, stdout, stderr, and the socket it answers on."""
+
+VENVS = (".venv", "venv")
+
+
+class Branch(msgspec.Struct, frozen=True):
+    """Files for one fork: a directory to make its root, and what keeps the mounts there alive."""
+
+    number: int
+    root: int
+    namespace: int
+
+
+class Grown(msgspec.Struct, frozen=True):
+    """`moved`: the machine itself went on to new layers too, so the kernel has to follow."""
+
+    branches: list[Branch]
+    moved: bool
+
+
+class Seat(ABC):
+    """One thread at a time, but for `end`. `place` is the workspace as processes inside see it,
+    `view` where the host can read it."""
+
+    engine: str
+    place: str
+    view: Path
+    contained = True  # its processes end with the hub by themselves
+
+    @abstractmethod
+    def launch(
+        self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
+    ) -> tuple[int, int]:
+        """Start a program that stays, in the workspace, with these as its descriptors from 0 on and
+        the right to change its root directory; returns its pid inside, and a pidfd."""
+
+    @abstractmethod
+    def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
+        """Kill it with all it started, but for other kernels; -1 for one that has ended."""
+
+    @abstractmethod
+    def code(self, pid: int) -> int | None:
+        """How one that `launch` started ended; called once. None: nobody knows."""
+
+    @abstractmethod
+    def branch(self, n: int, residents: Collection[int]) -> Grown:
+        """Files for n forks, as they are now. `residents` are the kernels: they know how to follow.
+
+        What changes there later shows neither in the machine nor in another branch. Unsupported
+        with `no_fork` where it cannot be.
+        """
+
+    @abstractmethod
+    def basis(self, branch: Branch) -> Oid:
+        """The image that a branch began from."""
+
+    @abstractmethod
+    def take(self, branch: Branch, residents: Collection[int]) -> int:
+        """Make a branch's files those of the machine; returns the machine's root, open."""
+
+    @abstractmethod
+    def drop(self, branch: Branch) -> None:
+        """Delete the files of a branch, or what `take` left of it."""
+
+
+def no_fork(engine: str) -> Unsupported:
+    return Unsupported(
+        "no_kernel_fork",
+        f"engine {engine!r} cannot give the fork of a kernel files of its own: use a private "
+        "workspace with engine='overlay'; `ortet doctor` says whether this host can",
+    )
+
+
+class HostSeat(Seat):
+    """For machines whose commands run on the host itself."""
+
+    contained = False
+
+    def __init__(self, engine: str, place: Path) -> None:
+        self.engine = engine
+        self.place = str(place)
+        self.view = place
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+
+    def launch(
+        self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
+    ) -> tuple[int, int]:
+        socket = fds[FDS - 1]
+        process = subprocess.Popen(
+            list(argv),
+            cwd=self.place,
+            env={**env, "ORTET_KERNEL_FD": str(socket)},
+            stdin=fds[0],
+            stdout=fds[1],
+            stderr=fds[2],
+            pass_fds=[socket],
+            start_new_session=True,
+        )
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except (AttributeError, OSError) as error:
+            process.kill()
+            process.wait()
+            raise Unsupported(
+                "no_pidfd", "a kernel needs Linux 5.3 or later: run scripts with run() instead"
+            ) from error
+        self._started[process.pid] = process
+        return process.pid, pidfd
+
+    def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
+        kill_run(mark, pid, spare)
+        with suppress(ProcessLookupError):
+            if pid > 0:
+                os.kill(pid, signal.SIGKILL)
+
+    def code(self, pid: int) -> int | None:
+        process = self._started.pop(pid, None)
+        return None if process is None else process.wait()
+
+    def branch(self, n: int, residents: Collection[int]) -> Grown:
+        del n, residents
+        raise no_fork(self.engine)
+
+    def basis(self, branch: Branch) -> Oid:
+        del branch
+        raise no_fork(self.engine)
+
+    def take(self, branch: Branch, residents: Collection[int]) -> int:
+        del branch, residents
+        raise no_fork(self.engine)
+
+    def drop(self, branch: Branch) -> None:
+        del branch
+
+
+def python_of(seat: Seat, asked: str | None) -> str:
+    """The interpreter for a kernel: the one asked for, the workspace's own, or this one."""
+    if asked is not None:
+        if not asked or "\0" in asked:
+            raise Invalid("bad_python", "python is no program: give its name or path")
+        return asked
+    for name in VENVS:
+        if os.path.lexists(seat.view / name / "bin" / "python"):
+            return f"{seat.place}/{name}/bin/python"
+    if not sys.executable:
+        raise Unavailable("no_python", "this process does not know its interpreter: give python=…")
+    return sys.executable

@@ -1,0 +1,79 @@
+"""The verbs of a workspace around Python kernels in its machine."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from ortet.given import DICT, TEXT, may_be, must_be
+from ortet.graph.commits import CommitInfo
+from ortet.ids import Oid
+from ortet.machine.abc import Machine
+from ortet.session.alive import Alive
+
+if TYPE_CHECKING:
+    from ortet.machine.kernel import Kernel
+    from ortet.machine.kernels import Kernels
+
+
+class Seated(Alive):
+    """The half of Workspace whose machine has interpreters."""
+
+    _kernels: Kernels | None = None
+
+    @abstractmethod
+    def _looking(self) -> AbstractContextManager[Machine]: ...
+
+    @abstractmethod
+    def _record(
+        self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
+    ) -> CommitInfo: ...
+
+    def kernel(
+        self,
+        name: str = "main",
+        *,
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Kernel:
+        """A Python interpreter that stays, in the machine; the same one as long as it lives.
+
+        `python` is its program: by default that of the workspace's .venv, else this process's.
+        """
+        return self.start_kernel(name, python=python, env=env)[0]
+
+    def start_kernel(
+        self,
+        name: str,
+        *,
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> tuple[Kernel, bool]:
+        """The same, and whether it is a new one."""
+        from ortet.machine.kernels import Kernels  # here: a commit does without it
+
+        must_be(TEXT, name=name)
+        may_be(TEXT, python=python)
+        may_be(DICT, env=env)
+        for variable, value in (env or {}).items():
+            must_be(TEXT, **{"a name in env": variable})
+            may_be(TEXT, **{f"env {variable}": value})
+        machine = self._live()
+        if self._kernels is None:
+            seat = machine.seat()
+            self._kernels = Kernels(seat, looking=self._looking, safe=self._keep_unless)
+        given = {**self.company.variables(), **(env or {})}
+        return self._kernels.get(name, python=python, env=given)
+
+    def _keep_unless(self, image: Oid) -> None:
+        """Commit the present files, unless they are those of an image."""
+        with self._looking() as machine:
+            now = machine.freeze()
+            if now != image:
+                self._record(now, "before keeping a fork of a kernel")
+
+    def _end_kernels(self) -> None:
+        if self._kernels is not None:
+            self._kernels.close()
