@@ -120,7 +120,7 @@ class Image(Record, frozen=True):
     system: System | None = None
     env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
     cwd: str = ""  # relative to the workspace
-    services: bytes = b""
+    services: bytes = b""  # Oid of META list[Service]: to start where processes are lost
     processes: bytes = b""  # Oid of Processes, b"" for none
 
 

@@ -121,12 +121,12 @@ def _map(data: bytes) -> list[Link]:
 
 def _image(data: bytes) -> list[Link]:
     image = decode(Image, data)
-    _only_known(image.services)
     if any(not _is_name(name) for name in image.cwd.encode().split(b"/")) and image.cwd:
         raise Corrupt("bad_image", f"working directory {image.cwd!r} is not below the workspace")
     links = _root(image.root, image.links)
     if image.system is not None:
         links += _layers(image.system.layers)
+    links += _optional(image.services, Kind.META)
     return links + _optional(image.processes, Kind.PROCESSES)
 
 
@@ -256,8 +256,7 @@ def _only_known(*fields: bytes) -> None:
     if any(fields):
         raise Unsupported(
             "newer_record",
-            "this store holds memory or services, which this version of ortet cannot follow: "
-            "upgrade ortet",
+            "this store holds memory, which this version of ortet cannot follow: upgrade ortet",
         )
 
 

@@ -47,6 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     removed: int = 0
     unchanged: int = 0
     losses: list[Loss] = []
+    started: list[str] = []  # services and shells that go on, or were started again
 
 
 class Capability(msgspec.Struct, frozen=True):

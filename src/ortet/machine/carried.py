@@ -1,49 +1,77 @@
-"""What a commit of a live machine tells of its programs, also to engines that carry none."""
+"""What a commit tells of the programs that ran: to start them again where they do not come back."""
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Sequence
 
-from ortet.codec import Record, decode
+from ortet.codec import Record, decode, encode
 from ortet.errors import OrtetError
-from ortet.graph.records import Image, Processes
+from ortet.graph.records import Image
 from ortet.ids import Oid
 from ortet.machine.abc import Loss
 from ortet.machine.jobs import JobInfo
-from ortet.store.abc import Objects
+from ortet.store.abc import Kind, Objects
 
 
 class Carried(Record, frozen=True):
-    """Mounts that a restore must hand over, and the programs that were started from outside."""
+    """What a restore of processes needs to know: mounts to hand over, and what was started."""
 
     mounts: list[str] = []
     jobs: list[JobInfo] = []
 
-    @property
-    def running(self) -> list[JobInfo]:
-        """Services and shells that had not ended."""
-        return [job for job in self.jobs if job.name and job.code is None]
+
+class Service(Record, frozen=True):
+    """A program that went on in the background; `cwd` is relative to the workspace."""
+
+    name: str
+    argv: list[str]
+    cwd: str = ""
 
 
-def carried_by(objects: Objects, image: Image) -> Carried:
-    """Of an image; nothing when it has no processes."""
-    if not image.processes:
-        return Carried()
-    return decode(Carried, decode(Processes, objects.get(Oid(image.processes))).jobs)
+def put_services(objects: Objects, jobs: Sequence[JobInfo], place: str) -> bytes:
+    """Those of the jobs that are services and run, sorted; b"" for none."""
+    found = [
+        Service(job.name, job.argv, _below(job.cwd, place))
+        for job in sorted(jobs, key=lambda job: job.name)
+        if job.declared and job.code is None
+    ]
+    return objects.put(Kind.META, encode(found)) if found else b""
+
+
+def services_of(objects: Objects, image: Image) -> list[Service]:
+    return decode(list[Service], objects.get(Oid(image.services))) if image.services else []
 
 
 def left_behind(objects: Objects, image: Image, engine: str) -> list[Loss]:
-    """Each program that an engine without processes cannot bring back, and how to start it."""
+    """Each program that an engine without processes does not bring back, and how to start it."""
     try:
-        carried = carried_by(objects, image)
+        found = services_of(objects, image)
     except OrtetError as error:  # the files are there, and that is what was asked for
         return [Loss("", "process", f"what ran at this commit cannot be read: {error}")]
-    return [
+    losses = [
         Loss(
-            job.name,
+            one.name,
             "process",
-            f"a {job.kind} that ran at this commit does not come back with engine {engine!r}: "
-            f"start it again with `{shlex.join(job.argv)}` in {job.cwd}",
+            f"it ran at this commit and does not come back with engine {engine!r}: restore with "
+            f"restart=True, or start it with `{shlex.join(one.argv)}` in {one.cwd or '.'}",
         )
-        for job in carried.running
+        for one in found
     ]
+    if image.processes and not losses:
+        why = f"programs that ran at this commit do not come back with engine {engine!r}"
+        losses.append(Loss("", "process", why))
+    return losses
+
+
+def not_kept(jobs: Sequence[JobInfo], engine: str) -> list[Loss]:
+    """Programs that run on, and of which a commit has only the command."""
+    why = f"it goes on, but engine {engine!r} keeps its command only: use engine='criu'"
+    return [Loss(job.name, "process", why) for job in jobs if job.name and job.code is None]
+
+
+def _below(cwd: str, place: str) -> str:
+    """Relative to the workspace; where it is elsewhere, the workspace itself."""
+    path = os.path.relpath(cwd, place)
+    return "" if path == "." or path.startswith("..") else path

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,14 +18,14 @@ from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
 from ortet.machine.bases import Stack
-from ortet.machine.carried import Carried
+from ortet.machine.carried import Carried, put_services
 from ortet.machine.command import argv_of, environment
 from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.doors import Doors
 from ortet.machine.folder import inside
 from ortet.machine.home import Home, Standing
 from ortet.machine.indoors import Indoors
-from ortet.machine.jobs import Job, JobInfo, Process
+from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import Host, check_host
 from ortet.machine.liveground import LiveGround
 from ortet.machine.liveguard import LiveGuard
@@ -162,6 +162,13 @@ class CriuMachine(OverlayMachine):
         """Its pid 1, to be asked."""
         return self._guard.indoors
 
+    def _jobs_now(self) -> list[JobInfo]:
+        return self.indoors.jobs()
+
+    def _not_kept(self, jobs: Sequence[JobInfo]) -> list[Loss]:
+        del jobs
+        return []
+
     # what it does
 
     def run(
@@ -187,41 +194,6 @@ class CriuMachine(OverlayMachine):
             output=output,
             mark=mark,
         )
-
-    def spawn(
-        self,
-        name: str,
-        command: Command,
-        *,
-        kind: Literal["service", "shell"] = "service",
-        env: Mapping[str, str | None] | None = None,
-        cwd: str = "",
-        tty: tuple[int, int] | None = None,
-        stdin: bool = False,
-    ) -> Job:
-        argv, where = argv_of(command), inside(cwd)
-        self._check_directory(where)
-        mark = os.urandom(8).hex()
-        return self.indoors.spawn(
-            name,
-            argv,
-            env=environment(env or {}, mark),
-            cwd=os.path.join(str(self._spec.path), where),
-            kind=kind,
-            tty=tty,
-            stdin=stdin,
-            mark=mark,
-            declared=kind == "service",
-        )
-
-    def job(self, name: str) -> Job:
-        return self.indoors.job(name)
-
-    def jobs(self) -> list[JobInfo]:
-        return self.indoors.jobs()
-
-    def ps(self) -> list[Process]:
-        return self.indoors.ps()
 
     def seat(self) -> Seat:
         """A kernel's connection to its hub is one that CRIU could not carry."""
@@ -282,7 +254,8 @@ class CriuMachine(OverlayMachine):
             jobs=encode(Carried(self._guard.external, jobs)),
         )
         self._hold(images, kept)
-        image = replace(files, processes=kept.oid)
+        services = put_services(self._ground.objects, jobs, str(self._spec.path))
+        image = replace(files, services=services, processes=kept.oid)
         self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
         self._unsettled = True
         return self._frozen
@@ -363,7 +336,7 @@ class CriuMachine(OverlayMachine):
             self._asleep, self._hooks = target.processes, RESTORED
             self._restart(new)
         home.tidy(new)
-        return Report(losses=losses)
+        return Report(losses=losses, started=[job.name for job in self.jobs() if job.name])
 
     def _restart(self, new: Standing) -> None:
         old, before, covers = self._standing, self._running, self._covers
@@ -385,7 +358,7 @@ class CriuMachine(OverlayMachine):
 
 
 def _files(image: Image) -> Image:
-    return replace(image, processes=b"")
+    return replace(image, services=b"", processes=b"")
 
 
 def refuse_elsewhere(record: Processes, host: Host) -> None:

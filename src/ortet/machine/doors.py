@@ -7,7 +7,8 @@ import signal
 import socket
 from contextlib import suppress
 
-from ortet.errors import Conflict, Invalid
+from ortet.errors import Conflict
+from ortet.machine.jobs import check_port
 from ortet.machine.live import Keeper
 
 
@@ -21,11 +22,9 @@ class Doors:
     def open(self, pid: int, port: int, at: int) -> int:
         """From port `at` of the host, 0: any that is free, to `port` of the machine of this pid 1;
         returns the host's. One that is open already stays as it is."""
-        for number in (port, at):
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 16:
-                raise Invalid("bad_port", f"{number!r} is no port: give a number up to 65535")
-        if port == 0:
-            raise Invalid("bad_port", "port 0 is nobody's: give the one the machine listens on")
+        check_port(port)
+        if at:
+            check_port(at)
         if port in self._open:
             return self._number(port)
         listener = socket.socket()

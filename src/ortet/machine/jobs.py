@@ -164,6 +164,11 @@ class Job:
         return reply
 
 
+def check_port(number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 16:
+        raise Invalid("bad_port", f"{number!r} is no port: give a number from 1 to 65535")
+
+
 def exit_code(code: int | None) -> int | None:
     """As a shell tells it."""
     return 128 - code if code is not None and code < 0 else code

@@ -154,7 +154,7 @@ class OverlayEngine(Engine):
             raise Invalid("image_needed", "an overlay machine begins from a commit: give its image")
         image = decode(Image, ground.objects.get(spec.image))
         system, losses = ground.system_for(spec, image)
-        stack, more = ground.bases.stack(replace(image, processes=b""))
+        stack, more = ground.bases.stack(replace(image, services=b"", processes=b""))
         standing = Standing(1, stack, system)
         losses += more + self._establish(home, standing)
         return standing, image.processes, losses + self._left_behind(image)

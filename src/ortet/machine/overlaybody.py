@@ -181,7 +181,7 @@ class Body(Machine):
         What was mounted may be gone now, until `_resume`.
         """
         stack = self._standing.stack
-        if stack.image == replace(image, system=None):
+        if (stack.root, stack.links) == (image.root, image.links):
             return stack
         if self._freeze()[0] == self._settled and self._pause(image):
             assert self._paused is not None

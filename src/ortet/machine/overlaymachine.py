@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
 from ortet.codec import decode
-from ortet.errors import Conflict, OrtetError
+from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.graph.records import Image
 from ortet.ids import Oid
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
-from ortet.machine.carried import left_behind
+from ortet.machine.carried import left_behind, not_kept, put_services
 from ortet.machine.client import spawn
 from ortet.machine.command import argv_of, attend, check_directory, environment, not_started
 from ortet.machine.folder import inside
 from ortet.machine.home import Standing
+from ortet.machine.household import move_in
+from ortet.machine.indoors import Indoors
+from ortet.machine.jobs import Job, JobInfo, Process, check_port
 from ortet.machine.overlaybranches import Branching
 
 
@@ -25,10 +29,36 @@ class OverlayMachine(Branching):
     """A machine whose workspace is a stack of shared layers below a directory of its own."""
 
     engine = "overlay"
+    _household: Indoors | None = None
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _restart(self, new: Standing) -> None:
+        self._leave()
+        super()._restart(new)
+
+    def _leave(self) -> None:
+        """What goes on in it ends with its mounts."""
+        if self._household is not None:
+            self._household.close()
+            self._household = None
 
     @property
     def losses(self) -> list[Loss]:
         return list(self._losses)
+
+    def _look(self) -> Image:
+        image, jobs = super()._look(), self._jobs_now()
+        if not jobs:
+            return image
+        self._losses = [*self._losses, *self._not_kept(jobs)]
+        services = put_services(self._ground.objects, jobs, str(self._spec.path))
+        return replace(image, services=services)
+
+    def _not_kept(self, jobs: Sequence[JobInfo]) -> list[Loss]:
+        return not_kept(jobs, self.engine)
 
     def freeze(self) -> Oid:
         return self._freeze()[0]
@@ -117,6 +147,68 @@ class OverlayMachine(Branching):
         )
         self._busy = process.busy
         return result
+
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        kind: Literal["service", "shell"] = "service",
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+    ) -> Job:
+        argv, where = argv_of(command), inside(cwd)
+        self._check_directory(where)
+        mark = os.urandom(8).hex()
+        return self.indoors.spawn(
+            name,
+            argv,
+            env=environment(env or {}, mark),
+            cwd=os.path.join(str(self._spec.path), where),
+            kind=kind,
+            tty=tty,
+            stdin=stdin,
+            mark=mark,
+            declared=kind == "service",
+        )
+
+    def job(self, name: str) -> Job:
+        return self.indoors.job(name)
+
+    def jobs(self) -> list[JobInfo]:
+        return self.indoors.jobs()
+
+    def ps(self) -> list[Process]:
+        return self.indoors.ps()
+
+    def expose(self, port: int, at: int = 0) -> int:
+        check_port(port)
+        if at not in (0, port):
+            raise Conflict(
+                "port_taken",
+                f"a machine of engine {self.engine!r} has the host's own ports: use port {port}",
+            )
+        return port
+
+    @property
+    def indoors(self) -> Indoors:
+        """Who keeps its programs, started at first use."""
+        if self._household is None:
+            self._busy = True
+            self._household = move_in(self._supervisor)
+        return self._household
+
+    def _jobs_now(self) -> list[JobInfo]:
+        """What goes on in it, if anything ever did."""
+        if self._household is None:
+            return []
+        try:
+            return self._household.jobs()
+        except Unavailable:  # killed, or closed with the machine's mounts
+            self._household = None
+            return []
 
     def _present(self) -> Image:
         """What is there now, to be compared."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ortet.errors import Invalid
 from ortet.given import TEXT, must_be
-from ortet.machine.abc import Command, Machine
+from ortet.ids import Oid
+from ortet.machine.abc import Command, Machine, Report
 from ortet.session.onbranch import OnBranch
 
 if TYPE_CHECKING:
@@ -79,8 +83,28 @@ class Alive(OnBranch):
         `port`; returns the host's. It closes with the machine."""
         return self._live().expose(port, at)
 
-    def _live(self) -> Machine:
-        raise NotImplementedError
+    def restart(self, target: Oid, report: Report) -> Report:
+        """Start what was a service at a commit and does not run; returns the report with that."""
+        from ortet.machine.carried import services_of
+
+        machine, image = self._live(), self.hub.history.image(target)
+        wanted = services_of(self.hub.objects, image)
+        if not wanted:
+            return report
+        running = {job.name for job in machine.jobs() if job.code is None}
+        started = [one for one in wanted if one.name not in running]
+        for one in started:
+            given = self.company.variables()
+            machine.spawn(one.name, one.argv, env=given, cwd=one.cwd)
+        names = {one.name for one in started}
+        return msgspec.structs.replace(
+            report,
+            losses=[loss for loss in report.losses if loss.path not in names],
+            started=[*report.started, *sorted(names)],
+        )
+
+    @abstractmethod
+    def _live(self) -> Machine: ...
 
 
 def _named(name: str) -> str:

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from ortet.errors import NotFound
 from ortet.given import FLAG, TIMES, check_text, must_be
 from ortet.graph.commits import CommitInfo
@@ -78,17 +80,23 @@ class Moving(Surrounded):
             self._host.recorded()
         return info
 
-    def restore(self, ref: str, *, only: Collection[str] | None = None) -> Restored:
+    def restore(
+        self, ref: str, *, only: Collection[str] | None = None, restart: bool = False
+    ) -> Restored:
         """Go to a commit: mind, files and processes, or `only` some; what is uncommitted is kept
         first. Processes come with the files they were frozen with; those that run stay where only
-        files are asked for.
+        files are asked for. With `restart`, services that ran then and do not run now are started.
 
         Deeds stay done and money stays spent: the report says which deeds.
         """
         self._live()
         parts = check_parts(only)
         target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
-        return self._go(target, "restore", parts)
+        found = self._go(target, "restore", parts)
+        if not restart or self._files is None:
+            return found
+        report = self._files.restart(target, found.files)
+        return msgspec.structs.replace(found, files=report)
 
     def rewind(self, n: int = 1) -> Restored:
         """Restore the n-th commit back on this branch, mind and files together."""

@@ -151,13 +151,16 @@ class Workspace(Seated):
         *,
         only: Collection[str] | None = None,
         paths: Sequence[str | bytes] | str | bytes | None = None,
+        restart: bool = False,
     ) -> Report:
         """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
         Processes of that commit come back too; with `only` {"files"} those that run stay instead.
 
         With `paths`, only these come back and the branch stays where it is; what they replace,
-        when it was not committed, is one step back in the reflog.
+        when it was not committed, is one step back in the reflog. With `restart`, services that ran
+        then and do not run now are started by their commands.
         """
+        must_be(FLAG, restart=restart)
         may_be(SEVERAL, only=[] if isinstance(only, str) else only)
         parts = MACHINE if only is None else {only} if isinstance(only, str) else set(only)
         if not parts or not parts <= MACHINE:
@@ -169,7 +172,9 @@ class Workspace(Seated):
             must_be(BYTES, **{"one of paths": one})
         with self.moving():
             processes = "processes" in parts
-            return self.go(self.resolve(ref), "restore", chosen, processes=processes)
+            target = self.resolve(ref)
+            report = self.go(target, "restore", chosen, processes=processes)
+            return self.restart(target, report) if restart else report
 
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("paths", nargs=-1)
 @click.option("--only", metavar="PARTS", help="Parts to bring back, by comma: files, processes.")
 @click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
+@click.option("--restart", is_flag=True, help="Start services that ran then and do not come back.")
 @which
 def restore(
     call: Call,
@@ -30,6 +31,7 @@ def restore(
     *,
     only: str | None,
     to: str | None,
+    restart: bool,
     name: str | None,
 ) -> None:
     """Make the files those of a commit.
@@ -53,7 +55,7 @@ def restore(
     began = time.perf_counter()
     with call.progress("restore"):
         inside = [call.inside(path, name) for path in paths] or None
-        report = workspace.restore(ref, only=parts, paths=inside)
+        report = workspace.restore(ref, only=parts, paths=inside, restart=restart)
     _tell(call, workspace, "restored", report, began)
 
 

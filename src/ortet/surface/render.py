@@ -122,6 +122,8 @@ def fields(record: object) -> dict[str, Any]:
 
 def report(found: Report) -> str:
     parts = [f"{found.written} written", f"{found.removed} removed"]
+    if found.started:
+        parts.append(f"running: {', '.join(map(safe, found.started))}")
     return ", ".join(parts)
 
 

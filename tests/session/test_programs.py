@@ -1,0 +1,109 @@
+"""Programs that go on in machines of engines that do not carry processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.errors import Conflict, Unsupported
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
+
+_COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "file").write_text("one\n")
+    return place
+
+
+@pytest.fixture
+def work(hub: Hub, place: Path) -> Workspace:
+    return hub.workspace(place, engine="overlay")
+
+
+def counting(workspace: Workspace) -> bool:
+    """Waits until the counter goes on."""
+    wait = 'was=$(cat count); until now=$(cat count); [ $now ] && [ $now != "$was" ]; do :; done'
+    return workspace.run(["bash", "-c", wait], timeout=30).exit_code == 0
+
+
+class TestOverlay:
+    def test_a_service_goes_on_between_commands(self, work: Workspace) -> None:
+        work.spawn("count", _COUNT)
+        assert counting(work)
+        assert [(job.name, job.code) for job in work.jobs()] == [("count", None)]
+        assert any("sleep" in process.cmdline for process in work.ps())
+        work.job("count").kill()
+        assert work.job("count").wait(30) == 137
+
+    def test_a_shell_keeps_what_it_was_told(self, work: Workspace) -> None:
+        shell = work.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
+        shell.write(b"answer=42\n")
+        work.shell("main").write(b"echo it-is-$answer\n")
+        seen, cursor = b"", 0
+        while b"it-is-42" not in seen:
+            piece = shell.read(cursor, 30)
+            assert piece.data, seen
+            seen, cursor = seen + piece.data, piece.cursor
+
+    def test_a_commit_says_that_it_has_the_command_only(self, work: Workspace) -> None:
+        work.spawn("count", _COUNT)
+        assert counting(work)
+        work.commit("running")
+        assert [(loss.path, loss.what) for loss in work.losses] == [("count", "process")]
+        assert counting(work)
+
+    def test_it_ends_with_the_machine_and_is_started_again_where_asked(
+        self, work: Workspace, hub: Hub, place: Path
+    ) -> None:
+        work.spawn("count", _COUNT, cwd="")
+        assert counting(work)
+        commit = work.commit("running")
+        work.close()
+        again = hub.workspace(place, engine="overlay")
+        assert again.run("echo later > file").exit_code == 0
+        plain = again.restore(commit.oid)
+        assert [loss.path for loss in plain.losses] == ["count"]
+        assert "restart=True" in plain.losses[0].why
+        again.run("echo later > file")
+        report = again.restore(commit.oid, restart=True)
+        assert (report.started, report.losses) == (["count"], [])
+        assert counting(again)
+
+    def test_the_same_services_are_the_same_state(self, work: Workspace) -> None:
+        work.spawn("sleeper", "sleep 1000")
+        first = work.commit("running")
+        work.job("sleeper").kill()
+        work.job("sleeper").wait(30)
+        work.spawn("sleeper", "sleep 1000")
+        assert work.commit("running again").oid == first.oid
+
+    def test_a_name_is_taken_while_it_runs(self, work: Workspace) -> None:
+        work.spawn("one", "sleep 1000")
+        with pytest.raises(Conflict) as caught:
+            work.spawn("one", "sleep 1000")
+        assert caught.value.kind == "name_taken"
+
+    def test_ports_are_the_hosts_own(self, work: Workspace) -> None:
+        assert work.expose(3000) == 3000
+        with pytest.raises(Conflict):
+            work.expose(3000, at=3001)
+
+
+def test_a_folder_keeps_none(hub: Hub, place: Path) -> None:
+    with hub.workspace(place, engine="folder") as work, pytest.raises(Unsupported) as caught:
+        work.spawn("one", "sleep 1")
+    assert caught.value.kind == "no_processes"
