@@ -23,6 +23,7 @@ from ortet.machine.command import argv_of, environment
 from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.doors import Doors
 from ortet.machine.folder import inside
+from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
 from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import JobInfo
@@ -78,15 +79,15 @@ class CriuMachine(OverlayMachine):
     # beginning and end
 
     def _guarded(self, plan: dict[str, Any]) -> LiveGuard:
-        keeper = self._ground.keeper
-        if not self._asleep:
-            starting = keeper.start(plan, self._spec.id[-_HOSTNAME:])
-            return liveguard.start(starting, str(self._spec.path))
         ground = self._ground
+        if not self._asleep:
+            starting = ground.keeper.start(plan, self._spec.id[-_HOSTNAME:])
+            return liveguard.start(starting, str(self._spec.path))
         record = read_processes(ground.objects, self._asleep)
         refuse_elsewhere(record, ground.host)
-        self._lost = give_back(ground.objects, ground.trees, self._covers, record.covers)
-        worker = keeper.restorer(plan)  # which makes its mounts while we look for the images
+        upper, objects = self._home.upper(self._standing.upper), ground.objects
+        self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
+        worker = ground.keeper.restorer(plan)  # which makes its mounts while we look for the images
         images, self._kept = self._images_of(self._asleep)
         return liveguard.restore(
             worker,
@@ -239,7 +240,8 @@ class CriuMachine(OverlayMachine):
         found: list[tuple[Image, list[Layer]]] = []
 
         def frozen() -> None:
-            found.append((self._seen(mapped, quiet=False), self._look_aside()))
+            files = self._seen(mapped, quiet=False)
+            found.append((files, self._look_aside(files, images)))
 
         self._was_busy = True
         self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
@@ -292,18 +294,16 @@ class CriuMachine(OverlayMachine):
             guard.indoors.welcome()
             self._hire()
 
-    def _look_aside(self) -> list[Layer]:
+    def _look_aside(self, files: Image, images: Path) -> list[Layer]:
         """At files that are no state, but that the processes count on."""
+        ground, covers = self._ground, self._covers
         if self._scratch is None:
+            place, objects, trees = str(self._spec.path), ground.objects, ground.trees
+            held = Held(objects, trees, place=place, covers=covers)
             own = [os.path.realpath(path) for path in (self._spec.path, *self._spec.hide)]
-            self._scratch = Scratch(
-                self._ground.objects,
-                self._ground.trees,
-                self._covers,
-                own=own,
-                watch=self._ground.watch,
-            )
-        return self._scratch.look(self._ground.horizon())
+            self._scratch = Scratch(objects, trees, covers, own=own, watch=ground.watch, held=held)
+        inside = Path(f"/proc/{self._guard.pid}/root")
+        return self._scratch.look(ground.horizon(), files, images=images, inside=inside)
 
     def _hold(self, images: Path, kept: Kept) -> None:
         """Of the dumps on disk the last is enough to fork from."""

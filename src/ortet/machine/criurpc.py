@@ -97,7 +97,7 @@ class Worker:
             raise Failed("restore", work / "restore.log")
         (restored,) = said[4]
         assert isinstance(restored, bytes)
-        return int(_parse(restored)[1][0])
+        return int(parse(restored)[1][0])
 
     def close(self) -> None:
         self._sock.close()
@@ -128,14 +128,14 @@ class Worker:
     def _hear(self, frozen: Callable[[], None]) -> dict[int, list[int | bytes]]:
         """The answer; on the way there it tells how far it is, and waits for leave to go on."""
         while True:
-            said = _parse(self._receive())
+            said = parse(self._receive())
             if said[1][0] != _NOTIFY:
                 return said
             (told,) = said[5]
             assert isinstance(told, bytes)
             good = False
             try:
-                if _parse(told)[1][0] == b"post-dump":
+                if parse(told)[1][0] == b"post-dump":
                     frozen()
                 good = True
             finally:
@@ -198,7 +198,7 @@ def _varint(number: int) -> bytes:
     return bytes(data)
 
 
-def _parse(data: bytes) -> dict[int, list[int | bytes]]:
+def parse(data: bytes) -> dict[int, list[int | bytes]]:
     """Field number -> its values; only whole numbers and bytes are said to us."""
     found: dict[int, list[int | bytes]] = {}
     at = 0

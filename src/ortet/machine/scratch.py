@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from ortet.graph.records import Layer
+from ortet.graph.records import Image, Layer
 from ortet.graph.tree import Trees
 from ortet.machine.abc import Loss
+from ortet.machine.heldfiles import Held, give_held
 from ortet.machine.system import SystemTaker, SystemUpper, lay
 from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import Cover, within
@@ -40,22 +42,25 @@ class Scratch:
         *,
         own: Sequence[str],
         watch: UpperWatch,
+        held: Held,
     ) -> None:
+        self._held = held
         self._uppers = [
             SystemUpper(objects, trees, cover, below=None, own=own, watch=watch, takes=ScratchTaker)
             for cover in covers
             if any(within(place, (cover.at,)) or within(cover.at, (place,)) for place in _KEPT)
         ]
 
-    def look(self, horizon: int) -> list[Layer]:
-        """What is there now, as differences against the host."""
+    def look(self, horizon: int, image: Image, *, images: Path, inside: Path) -> list[Layer]:
+        """What is there now, as differences against the host; with what processes hold elsewhere
+        that is not in `image` (see heldfiles)."""
         found = []
         for upper in self._uppers:
             upper.horizon = horizon
             layer = upper.difference()
             if layer is not None:
                 found.append(layer)
-        return found
+        return self._held.look(image, found, images=images, inside=inside)
 
     def close(self) -> None:
         for upper in self._uppers:
@@ -63,10 +68,11 @@ class Scratch:
 
 
 def give_back(
-    objects: Objects, trees: Trees, covers: Sequence[Cover], layers: Sequence[Layer]
+    objects: Objects, trees: Trees, covers: Sequence[Cover], layers: Sequence[Layer], upper: Path
 ) -> list[Loss]:
-    """Put it into the upper directories of a machine that is about to start."""
-    losses = []
+    """Put it into the upper directories of a machine that is about to start; `upper` is that of its
+    workspace."""
+    losses = give_held(objects, trees, upper, layers)
     for layer in layers:
         for cover in covers:
             if os.fsencode(cover.at) == layer.mount:

@@ -1,0 +1,108 @@
+"""What every program goes through here: committed while it runs, forked twice, killed, restored."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ortet
+from ortet.machine.criumachine import CriuMachine
+from ortet.machine.jobs import Job
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+Use = Callable[[Session, str], None]
+"""Works with the program of one copy. The text is the copy's own: nobody else may see it."""
+
+
+class Life:
+    """A store, a project directory, and a hub that can be killed with all its machines."""
+
+    def __init__(self, place: Path) -> None:
+        self.project = place / "project"
+        self.project.mkdir()
+        self._store = place / "store"
+        self.hub = ortet.open(self._store)
+
+    def begin(self, name: str = "work") -> Session:
+        return self.hub.session(name, workspace=self.project, engine="criu", files="private")
+
+    def kill(self) -> Hub:
+        """End every process of every machine at once, and the hub; returns a new hub."""
+        for pid in keepers():
+            os.kill(pid, signal.SIGKILL)
+        self.hub.close()
+        self.hub = ortet.open(self._store)
+        return self.hub
+
+    def all_of_it(self, session: Session, use: Use) -> Session:
+        """Commit, fork twice, use all three by turns, kill all, restore, use that and return it."""
+        commit = session.commit("running")
+        first, second = session.fork(2)
+        copies = {"first": first, "second": second, "original": session}
+        for _ in range(2):  # what one does in the first round must not show in another in the next
+            for mark, copy in copies.items():
+                use(copy, mark)
+        name = session.name
+        self.kill()
+        restored = self.hub.session(name)
+        restored.restore(commit.oid)
+        use(restored, "restored")
+        return restored
+
+    def close(self) -> None:
+        self.hub.close()
+
+
+def keepers() -> Iterator[int]:
+    """The processes that this test's machines descend from."""
+    own = str(os.getpid())
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                parent = (place / "stat").read_text().rsplit(")")[1].split()[1]
+                command = (place / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if parent == own and b"/keeper.py" in command:
+                yield int(place.name)
+
+
+def machine_of(session: Session) -> CriuMachine:
+    machine = session.machine._machine
+    assert isinstance(machine, CriuMachine)
+    return machine
+
+
+def until(session: Session, command: str) -> None:
+    """Repeat a shell command inside until it succeeds; its last words when it never does."""
+    loop = f"until ({command}) >/dev/null 2>&1; do sleep 0.05; done"
+    result = session.run(["bash", "-c", loop], timeout=60)
+    if result.exit_code != 0:
+        raise AssertionError(f"never: {command}: {session.run(['bash', '-c', command])}")
+
+
+def told(session: Session, command: str) -> str:
+    """What a command prints; it must succeed."""
+    result = session.run(["bash", "-c", command], timeout=60)
+    assert result.exit_code == 0, result
+    return result.stdout.strip()
+
+
+def ask(job: Job, line: str) -> str:
+    """A line to the standard input of a program; the line it answers."""
+    cursor = job.read(0).cursor
+    job.write(f"{line}\n".encode())
+    return heard(job, cursor)
+
+
+def heard(job: Job, cursor: int = 0) -> str:
+    """The next line it prints after `cursor`."""
+    seen = b""
+    while b"\n" not in seen:
+        piece = job.read(cursor, 60.0)
+        assert piece.data, (seen, job.logs()[-2000:])
+        seen, cursor = seen + piece.data, piece.cursor
+    return seen.decode().strip()

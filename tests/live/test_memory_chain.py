@@ -1,0 +1,39 @@
+"""Memory by the hundred megabytes, through generations of copies."""
+
+from __future__ import annotations
+
+from tests.live.lives import Life, ask
+
+_MIB = 256
+_HOLDER = f"""
+import hashlib, os, sys
+held = bytearray().join(os.urandom(1 << 20) for _ in range({_MIB}))
+for line in sys.stdin:
+    word, _, value = line.strip().partition(" ")
+    if word == "sum":
+        print(hashlib.blake2b(held).hexdigest(), flush=True)
+    elif word == "set":  # a page of its own for each generation
+        at = int(value) * 40_000_000
+        held[at : at + 4096] = hashlib.blake2b(value.encode()).digest() * 64
+        print(hashlib.blake2b(held).hexdigest(), flush=True)
+"""
+
+
+def test_five_generations_each_a_fork_of_the_one_before(life: Life) -> None:
+    session = life.begin()
+    session.spawn("holder", ["python3", "-c", _HOLDER], stdin=True)
+    expected = ask(session.job("holder"), "sum")
+    family = [(session, expected)]
+    for generation in range(1, 6):
+        (child,) = family[-1][0].fork(1)
+        assert ask(child.job("holder"), "sum") == family[-1][1]
+        changed = ask(child.job("holder"), f"set {generation}")
+        assert changed != family[-1][1]
+        family.append((child, changed))
+    for member, known in family:  # none was changed by its descendants
+        assert ask(member.job("holder"), "sum") == known
+    last = family[-1][0].commit("the last")
+    life.kill()
+    restored = life.hub.session(session.name)
+    restored.restore(last.oid)
+    assert ask(restored.job("holder"), "sum") == family[-1][1]
