@@ -1,6 +1,6 @@
 """`python -m ortet`."""
 
-from ortet.surface.cli import main
+from ortet.surface.front import main
 
 if __name__ == "__main__":
     main()

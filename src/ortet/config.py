@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str | None = None
     author: str | None = None
     watch: bool = True
+    agent_idle: Size = 900  # seconds after which the host agent ends by itself
 
 
 def store_url(
@@ -198,7 +199,7 @@ def open_hub(
 
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
-    settings = _settings(root)
+    settings = read_settings(root)
     clock = clock or SystemClock()
     catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
     trees = Trees(objects)
@@ -322,7 +323,7 @@ def _strongest(engine: Callable[[str], Engine]) -> str:
     return "overlay" if all(c.ok for c in engine("overlay").probe()) else "folder"
 
 
-def _settings(root: Path) -> Settings:
+def read_settings(root: Path) -> Settings:
     file = root / "config.toml"
     if not os.path.lexists(file):
         return Settings()

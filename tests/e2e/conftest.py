@@ -38,6 +38,7 @@ class Ortet:
         kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "COVERAGE_PROCESS_START")
         self.env = {name: os.environ[name] for name in kept if name in os.environ}
         self.env |= {"HOME": str(home), "LC_ALL": "C.UTF-8", "ORTET_AUTHOR": "tester"}
+        self.env["ORTET_AGENT"] = "off"  # but where it is what is tested
 
     def argv(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "ortet", *args]

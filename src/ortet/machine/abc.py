@@ -171,6 +171,16 @@ class Machine(ABC):
         )
 
     @property
+    def pid(self) -> int:
+        """The host's number of a live machine's pid 1; 0 for one without."""
+        return 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether no other process has left its files half-way: then it must be opened anew."""
+        return True
+
+    @property
     @abstractmethod
     def losses(self) -> list[Loss]:
         """What the last freeze could not capture."""

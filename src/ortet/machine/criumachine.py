@@ -159,6 +159,10 @@ class CriuMachine(OverlayMachine):
         return self._running
 
     @property
+    def pid(self) -> int:
+        return self._guard.pid
+
+    @property
     def indoors(self) -> Indoors:
         """Its pid 1, to be asked."""
         return self._guard.indoors

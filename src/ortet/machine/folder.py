@@ -172,6 +172,10 @@ class FolderMachine(Machine):
         return HostSeat(self.engine, self.path)
 
     @property
+    def sound(self) -> bool:
+        return not (self._home / _STAGE / _BEGIN).exists()
+
+    @property
     def losses(self) -> list[Loss]:
         return list(self._losses)
 

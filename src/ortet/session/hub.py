@@ -193,9 +193,9 @@ class Hub(Minding, Keeping, Custody, Asides):
         with workspace:
             yield workspace
 
-    def opened(self, name: str) -> list[Workspace]:
-        """The workspaces of this name that this hub has open."""
-        return [workspace for workspace in self._open if workspace.name == name]
+    def opened(self, name: str = "") -> list[Workspace]:
+        """The workspaces of this name, or all, that this hub has open."""
+        return [workspace for workspace in self._open if name in ("", workspace.name)]
 
     def fork(
         self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int

@@ -133,6 +133,12 @@ class Minding:
             return None
         return self.session(row.name, agent=row.agent)
 
+    def let_go(self) -> None:
+        """Pause every session that is open here, for whoever wants it; the hub stays open."""
+        if self._sessions is not None:
+            self._sessions.close()
+            self._sessions = None
+
     def is_open(self, session: str) -> bool:
         """Whether a living process, here or elsewhere, has the session of this id open."""
         check_text(session=session)

@@ -48,6 +48,15 @@ class Turn:
         """For the time of a restore, or of undoing one."""
         yield from self._hold(fcntl.LOCK_EX)
 
+    def let_go(self) -> None:
+        """Nothing is being done with the machine: others may remove it meanwhile."""
+        fcntl.flock(self._open, fcntl.LOCK_UN)
+
+    def take_again(self) -> bool:
+        """After `let_go`; False when it was removed."""
+        fcntl.flock(self._open, fcntl.LOCK_SH)
+        return bool(os.fstat(self._open).st_nlink)
+
     def close(self) -> None:
         os.close(self._turn)
         os.close(self._open)

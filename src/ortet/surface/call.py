@@ -87,17 +87,24 @@ class Call:
         history of the one it was copied from. One that only looks leaves it alone.
         """
         if name is not None:
-            return self.hub.workspace(name=name)
+            row = self.hub.registry.need(name)
+            return self.opened(row) or self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
             raise _no_workspace(self.here)
         said = self._said(pointer)
-        workspace = self.hub.reopen(said or "", pointer.directory)
+        located = self.hub.locate(said or "", pointer.directory)
+        workspace = self.opened(located) if located else None
+        workspace = workspace or self.hub.reopen(said or "", pointer.directory)
         if writes and said is not None and workspace.name != said:
             from ortet.pointer import write_pointer
 
             write_pointer(pointer.directory, self.hub.root, workspace.name)
         return workspace
+
+    def opened(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
+        """The workspace of this row, if it was opened by a command before this one."""
+        return None
 
     def _said(self, pointer: Pointer) -> str | None:
         """The workspace a pointer names; None when we are told to use another store than its."""

@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Store": {
         "cmd_store": ("verify", "sweep", "export", "import", "stats"),
         "cmd_doctor": ("doctor",),
+        "cmd_agent": ("agent",),
     },
 }
 
@@ -136,11 +137,11 @@ def _fill_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], call: Call | None = None) -> int:
     """The exit code: 0, what a command run by it returned, or the code of the error."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    call = Call()
+    call = call or Call()
     _end_in_order()
     try:
         with call:

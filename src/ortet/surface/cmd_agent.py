@@ -1,0 +1,95 @@
+"""agent: the resident process that keeps workspaces watched and machines alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ortet.errors import NotFound
+from ortet.surface import render
+from ortet.surface.call import Call, group, verb
+
+
+@group
+def agent() -> None:
+    """The resident process that makes commits fast and keeps machines alive.
+
+    `ortet commit` and `ortet status` start it; it ends after 15 minutes without a request, unless
+    machines live in it. Without it, or with ORTET_AGENT=off, they do the same themselves, slower.
+
+    \b
+    Example:
+      ortet agent status
+      ortet agent stop
+    """
+
+
+@verb("start")
+def start(call: Call) -> None:
+    """Start it now, and wait until it answers.
+
+    \b
+    Example:
+      ortet agent start
+    """
+    from ortet.surface import agentcall
+
+    told = agentcall.start(_store(call))
+    call.emit({"running": True, **told}, _lines(told))
+
+
+@verb("stop")
+def stop(call: Call) -> None:
+    """Have it close what it holds and end.
+
+    Live machines in it end too: `ortet stop NAME` commits one first.
+
+    \b
+    Example:
+      ortet agent stop
+    """
+    from ortet.surface import agentcall
+
+    ended = agentcall.stop(_store(call))
+    call.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
+
+
+@verb("status")
+def status(call: Call) -> None:
+    """Show whether it runs, and what it holds.
+
+    \b
+    Example:
+      ortet agent status --json
+    """
+    from ortet.surface import agentcall
+
+    told = agentcall.told(_store(call))
+    call.emit(
+        {"running": told is not None, **(told or {})}, _lines(told) if told else ["not running"]
+    )
+
+
+for _verb in (start, stop, status):
+    agent.add_command(_verb)
+
+
+def _store(call: Call) -> Path:
+    from ortet.config import store_path, store_url
+
+    store = store_path(store_url(cwd=call.here))
+    if not (store / "FORMAT").exists():
+        raise NotFound("no_store", f"there is no store at {store}: run `ortet init` first")
+    return store
+
+
+def _lines(told: dict[str, Any]) -> Iterator[str]:
+    age = int(time.time() - told["began"])
+    asked = render.plural(told["asked"], "request")
+    yield f"running as {told['pid']} for {age} s, {asked}"
+    for worker in told["workers"]:
+        live = render.plural(len(worker["live"]), "live machine") if worker["live"] else "watched"
+        busy = f", doing {render.safe(worker['busy'])}" if worker["busy"] else ""
+        yield f"  {render.safe(worker['name'])}  {worker['pid']}  {live}{busy}"

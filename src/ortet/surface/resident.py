@@ -1,0 +1,157 @@
+"""What a worker of the host agent keeps from one command to the next: the hub, open workspaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortet.errors import OrtetError
+from ortet.surface.call import Call
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.registry import WorkspaceRow
+    from ortet.session.workspace import Workspace
+
+_OPENING = ("HOME", "XDG_CONFIG_HOME", "ORTET_CRIU", "ORTET_VAULT_KEY")
+"""Variables that an opened hub rests on."""
+
+_AUTHOR = "ORTET_AUTHOR"
+
+
+class Resident:
+    """One store's. Commands come one at a time; `rest` is called after each."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self._hub: Hub | None = None
+        self._author = ""
+        self._rests_on: object = None
+        self._kept: dict[str, tuple[Workspace, object]] = {}
+
+    def begin(self, variables: Mapping[str, str]) -> None:
+        """A command comes, from somebody with these variables, which are this process's now."""
+        rests_on = ([variables.get(name) for name in _OPENING], _looks(self.store / "config.toml"))
+        if self._hub is not None and rests_on != self._rests_on and not self.live():
+            self.close()
+        self._rests_on = rests_on
+        if self._hub is not None:
+            self._introduce(self._hub, variables)
+
+    def hub(self, *, create: bool) -> Hub:
+        """Opened at first need."""
+        if self._hub is None:
+            from ortet.config import open_hub
+
+            given = os.environ.pop(_AUTHOR, None)
+            try:
+                self._hub = open_hub(str(self.store), create=create)
+            finally:
+                if given is not None:
+                    os.environ[_AUTHOR] = given
+            self._author = self._hub.author
+            self._introduce(self._hub, os.environ)
+        return self._hub
+
+    def _introduce(self, hub: Hub, variables: Mapping[str, str]) -> None:
+        said = os.fsencode(variables.get(_AUTHOR, "")).decode("utf-8", "replace")
+        hub.author = said or self._author
+        hub.opening = dict(variables)
+
+    def take(self, row: WorkspaceRow) -> Workspace | None:
+        """The workspace as it is open, if it is what would be opened now."""
+        workspace, seen = self._kept.get(row.name, (None, None))
+        if workspace is None or self._hub is None:
+            return None
+        if workspace.row != row or seen != _looks(row.directory) or not workspace.resume():
+            self._drop(row.name)
+            return None
+        return workspace
+
+    def keep(self, workspace: Workspace) -> Workspace:
+        row = workspace.row
+        if row.name not in self._kept:
+            self._kept[row.name] = workspace, _looks(row.directory)
+        return workspace
+
+    def rest(self) -> None:
+        """Give back what others may want: sessions, private machines that do not live on, locks."""
+        hub = self._hub
+        if hub is None:
+            return
+        with suppress(OrtetError):
+            hub.let_go()
+        for workspace in hub.opened():
+            if workspace.engine == "criu":
+                self.keep(workspace)
+            elif workspace.row.files == "private":
+                self._kept.pop(workspace.name, None)
+                workspace.close()
+            elif self._kept.get(workspace.name, (None,))[0] is workspace:
+                workspace.rest()
+            else:
+                workspace.close()
+        still = {id(workspace) for workspace in hub.opened()}
+        self._kept = {n: kept for n, kept in self._kept.items() if id(kept[0]) in still}
+
+    def live(self) -> dict[str, Any]:
+        """The machines that live here, by their workspaces' names."""
+        if self._hub is None:
+            return {}
+        return {
+            one.name: {
+                "engine": one.engine,
+                "pid": one.pid,
+                "directory": str(one.row.directory),
+                "path": str(one.path),
+            }
+            for one in self._hub.opened()
+            if one.engine == "criu"
+        }
+
+    def close(self) -> None:
+        """Let go of everything."""
+        hub, self._hub, self._kept = self._hub, None, {}
+        if hub is not None:
+            hub.close()
+
+    def _drop(self, name: str) -> None:
+        workspace, _ = self._kept.pop(name)
+        workspace.close()
+
+
+class ResidentCall(Call):
+    """A call whose hub and workspaces stay."""
+
+    def __init__(self, resident: Resident) -> None:
+        super().__init__()
+        self.resident = resident
+
+    def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        from ortet.config import store_path, store_url
+
+        place = store_path(store_url(url, cwd=self.here))
+        if os.path.realpath(place) != os.path.realpath(self.resident.store):
+            return super().open_hub(url, create=create)
+        return self.resident.hub(create=create)
+
+    def opened(self, row: WorkspaceRow) -> Workspace | None:
+        return self.resident.take(row) if self.hub.root == self.resident.store else None
+
+    def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
+        found = super().workspace(name, writes=writes)
+        return self.resident.keep(found) if self.hub.root == self.resident.store else found
+
+
+def _looks(path: Path) -> object:
+    """What tells a file or directory from another that was put in its place."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    if path.is_dir():
+        return seen.st_dev, seen.st_ino
+    return seen.st_dev, seen.st_ino, seen.st_mtime_ns, seen.st_size

@@ -1,0 +1,328 @@
+"""The host agent: the same answers, sooner; gone when idle, killed or refused, nothing is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ortet as library
+
+from .conftest import Ortet
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux")
+
+_CONNECT = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sock = socket.socket(socket.AF_UNIX)
+try:
+    sock.connect(f"/proc/self/fd/{sys.argv[1]}/sock")
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+    print("said", sock.recv(100))
+except OSError as error:
+    print("refused", type(error).__name__)
+"""
+
+
+@pytest.fixture
+def agent(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+    """Started, for a workspace with one commit."""
+    ortet.env["ORTET_AGENT"] = "on"
+    ortet("init", cwd=proj)
+    ortet("agent", "start", cwd=proj)
+    ortet("commit", "-m", "first", cwd=proj)
+    yield ortet
+    if ortet.store.exists():
+        ortet("agent", "stop", cwd=ortet.home)
+
+
+@pytest.fixture
+def proj(tmp_path: Path) -> Path:
+    place = tmp_path / "proj"
+    place.mkdir()
+    (place / "a.txt").write_text("one\n")
+    return place
+
+
+def told(ortet: Ortet, place: Path) -> Any:
+    return ortet.json("agent", "status", cwd=place)
+
+
+def worker(ortet: Ortet, place: Path) -> int:
+    return int(told(ortet, place)["workers"][0]["pid"])
+
+
+@contextmanager
+def ended_by(pid: int) -> Iterator[None]:
+    """The block, or the passing of time after it, ends a process."""
+    fd = os.pidfd_open(pid)
+    try:
+        yield
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert poll.poll(30_000), f"{pid} did not end"
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def its_turn(ortet: Ortet, place: Path) -> Iterator[None]:
+    """Nobody can look at the files of a workspace meanwhile: a commit of it waits."""
+    homes = ortet.store / "local" / "machines"
+    with library.open(ortet.store) as hub:
+        row = next(row for row in hub.registry.all() if row.directory == place)
+    with (homes / row.machine / "turn").open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def begin(ortet: Ortet, *args: str, cwd: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ortet.argv(*args), cwd=cwd, env=ortet.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def wait_until_busy(ortet: Ortet, place: Path, name: str) -> int:
+    """Until a worker is at work; its pid."""
+    for _ in range(500):
+        for one in told(ortet, place)["workers"]:
+            if one["name"] == name and one["busy"]:
+                return int(one["pid"])
+    raise AssertionError(f"nobody works for {name}")
+
+
+def test_a_commit_is_the_agents_and_says_the_same(agent: Ortet, proj: Path) -> None:
+    (proj / "b.txt").write_text("two\n")
+    status = agent.json("status", cwd=proj)
+    assert [change["path"] for change in status["changes"]] == ["b.txt"]
+    made = agent.json("commit", "-m", "second", cwd=proj)
+    assert made["created"] and made["changed"] == 1
+    again = agent.json("commit", cwd=proj)
+    assert again["oid"] == made["oid"] and not again["created"]
+    assert told(agent, proj)["asked"] == 4
+    log = agent("log", "--json", cwd=proj, env={"ORTET_AGENT": "off"}).data
+    assert [commit["message"] for commit in log] == ["second", "first"]
+    agent("verify", cwd=proj)
+
+
+def test_it_has_the_callers_variables_directory_and_errors(agent: Ortet, proj: Path) -> None:
+    below = proj / "deep" / "er"
+    below.mkdir(parents=True)
+    agent("commit", "-m", "by zoë", cwd=below, env={"ORTET_AUTHOR": "zoë"})
+    (proj / "c").write_text("c")
+    agent("-C", "..", "commit", "-m", "mine", cwd=below)
+    log = agent.json("log", cwd=proj)
+    assert [commit["author"] for commit in log] == ["tester", "zoë", "tester"]
+    assert agent.kind("commit", "-w", "nobody", cwd=proj, code=4) == "no_workspace"
+    assert told(agent, proj)["asked"] == 4
+
+
+def test_another_directory_in_its_place_is_seen(agent: Ortet, proj: Path) -> None:
+    proj.rename(proj.with_name("old"))
+    shutil.copytree(proj.with_name("old"), proj)
+    shutil.rmtree(proj.with_name("old"))
+    (proj / "a.txt").write_text("another\n")
+    assert agent.json("commit", cwd=proj)["changed"] >= 1
+    (proj / "a.txt").write_text("and another\n")
+    assert agent.json("commit", cwd=proj)["changed"] == 1
+
+
+def test_a_moved_directory_keeps_its_history(agent: Ortet, proj: Path) -> None:
+    moved = proj.rename(proj.with_name("moved"))
+    (moved / "b").write_text("b")
+    agent("commit", "-m", "moved", cwd=moved)
+    log = agent.json("log", cwd=moved)
+    assert [commit["message"] for commit in log] == ["moved", "first"]
+
+
+def test_what_it_holds_can_be_dropped_and_restored_by_others(agent: Ortet, proj: Path) -> None:
+    (proj / "a.txt").write_text("two\n")
+    agent("commit", "-m", "second", cwd=proj)
+    agent("rewind", cwd=proj)
+    assert (proj / "a.txt").read_text() == "one\n"
+    assert agent.json("status", cwd=proj)["clean"]
+    agent("drop", "proj", cwd=proj)
+    (proj / "a.txt").write_text("three\n")
+    assert agent.json("commit", "-m", "third", cwd=proj)["created"]
+    log = agent.json("log", cwd=proj)
+    assert [commit["message"] for commit in log] == ["third", "first"]
+
+
+def test_it_keeps_no_session_and_commits_one_that_began_later(agent: Ortet, proj: Path) -> None:
+    with library.open(agent.store) as hub:
+        with hub.session("work", workspace=proj) as session:
+            session.say("user", "hello")
+        (proj / "b").write_text("b")
+        agent("commit", "-m", "with a mind", cwd=proj)
+        with hub.session("work") as session:  # which nobody holds
+            assert [message.content for message in session.messages()] == ["hello"]
+        made = hub.log("proj", limit=1)[0]
+        assert hub.history.state(hub.refs.resolve(made)).journal
+
+
+def test_two_workspaces_side_by_side(agent: Ortet, proj: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    agent("init", cwd=other)
+    with its_turn(agent, proj):
+        waits = begin(agent, "commit", "-m", "later", cwd=proj)
+        wait_until_busy(agent, proj, "proj")
+        assert agent.json("commit", "-m", "now", cwd=other)["created"]
+        assert waits.poll() is None
+    assert waits.wait() == 0
+    waits.communicate()
+    assert len(told(agent, proj)["workers"]) == 2
+
+
+def test_an_interrupt_reaches_the_agent_which_goes_on(agent: Ortet, proj: Path) -> None:
+    with its_turn(agent, proj):
+        waits = begin(agent, "commit", "-m", "later", cwd=proj)
+        pid = wait_until_busy(agent, proj, "proj")
+        waits.send_signal(signal.SIGINT)
+        _, error = waits.communicate()
+    assert waits.returncode == 130 and error.strip() == b"interrupted"
+    assert agent.json("commit", cwd=proj)["oid"]
+    assert worker(agent, proj) == pid
+
+
+def test_a_client_that_is_gone_lets_the_agent_go_on(agent: Ortet, proj: Path) -> None:
+    (proj / "b").write_text("b")
+    with its_turn(agent, proj):
+        waits = begin(agent, "commit", "-m", "nobody's", cwd=proj)
+        wait_until_busy(agent, proj, "proj")
+        waits.kill()
+        waits.communicate()
+        while told(agent, proj)["workers"][0]["busy"]:
+            pass
+    assert agent.json("commit", "-m", "mine", cwd=proj)["message"] == "mine"
+
+
+def test_killed_in_the_middle_it_says_so_and_the_next_goes_on(agent: Ortet, proj: Path) -> None:
+    (proj / "b").write_text("b")
+    with its_turn(agent, proj):
+        waits = begin(agent, "commit", "-m", "cut", cwd=proj)
+        os.kill(wait_until_busy(agent, proj, "proj"), signal.SIGKILL)
+        _, error = waits.communicate()
+    assert waits.returncode == 7 and b"repeat the command" in error
+    assert agent.json("commit", "-m", "again", cwd=proj)["created"]
+    agent("verify", cwd=proj)
+
+
+def test_without_it_the_command_does_the_work(agent: Ortet, proj: Path) -> None:
+    pid = told(agent, proj)["pid"]
+    with ended_by(worker(agent, proj)):  # which ends with its agent
+        os.kill(pid, signal.SIGKILL)
+    (proj / "b").write_text("b")
+    assert agent.json("commit", "-m", "alone", cwd=proj)["created"]
+    for _ in range(500):  # and has started another for the next
+        if told(agent, proj)["running"]:
+            break
+    assert told(agent, proj)["pid"] != pid
+    assert agent.json("commit", cwd=proj)["message"] == "alone"
+    assert told(agent, proj)["asked"] == 1
+
+
+def test_off_is_off(ortet: Ortet, proj: Path) -> None:
+    ortet("init", cwd=proj)
+    ortet("commit", "-m", "first", cwd=proj)
+    assert told(ortet, proj) == {"running": False}
+    assert not (ortet.store / "local" / "agent").exists()
+    assert ortet.json("agent", "stop", cwd=proj) == {"stopped": False}
+
+
+def test_killed_at_any_moment_no_head_is_lost(agent: Ortet, proj: Path) -> None:
+    dice = random.Random(4)
+    done: list[str] = []
+    for number in range(12):
+        for name in range(40):
+            (proj / f"f{name}").write_text(f"{number} {dice.random()}")
+        commit = begin(agent, "--json", "commit", "-m", f"step {number}", cwd=proj)
+        time.sleep(dice.uniform(0.03, 0.12))  # any moment is as good as another
+        found = told(agent, proj)
+        victims = [one["pid"] for one in found.get("workers", ())] + [found.get("pid")]
+        with suppress(ProcessLookupError, TypeError):
+            os.kill(dice.choice(victims), signal.SIGKILL)
+        commit.communicate()
+        assert commit.returncode in (0, 7)
+        agent("commit", "-m", f"step {number}", cwd=proj)
+        done.append(f"step {number}")
+        agent("agent", "start", cwd=proj)
+    log = agent.json("log", cwd=proj)
+    assert [one["message"] for one in log if one["message"] != "first"] == done[::-1]
+    agent("verify", cwd=proj)
+
+
+def test_idle_it_ends(ortet: Ortet, proj: Path) -> None:
+    ortet.env |= {"ORTET_AGENT": "on", "ORTET_AGENT_IDLE": "0.5"}
+    ortet("init", cwd=proj)
+    pid = ortet.json("agent", "start", cwd=proj)["pid"]
+    with ended_by(pid):
+        ortet("commit", "-m", "first", cwd=proj)
+    assert not (ortet.store / "local" / "agent" / "sock").exists()
+
+
+def test_it_ends_with_its_store(agent: Ortet, proj: Path) -> None:
+    with ended_by(told(agent, proj)["pid"]):
+        shutil.rmtree(agent.store)
+
+
+def test_one_of_another_version_makes_room(
+    agent: Ortet, proj: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortet.surface.agentlink import frame
+
+    with socket.socket(socket.AF_UNIX) as sock, ended_by(told(agent, proj)["pid"]):
+        monkeypatch.chdir(agent.store / "local" / "agent")
+        sock.connect("sock")
+        sock.sendall(frame(["verb", "0.0.1 /elsewhere", "", "proj"]))
+        assert sock.recv(100) == b"Danother version"
+
+
+def test_a_path_of_any_length_will_do(ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+    store = tmp_path / ("s" * 120) / "store"
+    ortet.env["ORTET_AGENT"] = "on"
+    ortet("init", "--store", str(store), cwd=proj)
+    ortet("agent", "start", cwd=proj)
+    ortet("commit", cwd=proj)
+    assert told(ortet, proj)["asked"] == 1
+    ortet("agent", "stop", cwd=proj)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
+    from ortet.surface.agentlink import frame
+
+    place = agent.store / "local" / "agent"
+    hello = frame(["status", "", "", ""]).hex()
+
+    def as_nobody() -> str:
+        fd = os.open(place, os.O_PATH)
+        argv = [sys.executable, "-c", _CONNECT, str(fd), hello]
+        try:
+            done = subprocess.run(argv, pass_fds=[fd], capture_output=True, check=True, text=True)
+        finally:
+            os.close(fd)
+        return done.stdout
+
+    assert as_nobody() == "refused PermissionError\n"
+    place.chmod(0o777)
+    (place / "sock").chmod(0o777)
+    assert "pid" not in as_nobody()  # it looks at who it is before it reads
+    (proj / "b").write_text("b")
+    agent("commit", cwd=proj)  # nor is an agent trusted whose place is open to others
+    place.chmod(0o700)
+    assert told(agent, proj)["asked"] == 1
