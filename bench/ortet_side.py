@@ -87,16 +87,29 @@ def _command(plan: Plan, home: Path) -> Iterator[Sample]:
     if not plan.wants("command"):
         return
     files, changes = workspace.copy(plan.scene, home / "files"), Changes(plan.scene)
-    program, env = str(Path(sys.executable).with_name("ortet")), {"ORTET_URL": str(home / "store")}
-    for words in (["init"], ["commit", "-q", "-m", "first"]):
-        measure.command([program, "-C", str(files), *words], env=env)
+    program = str(Path(sys.executable).with_name("ortet"))
+    env = {"ORTET_URL": str(home / "store"), "ORTET_AGENT": "off"}
+
+    def ortet_(*words: str) -> float:
+        return measure.command([program, "-C", str(files), *words], env=env).seconds * 1000
+
+    def commits() -> Iterator[float]:
+        for number in range(plan.counts.slow * 2):
+            measure.command(["sh", "-c", changes.one(number)], cwd=files)
+            yield ortet_("commit", "-q", "-m", "step")
+
+    ortet_("init")
+    ortet_("commit", "-q", "-m", "first")
     measure.settle_disk()
-    values = []
-    for number in range(plan.counts.slow * 2):
-        measure.command(["sh", "-c", changes.one(number)], cwd=files)
-        spent = measure.command([program, "-C", str(files), "commit", "-q", "-m", "step"], env=env)
-        values.append(spent.seconds * 1000)
+    values = list(commits())
     yield Sample("command", "ortet commit", values)
+    env["ORTET_AGENT"] = "on"
+    ortet_("agent", "start")
+    try:
+        ortet_("commit", "-q")  # by which it begins to watch
+        yield Sample("command-agent", "ortet commit", list(commits()))
+    finally:
+        ortet_("agent", "stop")
     version = [measure.command([program, "--version"]).seconds * 1000 for _ in values]
     yield Sample("version", "ortet --version", version)
 

@@ -87,6 +87,13 @@ ROWS = (
         both(within("inplace", 5, system="ortet folder, watcher"), scan_beats_git),
     ),
     Row("command", "`ortet commit` as a command, wall", "ms", "≤ 250", within("command", 250)),
+    Row(
+        "command-agent",
+        "the same with the host agent",
+        "ms",
+        "≤ 120",
+        within("command-agent", 120),
+    ),
     Row("version", "`ortet --version`, wall", "ms", "≤ 150", within("version", 150)),
     Row("commit-40", "40 changed files, overlay", "ms", "≤ 5", within("commit-40", 5)),
     Row(

@@ -125,6 +125,7 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.delenv("ORTET_URL", raising=False)
+    monkeypatch.setenv("ORTET_AGENT", "off")  # a page that shows it starts it itself
     monkeypatch.chdir(place)
     execute(page, place)
 

@@ -62,15 +62,10 @@ class FolderEngine(Engine):
         self._watch = watch
 
     def probe(self) -> list[Capability]:
-        able = os.scandir in os.supports_fd and os.open in os.supports_dir_fd
-        return [
-            Capability(
-                "folder",
-                ok=able,
-                detail="" if able else "Python cannot open files relative to a directory here",
-                fix="" if able else "use a POSIX system",
-            )
-        ]
+        if os.scandir in os.supports_fd and os.open in os.supports_dir_fd:
+            return [Capability("folder", ok=True)]
+        why = "Python cannot open files relative to a directory here"
+        return [Capability("folder", ok=False, detail=why, fix="use a POSIX system")]
 
     def open(self, spec: Spec) -> FolderMachine:
         _recover(spec.home)

@@ -13,6 +13,7 @@ from ortet.given import TEXT, must_be
 from ortet.ids import Oid
 from ortet.machine.abc import Command, Machine, Report
 from ortet.session.onbranch import OnBranch
+from ortet.session.turns import Turn
 
 if TYPE_CHECKING:
     from ortet.machine.jobs import Job, JobInfo, Process
@@ -26,6 +27,8 @@ class Alive(OnBranch):
 
     They are part of every commit of an engine that carries processes; the others refuse them.
     """
+
+    _turn: Turn
 
     def spawn(
         self,
@@ -102,6 +105,28 @@ class Alive(OnBranch):
             losses=[loss for loss in report.losses if loss.path not in names],
             started=[*report.started, *sorted(names)],
         )
+
+    @property
+    def pid(self) -> int:
+        """The host's number of the process that keeps its programs; 0 where there is none."""
+        return self._live().pid
+
+    def rest(self) -> None:
+        """Nothing is being done with it for a while: others may drop it. `resume` goes on."""
+        self._turn.let_go()
+
+    def resume(self) -> bool:
+        """After `rest`: see where its branch is. False when it was dropped, or another process was
+        killed while it moved the files: then it is to be opened anew."""
+        if not self._turn.take_again() or not self._live().sound:
+            return False
+        self.company = self.hub.company(self.name)
+        self.look()
+        self.come_back()
+        return True
+
+    @abstractmethod
+    def come_back(self) -> Alive: ...
 
     @abstractmethod
     def _live(self) -> Machine: ...

@@ -81,11 +81,6 @@ class Workspace(Seated):
         return self._machine.path
 
     @property
-    def pid(self) -> int:
-        """The first process of a live machine, as the host sees it; 0 where none lives on."""
-        return self._live().pid
-
-    @property
     def head(self) -> CommitInfo | None:
         self.look()
         return self.hub.history.info(self._head.oid) if self._head else None
@@ -242,20 +237,6 @@ class Workspace(Seated):
             self.hub.forget(self)
             self._end_kernels()
             Live(self._machine, self._turn).close()
-
-    def rest(self) -> None:
-        """Nothing is being done with it for a while: others may drop it. `resume` goes on."""
-        self._turn.let_go()
-
-    def resume(self) -> bool:
-        """After `rest`: see where its branch is; False when it was dropped, or another
-        process was killed while it moved the files: then it is to be opened anew."""
-        if not self._turn.take_again() or not self._machine.sound:
-            return False
-        self.company = self.hub.company(self.name)
-        self.look()
-        self.come_back()
-        return True
 
     # what merging is made of
 
