@@ -398,7 +398,7 @@ def test_killed_in_the_middle(
 def test_layers_of_forks_are_not_pruned(
     kernel: Kernel, engine: OverlayEngine, machine: OverlayMachine
 ) -> None:
-    machine.run("(exec >> log; sleep 1000) </dev/null 2>/dev/null &")
+    machine.run("touch log; (exec >> log; sleep 1000) </dev/null 2>/dev/null &")
     (fork,) = kernel.fork()
     kernel.run("open('new', 'w').write('n')")
     engine.prune()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ortet.errors import Conflict, Diverged, Invalid, NotFound, Unsupported
+from ortet.errors import Conflict, Diverged, Invalid, NotFound, Unavailable, Unsupported
+from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
@@ -269,3 +270,70 @@ def test_variables_are_unpickled_inside_only(s: Session, tmp_path: Path) -> None
     s.kernel().run("1")
     assert (s.path / "harm").exists()
     assert not mark.exists()
+
+
+# in a live machine, whose processes are part of a commit
+
+
+@pytest.fixture
+def live(hub: Hub, work: Path) -> Session:
+    if not privileged():
+        pytest.skip("live machines need root")
+    return hub.session("live", workspace=work, engine="criu")
+
+
+def test_memory_is_part_of_a_commit(live: Session) -> None:
+    kernel = live.kernel()
+    kernel.run("import threading\nn = 1; lock = threading.Lock()\nprint('out')")
+    one = live.commit("one")
+    ran = kernel.run("n += 1\nprint('still heard')\nn")
+    assert (ran.value, ran.stdout) == (2, "still heard\n")
+    forks = live.fork(2)
+    for number, fork in enumerate(forks):
+        ran = fork.kernel().run(f"n += {number}\nprint('in a fork')\n(n, lock.locked())")
+        assert (ran.value, ran.stdout) == ([2 + number, False], "in a fork\n")
+    assert kernel.run("n").value == 2
+    live.restore(one.oid)
+    with pytest.raises(Invalid, match="went elsewhere"):
+        kernel.run("n")
+    again = live.kernel()
+    assert again.run("print('back')\n(n, lock.locked())").value == [1, False]
+    assert again.run("while True: pass", timeout=0.2).timed_out
+    again.close()
+    assert live.kernel().run("'n' in globals()").value is False
+
+
+def test_a_live_machine_refuses_what_it_cannot(live: Session) -> None:
+    kernel = live.kernel(keep=["n"])
+    kernel.run("n = 1")
+    with pytest.raises(Unsupported) as caught:
+        kernel.fork()
+    assert caught.value.kind == "no_kernel_fork"
+    errors: list[Conflict] = []
+
+    def commit(*_: object) -> None:
+        try:
+            live.machine.commit("while it runs")
+        except Conflict as error:
+            errors.append(error)
+
+    assert kernel.run("print('now')\nn + 1", output=commit).value == 2
+    assert errors[0].kind == "kernel_busy"
+    live.commit("now")
+    assert kernel.run("n").value == 1
+    with pytest.raises(NotFound) as missing:
+        live.kernel("other", python="/no/such/python").run("1")
+    assert missing.value.kind == "no_python"
+    with pytest.raises(NotFound, match="cannot be started"):
+        live.kernel("false", python="/bin/false").run("1")
+    with pytest.raises(Unavailable):
+        kernel.run("import os; os._exit(3)")
+    assert live.kernel().run("n").value == 1  # as it was committed
+
+
+def test_declared_variables_are_known_in_a_copy(live: Session) -> None:
+    live.kernel(keep=["n"]).run("n = 1")
+    (fork,) = live.fork(1)
+    kernel = fork.kernel()
+    kernel.run("n = 2")
+    assert [(var.name, var.kept) for var in kernel.vars()] == [("n", True)]

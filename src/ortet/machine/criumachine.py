@@ -30,6 +30,7 @@ from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import Host, check_host
 from ortet.machine.liveground import LiveGround
 from ortet.machine.liveguard import LiveGuard
+from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
 from ortet.machine.memoryrestore import read_processes, restore_to
 from ortet.machine.overlaybody import Fork
@@ -75,6 +76,7 @@ class CriuMachine(OverlayMachine):
         self._scratch: Scratch | None = None
         self._lost: list[Loss] = []
         self._doors = Doors(ground.keeper)
+        self._seat = LiveSeat(lambda: self.indoors, str(spec.path), lambda: self.path)
 
     # beginning and end
 
@@ -201,8 +203,7 @@ class CriuMachine(OverlayMachine):
         )
 
     def seat(self) -> Seat:
-        """A kernel's connection to its hub is one that CRIU could not carry."""
-        return Machine.seat(self)
+        return self._seat
 
     def expose(self, port: int, at: int = 0) -> int:
         return self._doors.open(self._guard.pid, port, at)
@@ -248,7 +249,8 @@ class CriuMachine(OverlayMachine):
             found.append((files, self._look_aside(files, images)))
 
         self._was_busy = True
-        self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
+        with self._seat.away():
+            self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
         reach("criu.dumped")
         files, covers = found[0]
         kept = keep(

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsupported
@@ -175,6 +175,10 @@ class Kernel:
         finally:
             if got:
                 self._release()
+
+    def turn(self, what: str) -> AbstractContextManager[None]:
+        """It stays idle during the block; Conflict when it is not."""
+        return self._alone(what)
 
     def retire(self) -> None:
         """Give back its descriptors, as soon as no thread listens to them."""

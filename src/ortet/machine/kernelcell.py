@@ -6,8 +6,7 @@ Standard library only, for old interpreters too: a kernel's guest is given this 
 from __future__ import annotations
 
 import ast
-import asyncio
-import inspect
+import importlib
 import json
 import linecache
 import math
@@ -25,6 +24,7 @@ _LARGEST_VALUE = 16 << 20
 _FRAMES = 100
 _DEEPEST = 200
 _CELL = "<cell "
+_CO_COROUTINE = 0x80
 
 
 class Cells:
@@ -35,7 +35,7 @@ class Cells:
         self.module.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = self.module  # where pickle looks for what cells define
         self.count = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None
 
     def run(self, code: str) -> Plain:
         """The value of the last expression as `value` where it is plain data, else only `repr`."""
@@ -76,8 +76,9 @@ class Cells:
 
     def _evaluate(self, code: types.CodeType) -> Any:
         result = eval(code, self.module.__dict__)
-        if not code.co_flags & inspect.CO_COROUTINE:
+        if not code.co_flags & _CO_COROUTINE:
             return result
+        asyncio = importlib.import_module("asyncio")  # which takes megabytes, in each fork
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)

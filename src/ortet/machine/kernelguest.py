@@ -37,8 +37,11 @@ _HIGH = 200  # descriptors from here on: out of the way of programs that close t
 class Guest:
     """Answers one message at a time; forks of it go on in the same loop with another socket."""
 
-    def __init__(self, sock: socket.socket, place: str) -> None:
+    def __init__(
+        self, sock: socket.socket, place: str, listener: socket.socket | None = None
+    ) -> None:
         self._sock = _out_of_the_way(sock)
+        self._listener = listener and _out_of_the_way(listener)
         self._place = place
         self._cells = kernelcell.Cells()
         self._running = False
@@ -48,13 +51,14 @@ class Guest:
         signal.signal(signal.SIGINT, self._interrupted)
 
     def serve(self) -> None:
-        """Until the hub hangs up."""
-        wire.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
+        """Until the hub hangs up; where it listens, until the next one comes."""
+        self._greet()
         while True:
             try:
                 message, fds = wire.receive(self._sock)
             except wire.Closed:
-                os._exit(0)
+                self._await()
+                continue
             self._reap()
             try:
                 answer = getattr(self, "_do_" + message["do"])(message, fds)
@@ -65,9 +69,37 @@ class Guest:
                     with contextlib.suppress(OSError):
                         os.close(fd)
             reply, passed = answer if isinstance(answer, tuple) else (answer, [])
-            wire.send(self._sock, reply, passed)
+            with contextlib.suppress(wire.Closed):  # which the next look finds too
+                wire.send(self._sock, reply, passed)
             for fd in passed:
                 os.close(fd)
+            if message["do"] == "leave":
+                self._await()
+
+    def _greet(self) -> None:
+        with contextlib.suppress(wire.Closed):
+            wire.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
+
+    def _await(self) -> None:
+        """Nothing that leads out of the machine is open meanwhile: it can be frozen."""
+        if self._listener is None:
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (1, 2):
+            os.dup2(null, number)
+        os.close(null)
+        self._sock.close()
+        self._sock = _out_of_the_way(self._listener.accept()[0])
+        self._greet()
+
+    def _do_leave(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        _flush()
+        return {}
+
+    def _do_streams(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        for number, fd in enumerate(fds, 1):
+            os.dup2(fd, number)
+        return {}
 
     # running
 
@@ -203,13 +235,14 @@ def _opened(place: str) -> tuple[list[Open], list[str]]:
             opened.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
         elif stat.S_ISDIR(now.st_mode):
             opened.append((fd, path, flags, -1))
-    with open("/proc/self/maps", "rb") as maps:
-        for line in maps:
-            fields = line.rstrip(b"\n").split(None, 5)
-            if len(fields) == 6 and fields[1][1:4:2] == b"ws":
-                path = os.fsdecode(fields[5])
-                if path.startswith(place + "/"):
-                    stuck.append(path + " (mapped)")
+    with open("/proc/self/maps", "rb") as file:
+        maps = file.read()
+    for line in maps.splitlines() if os.fsencode(place) + b"/" in maps else ():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[1][1:4:2] == b"ws":
+            path = os.fsdecode(fields[5])
+            if path.startswith(place + "/"):
+                stuck.append(path + " (mapped)")
     return opened, stuck
 
 
@@ -253,16 +286,16 @@ def _end_with(sock: socket.socket) -> None:
     fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def main(sock: socket.socket, place: str, *, alone: bool) -> None:
+def main(
+    sock: socket.socket, place: str, *, alone: bool, listener: socket.socket | None = None
+) -> None:
     """Never returns."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.reconfigure(  # type: ignore[union-attr]
                 encoding="utf-8", errors="surrogateescape", line_buffering=True
             )
-    guest = Guest(sock, place)
+    guest = Guest(sock, place, listener)
     if alone:
         _end_with(guest._sock)
-    with contextlib.suppress(wire.Closed):
-        guest.serve()
-    os._exit(0)
+    guest.serve()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from ortet.machine import wire
 from ortet.machine.abc import Output
 from ortet.machine.command import Kept
+from ortet.machine.seat import Ends, Entered
 
 LIMIT = 8 << 20
 """Bytes of each stream that a Ran keeps; `output` sees all of them."""
@@ -48,27 +48,62 @@ class Said(NamedTuple):
     timed_out: bool
 
 
-class Ends(NamedTuple):
-    """Our ends of a kernel's socket and streams, and its own."""
-
-    sock: socket.socket
-    out: int
-    err: int
-    theirs: list[int]  # stdout, stderr, socket
-
-
 class Link:
     """One at a time converses; `interrupt` and `kill` may come from any thread."""
 
-    def __init__(self, ends: Ends, pid: int, pidfd: int, mark: str) -> None:
-        self.pid = pid
+    left = False  # for a freeze
+
+    def __init__(self, entered: Entered, mark: str) -> None:
+        self.pid = entered.pid
         self.mark = mark
-        self.pidfd = pidfd
+        self.pidfd = entered.pidfd
         self._lock = threading.Lock()
+        self._take(entered.ends)
+
+    def _take(self, ends: Ends) -> None:
         self._sock = ends.sock
         self._streams = {ends.out: "stdout", ends.err: "stderr"}
+        self._theirs = ends.theirs  # which it has yet to be given
         for fd in self._streams:
             os.set_blocking(fd, False)
+
+    def greet(self, timeout: float) -> None:
+        """Wait until it speaks first, and give it the streams it was not started with."""
+        self.converse(None, timeout=timeout)
+        if self._theirs:
+            try:
+                self.converse({"do": "streams"}, self._theirs, timeout=timeout)
+            finally:
+                self._drop_theirs()
+
+    def leave(self) -> None:
+        """Hang up, so that nothing of it leads out of its machine."""
+        self.converse({"do": "leave"}, timeout=_PART)
+        self.left = True
+        with suppress(OSError):
+            self._sock.settimeout(_PART)
+            while self._sock.recv(1):
+                pass
+        self._hang_up()
+
+    def rejoin(self, entered: Entered, timeout: float) -> None:
+        """Afterwards; it is the same process."""
+        os.close(entered.pidfd)
+        self._take(entered.ends)
+        self.greet(timeout)
+        self.left = False
+
+    def _hang_up(self) -> None:
+        self._sock.close()
+        for fd in self._streams:
+            os.close(fd)
+        self._streams = {}
+        self._drop_theirs()
+
+    def _drop_theirs(self) -> None:
+        for fd in self._theirs:
+            os.close(fd)
+        self._theirs = []
 
     @property
     def alive(self) -> bool:
@@ -138,12 +173,10 @@ class Link:
     def close(self) -> None:
         """Give back descriptors; the process, if it lives, ends when it has nothing to do."""
         with self._lock:
-            self._sock.close()
+            self._hang_up()
             pidfd, self.pidfd = self.pidfd, -1
-            for fd in (*self._streams, pidfd):
-                if fd >= 0:
-                    os.close(fd)
-            self._streams = {}
+            if pidfd >= 0:
+                os.close(pidfd)
 
     def _receive(self, *, dead: bool) -> tuple[dict[str, Any], list[int]]:
         if dead and not _readable(self._sock.fileno()):
@@ -178,22 +211,6 @@ class Link:
             left = _CHUNK
             while left > 0 and (got := self._read(fd, name, kept[name], output)) > 0:
                 left -= got
-
-
-def open_ends() -> Ends:
-    ours, theirs = socket.socketpair()
-    made: list[int] = []
-    try:
-        for _ in _NAMES:
-            made += os.pipe()
-    except BaseException:
-        for fd in made:
-            os.close(fd)
-        ours.close()
-        theirs.close()
-        raise
-    out, their_out, err, their_err = made
-    return Ends(ours, out, err, [their_out, their_err, theirs.detach()])
 
 
 def _readable(fd: int, within: float = 0) -> bool:

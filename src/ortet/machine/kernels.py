@@ -17,8 +17,8 @@ from ortet.errors import Conflict, NotFound, OrtetError, Refused, Unavailable
 from ortet.ids import Oid, Random
 from ortet.machine.command import environment
 from ortet.machine.kernel import Kernel
-from ortet.machine.kernellink import Ends, Gone, Link, open_ends
-from ortet.machine.seat import Branch, Seat, python_of
+from ortet.machine.kernellink import Gone, Link
+from ortet.machine.seat import Branch, Entered, Seat, close_ends, open_ends, python_of
 
 _START = 30.0  # seconds; a start takes a tenth of one
 _MOST = 1024
@@ -39,15 +39,26 @@ def _read(size):
             os._exit(0)
         data += part
     return data
-_sock = socket.socket(fileno=int(os.environ.pop("ORTET_KERNEL_FD", "3")))
-_sock.set_inheritable(False)
+_at, _listener = os.environ.pop("ORTET_KERNEL_AT", ""), None
+if _at:
+    if os.path.lexists(_at):
+        os.unlink(_at)
+    _listener = socket.socket(socket.AF_UNIX)
+    _listener.bind(_at)
+    _listener.listen()
+    _sock = _listener.accept()[0]
+else:
+    _sock = socket.socket(fileno=int(os.environ.pop("ORTET_KERNEL_FD", "3")))
+    _sock.set_inheritable(False)
 _given = json.loads(_read(int.from_bytes(_read(4), "big")).decode())
 for _name, _text in _given["modules"]:
     _made = sys.modules["_ortet_" + _name] = types.ModuleType("_ortet_" + _name)
     exec(compile(_text, "<ortet %s>" % _name, "exec"), _made.__dict__)
 sys.modules["_ortet_boot"] = sys.modules["__main__"]
 sys.path[:] = _path
-sys.modules["_ortet_kernelguest"].main(_sock, _given["place"], alone=_given["alone"])
+sys.modules["_ortet_kernelguest"].main(
+    _sock, _given["place"], alone=_given["alone"], listener=_listener
+)
 """
 
 
@@ -71,6 +82,8 @@ class Kernels:
         self._forks: dict[str, Kernel] = {}
         self._numbers: dict[str, int] = {}  # of the last fork of each name
         self._change = threading.RLock()
+        self._away: ExitStack | None = None
+        seat.around_freeze(self.leave, self.welcome)
 
     def get(
         self, name: str, *, python: str | None = None, env: Mapping[str, str | None] | None = None
@@ -83,9 +96,10 @@ class Kernels:
             if known is not None:
                 known.close()
             self._room(1)
-            kernel = self._start(name, python, env or {})
+            found = self._find(name)
+            kernel = found or self._start(name, python, env or {})
             self._named[name] = kernel
-            return kernel, True
+            return kernel, found is None
 
     def alive(self) -> list[Kernel]:
         """Those on the machine's own files."""
@@ -94,6 +108,31 @@ class Kernels:
     def close(self, why: str = "the workspace was closed: open it again") -> None:
         for kernel in [*self._named.values(), *self._forks.values()]:
             kernel.end(f"kernel {kernel.name!r} is closed: {why}")
+
+    # around a freeze
+
+    def leave(self) -> None:
+        """Have no connection to the machine; Conflict while one of them runs code."""
+        with ExitStack() as stack:
+            stack.enter_context(self._change)
+            living = self.alive()
+            for kernel in living:
+                stack.enter_context(kernel.turn("be frozen"))
+            stack.callback(self._rejoin, living)
+            for kernel in living:
+                kernel.link.leave()
+            self._away = stack.pop_all()
+
+    def welcome(self) -> None:
+        away, self._away = self._away, None
+        if away is not None:
+            away.close()
+
+    def _rejoin(self, living: list[Kernel]) -> None:
+        for kernel in living:
+            with suppress(Gone, OSError):  # then it is found to be gone when it is used
+                if kernel.link.left and (entered := self._seat.find(kernel.name)) is not None:
+                    kernel.link.rejoin(entered, _START)
 
     # for Kernel
 
@@ -192,40 +231,44 @@ class Kernels:
     def _start(self, name: str, python: str | None, env: Mapping[str, str | None]) -> Kernel:
         program = python_of(self._seat, python)
         mark = self._random(8).hex()
-        ends = open_ends()
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            pid, pidfd = self._seat.launch(
-                [program, "-c", _BOOT], env=environment(env, mark), fds=[null, *ends.theirs]
-            )
+            entered = self._seat.enter(name, [program, "-c", _BOOT], env=environment(env, mark))
         except OSError as error:
-            _close(ends)
             raise NotFound(
                 "no_python",
                 f"{program} cannot be started inside the machine ({error.strerror}): give "
                 "python='…', the path of an interpreter there",
             ) from error
-        except BaseException:
-            _close(ends)
-            raise
-        finally:
-            for fd in (null, *ends.theirs):
-                os.close(fd)
-        kernel = Kernel(self, name, Link(ends, pid, pidfd, mark), launched=True)
+        launched = not self._seat.carries
+        kernel = Kernel(self, name, Link(entered, mark), launched=launched)
         try:
-            ends.sock.sendall(_package(self._seat))
-            kernel.link.converse(None, timeout=_START)
+            entered.ends.sock.sendall(_package(self._seat))
+            kernel.link.greet(_START)
         except (Gone, OSError) as error:
-            words = kernel.link.last_words().strip()[-1000:]
+            words = self._seat.last_words(name) or kernel.link.last_words()
             kernel.close()
             raise Unavailable(
                 "kernel_not_started",
-                f"{program} did not become a kernel: {words or 'it ended without a word'}; give "
-                "python='…', an interpreter of version 3.8 or later",
+                f"{program} did not become a kernel: "
+                f"{words.strip()[-1000:] or 'it ended without a word'}; give python='…', an "
+                "interpreter of version 3.8 or later",
             ) from error
         except BaseException:
             kernel.close()
             raise
+        return kernel
+
+    def _find(self, name: str) -> Kernel | None:
+        """One that came with the machine's processes."""
+        entered = self._seat.find(name)
+        if entered is None:
+            return None
+        kernel = Kernel(self, name, Link(entered, ""))
+        try:
+            kernel.link.greet(_START)
+        except (Gone, OSError):
+            kernel.close()
+            return None
         return kernel
 
     def _fork(self, kernel: Kernel, branch: Branch) -> Kernel:
@@ -244,12 +287,13 @@ class Kernels:
                     "close other forks, or raise the limits of processes and memory",
                 )
         except BaseException:
-            _close(ends)
+            close_ends(ends)
             raise
         finally:
             for fd in ends.theirs:
                 os.close(fd)
-        link = Link(ends, int(said.reply["pid"]), said.fds[0], mark)
+        ours = ends._replace(theirs=[])
+        link = Link(Entered(ours, int(said.reply["pid"]), said.fds[0]), mark)
         self._numbers[kernel.name] = number = self._numbers.get(kernel.name, 0) + 1
         fork = Kernel(self, f"{kernel.name}/{number}", link, branch=branch)
         fork.keeping = list(kernel.keeping)
@@ -288,12 +332,6 @@ def _package(seat: Seat) -> bytes:
     given = {"modules": texts, "place": seat.place, "alone": not seat.contained}
     body = json.dumps(given).encode()
     return struct.pack("!I", len(body)) + body
-
-
-def _close(ends: Ends) -> None:
-    ends.sock.close()
-    os.close(ends.out)
-    os.close(ends.err)
 
 
 def _name_of(number: int) -> str:

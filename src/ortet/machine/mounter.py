@@ -83,7 +83,7 @@ class Mounter:
             os.fchdir(self._here)  # which the copy of a namespace takes along
             self._kernel.unshare(mounts.CLONE_NEWNS)
             try:
-                self._kernel.unmount(self.place, lazy=True)
+                # over the old one: to unmount that here first would take as long again
                 self._kernel.mount("ortet", self.place, "overlay", 0, options)
                 opened.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                 opened.append(os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC))

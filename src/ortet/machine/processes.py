@@ -62,8 +62,10 @@ def marks(pid: int) -> list[str]:
 def mapped(below: str) -> list[str]:
     """Files below a directory that some process may be storing into through memory."""
     paths: set[str] = set()
+    key = os.fsencode(below).replace(b"\n", rb"\012")
     for one in _at_home():
-        for line in read(f"/proc/{one.pid}/maps").splitlines():
+        maps = read(f"/proc/{one.pid}/maps")
+        for line in maps.splitlines() if key in maps else ():
             fields = line.split(None, 5)
             if len(fields) == 6 and fields[1][1:4:2] == b"ws":
                 paths.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,6 +40,23 @@ class Grown(msgspec.Struct, frozen=True):
     moved: bool
 
 
+class Ends(NamedTuple):
+    """Our ends of a kernel's socket and streams; `theirs` are the others, not yet given away."""
+
+    sock: socket.socket
+    out: int
+    err: int
+    theirs: list[int]
+
+
+class Entered(NamedTuple):
+    """A kernel's process, and how to reach it."""
+
+    ends: Ends
+    pid: int
+    pidfd: int
+
+
 class Seat(ABC):
     """One thread at a time, but for `end`. `place` is the workspace as processes inside see it,
     `view` where the host can read it."""
@@ -46,6 +65,37 @@ class Seat(ABC):
     place: str
     view: Path
     contained = True  # its processes end with the hub by themselves
+    carries = False  # its processes are part of what is frozen
+
+    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
+        """Start an interpreter. OSError when it cannot be executed."""
+        del name
+        ends = open_ends()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        out, err, sock = ends.theirs
+        try:
+            pid, pidfd = self.launch(argv, env=env, fds=[null, out, err, sock])
+        except BaseException:
+            close_ends(ends)
+            raise
+        finally:
+            for fd in (null, out, err, sock):
+                os.close(fd)
+        return Entered(ends._replace(theirs=[]), pid, pidfd)
+
+    def find(self, name: str) -> Entered | None:
+        """One that is there already, as after a restore of a machine with its processes."""
+        del name
+        return None
+
+    def last_words(self, name: str) -> str:
+        """What one that did not start said, where it cannot be read at its streams."""
+        del name
+        return ""
+
+    def around_freeze(self, leave: Callable[[], None], welcome: Callable[[], None]) -> None:
+        """To be called before and after what lives here is frozen."""
+        del leave, welcome
 
     @abstractmethod
     def launch(
@@ -105,15 +155,15 @@ class HostSeat(Seat):
     def launch(
         self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
     ) -> tuple[int, int]:
-        socket = fds[FDS - 1]
+        number = fds[FDS - 1]
         process = subprocess.Popen(
             list(argv),
             cwd=self.place,
-            env={**env, "ORTET_KERNEL_FD": str(socket)},
+            env={**env, "ORTET_KERNEL_FD": str(number)},
             stdin=fds[0],
             stdout=fds[1],
             stderr=fds[2],
-            pass_fds=[socket],
+            pass_fds=[number],
             start_new_session=True,
         )
         try:
@@ -151,6 +201,28 @@ class HostSeat(Seat):
 
     def drop(self, branch: Branch) -> None:
         del branch
+
+
+def open_ends() -> Ends:
+    ours, theirs = socket.socketpair()
+    made: list[int] = []
+    try:
+        for _ in range(2):
+            made += os.pipe()
+    except BaseException:
+        for fd in made:
+            os.close(fd)
+        ours.close()
+        theirs.close()
+        raise
+    out, their_out, err, their_err = made
+    return Ends(ours, out, err, [their_out, their_err, theirs.detach()])
+
+
+def close_ends(ends: Ends) -> None:
+    ends.sock.close()
+    os.close(ends.out)
+    os.close(ends.err)
 
 
 def python_of(seat: Seat, asked: str | None) -> str:

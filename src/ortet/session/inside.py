@@ -28,8 +28,9 @@ class Inside(Tending):
     ) -> SessionKernel:
         """A Python interpreter that stays, in the machine; its runs are journaled as commands are.
 
-        It is not part of a commit, but the variables named by `keep` are: after a restore, or in a
-        fork of the session, a new interpreter begins with them. It starts at its first run.
+        The variables named by `keep` are part of a commit: after a restore, or in a fork of the
+        session, a new interpreter begins with them. Where an engine carries processes, all of it
+        is. It starts at its first run.
         """
         from ortet.session.interpreters import Interpreters  # here: most sessions have none
 

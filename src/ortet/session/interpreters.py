@@ -64,8 +64,7 @@ class Interpreters:
     def start(self, kernel: SessionKernel) -> Kernel:
         """The interpreter itself, with the variables that were kept for one of its name."""
         live, new = self._machine().start_kernel(kernel.name, python=kernel.python, env=kernel.env)
-        if new:
-            self._load(kernel, live)
+        self._load(kernel, live, new=new)
         return live
 
     def replaced(self, old: SessionKernel, by: SessionKernel) -> None:
@@ -94,7 +93,8 @@ class Interpreters:
             kernel.leave(why)
         self._known = {}
 
-    def _load(self, kernel: SessionKernel, live: Kernel) -> None:
+    def _load(self, kernel: SessionKernel, live: Kernel, *, new: bool) -> None:
+        """One that came with the machine's processes has them, and is told their names only."""
         data = self._find(_KEPT + kernel.name)
         names: list[str] = []
         kernel.lost = []
@@ -107,13 +107,14 @@ class Interpreters:
                 raise Corrupt(
                     "bad_kernel", f"the kept variables of {kernel.name!r} cannot be read: {error}"
                 ) from error
-            with tempfile.TemporaryFile() as file:
-                file.write(body)
-                file.seek(0)
-                kernel.lost = [*missing, *live.load(file, variables)]
+            if new:
+                with tempfile.TemporaryFile() as file:
+                    file.write(body)
+                    file.seek(0)
+                    kernel.lost = [*missing, *live.load(file, variables)]
             names = [one["name"] for one in variables] + [var.name for var in missing]
         live.keeping = list(kernel.declared if kernel.declared is not None else names)
-        if kernel.declared is None or set(kernel.declared) == set(names):
+        if new and (kernel.declared is None or set(kernel.declared) == set(names)):
             kernel.saved = (live.link.pid, live.runs, *live.keeping)
 
 

@@ -112,6 +112,8 @@ class Moving(Surrounded):
         self._budget.count()  # a killed process's time is counted from here on
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
+        if target != safety and "mind" in parts:
+            self._leave_behind(verb)
         processes = "processes" in parts
         if target != safety and files is not None and parts & MACHINE:
             if "mind" in parts:
@@ -121,14 +123,12 @@ class Moving(Surrounded):
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole="files" in parts)
-        if target != safety and "mind" in parts:
-            self._leave_behind(verb)
         deeds = self._deeds.since(self.line.base.seq)
         around = self._since_restore(mind="mind" in parts)
         return Restored(to_hex(target), report, deeds, staying(self, deeds), around)
 
     def _leave_behind(self, verb: str) -> None:
-        """What belongs to the state that it was in, and to no other."""
+        """What belongs to the state that it is in, and to no other: that is committed."""
 
     def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
         with self._hub.writing():
