@@ -1,5 +1,5 @@
 """bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
-files and sessions, so that a run of one leaves the figures of the other as they are."""
+files, sessions and live machines: a run of one leaves the figures of the others as they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+import live_rows
 import rows as file_rows
 import session_rows
 from measure import Sample
@@ -57,7 +58,19 @@ time, sealed; *trimmed*: after `hub.retain()`, which forgets rows that commits h
 """,
     session_rows.ROWS,
 )
-PARTS = {part.key: part for part in (FILES, SESSION)}
+LIVE = Part(
+    "live",
+    "Live machines",
+    """\
+Ortet and raw CRIU on the same running processes, in turn, with the same flags and with workers
+that were started before. Raw CRIU copies the upper directories (`cp -a`) while the processes stand
+still, and restores beside them; *storing* is a second, durable copy of its images, without
+compression or deduplication. Ortet's commits are durable. Frozen is the longest time in which a
+program inside, that looks at the clock every half millisecond, did not run.
+""",
+    live_rows.ROWS,
+)
+PARTS = {part.key: part for part in (FILES, SESSION, LIVE)}
 
 
 def line(sample: Sample) -> str:

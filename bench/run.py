@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import host
+import live_plan
+import live_side
 import measure
 import ortet_side
 import peer_side
@@ -67,7 +69,20 @@ def of_session(options: argparse.Namespace, cache: Path, place: Path) -> Measure
     return facts, session_side.all_rows(plan)
 
 
-MEASURE = {"files": of_files, "session": of_session}
+def of_live(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    from ortet.machine.crius import find_criu, probe_criu
+
+    del cache
+    program = find_criu()
+    for one in probe_criu(program):
+        if not one.ok:
+            raise SystemExit(f"live machines cannot be measured: {one.name}: {one.detail}")
+    counts = live_plan.QUICK if options.quick else live_plan.FULL
+    plan = live_plan.Plan(place, counts, frozenset(options.only), not options.no_peers)
+    return {"peers": host.say(program, "--version")}, live_side.all_rows(plan)
+
+
+MEASURE = {"files": of_files, "session": of_session, "live": of_live}
 
 
 def measured(part: report.Part, options: argparse.Namespace, cache: Path) -> str:

@@ -1,0 +1,83 @@
+"""CRIU on the processes of a machine of ours, with nothing of our store: dump, copy the upper
+directories while it stands still, restore beside it. Workers are ready before, as ours are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from ortet.machine import liveguard
+from ortet.machine.criumachine import CriuMachine
+from ortet.machine.home import Home
+from ortet.machine.liveguard import LiveGuard
+
+
+class Raw:
+    """One dump at a time, below `place`."""
+
+    def __init__(self, machine: CriuMachine, place: Path) -> None:
+        self._machine = machine
+        self._place = place
+        self._images = place / "images"
+        self._copy = place / "copy"
+        self._stored = place / "stored"
+        self._restored: LiveGuard | None = None
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What is not timed: empty directories, the plan of the mounts, a worker."""
+        self.close()
+        for place in (self._images, self._copy, self._stored, self._place / "work"):
+            place.mkdir(parents=True)
+        machine, ground = self._machine, self._machine._ground
+        home = Home(ground.objects, ground.trees, self._copy)
+        self._plan, covers = ground.plan(machine._spec, home, machine._standing)
+        for cover in covers:
+            cover.upper.rmdir()
+        own, names = machine._home.place, [cover.upper.name for cover in covers]
+        names.append(f"upper-{machine._standing.upper}")
+        self._uppers = [str(own / name) for name in names]
+        self._worker = ground.keeper.worker(machine._guard.pid)
+
+    def dump(self) -> None:
+        guard = self._machine._guard
+        net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
+        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
+        guard.indoors.leave()
+        try:
+            self._worker.dump(guard.pid, self._images, external=external, frozen=self._take)
+        finally:
+            guard.indoors.welcome()
+
+    def _take(self) -> None:
+        subprocess.run(["cp", "-a", *self._uppers, str(self._copy)], check=True)
+
+    def store(self) -> None:
+        """A second copy of the images, durable: the least that keeping them costs."""
+        for path in self._images.iterdir():
+            target = self._stored / path.name
+            shutil.copyfile(path, target)
+            fd = os.open(target, os.O_RDONLY)
+            os.fdatasync(fd)
+            os.close(fd)
+
+    def restore(self) -> LiveGuard:
+        ground, guard = self._machine._ground, self._machine._guard
+        self._restored = liveguard.restore(
+            ground.keeper.restorer(self._plan),
+            self._images,
+            str(self._machine._spec.path),
+            work=self._place / "work",
+            root=ground.bases.area / "root",
+            mounts=guard.external,
+        )
+        self._restored.ready()
+        return self._restored
+
+    def close(self) -> None:
+        if self._restored is not None:
+            self._restored.close()
+            self._restored = None
+        shutil.rmtree(self._place, ignore_errors=True)
