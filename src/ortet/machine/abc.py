@@ -11,6 +11,7 @@ import msgspec
 
 from ortet.errors import Unsupported
 from ortet.ids import Oid
+from ortet.machine.limits import Limits
 
 if TYPE_CHECKING:
     from ortet.machine.jobs import Job, JobInfo, Process
@@ -30,6 +31,7 @@ class Result(msgspec.Struct, frozen=True):
     stderr: str
     duration: float
     timed_out: bool = False
+    oom: bool = False  # the machine's memory limit was reached and a process of it killed
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -72,6 +74,7 @@ class Spec(msgspec.Struct, frozen=True):
     image: Oid | None = None
     scope: Literal["workspace", "host"] = "workspace"
     hide: tuple[Path, ...] = ()
+    limits: Limits = Limits()  # of an engine that can: see `ortet doctor`
 
 
 class Machine(ABC):

@@ -14,6 +14,7 @@ from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Capability, Loss, Machine, Spec
 from ortet.machine.bases import Bases
+from ortet.machine.cgroups import remove_recorded
 from ortet.machine.criumachine import FORKED, RESTORED, CriuMachine
 from ortet.machine.crius import find_criu, probe_criu
 from ortet.machine.ground import Ground
@@ -72,6 +73,13 @@ class CriuEngine(OverlayEngine):
             return super().fork(specs, standing, meanwhile, processes)
         finally:
             self._hooks = ""
+
+    def remove(self, home: Path) -> None:
+        machine = self._open.get(home)
+        if machine is not None:
+            machine.close()
+        remove_recorded(home)
+        super().remove(home)
 
     def _wake(self, machines: Sequence[OverlayMachine]) -> None:
         if len(machines) > 1:

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, OrtetError
-from ortet.graph.records import Image, Layer, Processes
+from ortet.graph.records import Image, Layer
 from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
 from ortet.machine.bases import Stack
 from ortet.machine.carried import Carried, put_services
+from ortet.machine.cgroups import Group
 from ortet.machine.command import argv_of, environment
 from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.doors import Doors
@@ -27,7 +28,7 @@ from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
 from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import JobInfo
-from ortet.machine.likehost import Host, check_host
+from ortet.machine.likehost import refuse_elsewhere
 from ortet.machine.liveground import LiveGround
 from ortet.machine.liveguard import LiveGuard
 from ortet.machine.liveseat import LiveSeat
@@ -81,20 +82,35 @@ class CriuMachine(OverlayMachine):
     # beginning and end
 
     def _guarded(self, plan: dict[str, Any]) -> LiveGuard:
+        ground, spec = self._ground, self._spec
+        asleep = bool(self._asleep)
+        group = ground.groups.make(spec.id, spec.limits, self._home.place, restoring=asleep)
+        try:
+            guard = self._restored(plan, group) if asleep else self._started(plan, group)
+        except BaseException:
+            group.close()
+            raise
+        self._lost += group.losses
+        return guard
+
+    def _started(self, plan: dict[str, Any], group: Group) -> LiveGuard:
+        hostname, place = self._spec.id[-_HOSTNAME:], str(self._spec.path)
+        return liveguard.start(self._ground.keeper.start(plan, hostname, group.paths), place, group)
+
+    def _restored(self, plan: dict[str, Any], group: Group) -> LiveGuard:
         ground = self._ground
-        if not self._asleep:
-            starting = ground.keeper.start(plan, self._spec.id[-_HOSTNAME:])
-            return liveguard.start(starting, str(self._spec.path))
         record = read_processes(ground.objects, self._asleep)
         refuse_elsewhere(record, ground.host)
         upper, objects = self._home.upper(self._standing.upper), ground.objects
         self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
-        worker = ground.keeper.restorer(plan)  # which makes its mounts while we look for the images
+        # which makes its mounts while we look for the images
+        worker = ground.keeper.restorer(plan, group.paths)
         images, self._kept = self._images_of(self._asleep)
         return liveguard.restore(
             worker,
             images,
             str(self._spec.path),
+            group=group,
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
             mounts=decode(Carried, record.jobs).mounts,
@@ -192,7 +208,9 @@ class CriuMachine(OverlayMachine):
         self._check_directory(where)
         mark = os.urandom(8).hex()
         self._busy = True
-        return self.indoors.run(
+        group = self._guard.group
+        kills = group.kills()
+        result = self.indoors.run(
             argv,
             env=environment(env or {}, mark),
             cwd=os.path.join(str(self._spec.path), where),
@@ -201,6 +219,7 @@ class CriuMachine(OverlayMachine):
             output=output,
             mark=mark,
         )
+        return group.explain(result, kills)
 
     def seat(self) -> Seat:
         return self._seat
@@ -365,15 +384,3 @@ class CriuMachine(OverlayMachine):
 
 def _files(image: Image) -> Image:
     return replace(image, services=b"", processes=b"")
-
-
-def refuse_elsewhere(record: Processes, host: Host) -> None:
-    """Conflict where this host cannot take what another has dumped."""
-    reasons = [one.text for one in check_host(record, host)]
-    if reasons:
-        raise Conflict(
-            "other_host",
-            "these processes cannot go on here: " + "; ".join(reasons) + ". Restore the files "
-            "alone with only={'files'}, or on a host like the one that made the commit",
-            reasons=reasons,
-        )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ortet.machine.abc import Capability, Engine
+from ortet.machine.cgroups import Groups, probe_limits
 from ortet.machine.client import Zygote
 from ortet.machine.clone import FICLONE
 from ortet.machine.crius import find_criu, probe_criu
@@ -43,6 +44,7 @@ def examine(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> l
                 zygote.close()
         if "criu" not in {engine.name for engine in engines}:
             found += probe_criu(find_criu(criu))
+        found += probe_limits(Groups())
         found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
     return found
 

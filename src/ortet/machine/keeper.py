@@ -110,6 +110,7 @@ class Keeper:
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         """Pid 1 of a new machine: its own program, seen from inside."""
+        join(request["groups"])
         mounter.Mounter(self._kernel, request["plan"]).build()
         raise_loopback()
         socket.sethostname(request["hostname"])
@@ -137,7 +138,9 @@ class Keeper:
         porter.serve(socket.socket(fileno=listener), machine, port)
 
     def _restorer(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """CRIU where the mounts of a machine are, and a new network for it."""
+        """CRIU where the mounts of a machine are, and a new network for it. What it restores is in
+        the control groups that it is in."""
+        join(request["groups"])
         mounter.Mounter(self._kernel, request["plan"]).build_aside()
         raise_loopback()
         net = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -152,6 +155,13 @@ class Keeper:
         os.set_inheritable(talk, True)
         os.chdir("/")
         os.execve(self._criu, [self._criu, "swrk", str(talk)], {"PATH": os.defpath})
+
+
+def join(groups: list[str]) -> None:
+    """Enter control groups, and with us all that we start from now on."""
+    for group in groups:
+        with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
+            file.write("0")
 
 
 def raise_loopback() -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from ortet.machine.cgroups import recorded, remove_group
 from ortet.machine.dirs import STAGE, directory, remove
 
 _LOCKS = ("lock", "open", "turn")
@@ -23,7 +24,7 @@ _VIEW = "root"
 class Leftover(msgspec.Struct, frozen=True):
     """Something nobody uses any more."""
 
-    what: Literal["home", "stage", "socket", "process"]
+    what: Literal["home", "stage", "socket", "process", "group"]
     path: str
     pid: int = 0
 
@@ -42,6 +43,8 @@ def clean(leftovers: Iterable[Leftover]) -> int:
         with suppress(FileNotFoundError, ProcessLookupError):
             if leftover.what == "process":
                 os.kill(leftover.pid, signal.SIGKILL)
+            elif leftover.what == "group":
+                remove_group(path)
             else:
                 with directory(path.parent) as at:
                     remove(at, os.fsencode(path.name))
@@ -56,6 +59,9 @@ def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
         pid = _supervisor(home)
         if pid:
             yield Leftover("process", str(home), pid)
+        for group in recorded(home):
+            if group.is_dir():
+                yield Leftover("group", str(group))
         if home.name not in machines:
             yield Leftover("home", str(home))
 

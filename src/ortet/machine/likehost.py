@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ortet.errors import Conflict
 from ortet.graph.records import Processes
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -84,6 +85,18 @@ def check_host(processes: Processes, host: Host) -> list[Reason]:
     if _numbers(processes.version) > _numbers(host.version):
         differ("criu", "the version of CRIU", processes.version, host.version or "unknown")
     return reasons
+
+
+def refuse_elsewhere(record: Processes, host: Host) -> None:
+    """Conflict where this host cannot take what another has dumped."""
+    reasons = [one.text for one in check_host(record, host)]
+    if reasons:
+        raise Conflict(
+            "other_host",
+            "these processes cannot go on here: " + "; ".join(reasons) + ". Restore the files "
+            "alone with only={'files'}, or on a host like the one that made the commit",
+            reasons=reasons,
+        )
 
 
 def _missing(wanted: Iterable[str], there: Iterable[str]) -> list[str]:

@@ -35,11 +35,13 @@ class Keeper:
         self._end: Callable[[], object] = lambda: None
         self._lock = Lock()
 
-    def start(self, plan: dict[str, Any], hostname: str) -> Starting:
-        """Begin a machine with these mounts; its pid 1 is a program inside it."""
+    def start(self, plan: dict[str, Any], hostname: str, groups: Sequence[str] = ()) -> Starting:
+        """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
+        it."""
         argv = [os.path.realpath(sys.executable), "-I", "-S", _INIT]
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
         request = {"do": "start", "plan": plan, "hostname": hostname, "argv": argv, "env": env}
+        request["groups"] = list(groups)
         return self._begin(request, [])
 
     def worker(self, pid: int) -> Worker:
@@ -50,9 +52,10 @@ class Keeper:
         finally:
             os.close(net)
 
-    def restorer(self, plan: dict[str, Any]) -> Worker:
-        """CRIU, ready to restore a machine with these mounts, which are made meanwhile."""
-        return self._criu_for({"do": "restorer", "plan": plan}, [])
+    def restorer(self, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
+        """CRIU, ready to restore a machine in these control groups and with these mounts, which are
+        made meanwhile."""
+        return self._criu_for({"do": "restorer", "plan": plan, "groups": list(groups)}, [])
 
     def porter(self, pid: int, port: int, listener: socket.socket) -> int:
         """Let connections to a socket of the host into a machine; returns the process's pid."""

@@ -9,6 +9,7 @@ from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Spec
 from ortet.machine.bases import Bases
+from ortet.machine.cgroups import Groups
 from ortet.machine.crius import version
 from ortet.machine.ground import Ground
 from ortet.machine.likehost import this_host
@@ -27,6 +28,7 @@ class LiveGround(Ground):
         super().__init__(objects, trees, clock, bases=bases, user=False)
         self.keeper = Keeper(criu, bases.area)
         self.host = this_host(".".join(map(str, version(criu))))
+        self.groups = Groups()
         self.images: dict[bytes, tuple[Path, Kept]] = {}
         """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ortet.errors import Conflict, OrtetError
+from ortet.machine.cgroups import Group
 from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.indoors import Indoors
 from ortet.machine.keeper import NET_FD
@@ -21,10 +22,12 @@ _BY_CRIU = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
 
 class LiveGuard:
-    """`begin` waits until the machine's pid 1 can be asked, and returns its pid."""
+    """`begin` waits until the machine's pid 1 can be asked, and returns its pid; `group` has it
+    within its limits."""
 
-    def __init__(self, begin: Callable[[], int], place: str) -> None:
+    def __init__(self, begin: Callable[[], int], place: str, group: Group) -> None:
         self.pid = 0
+        self.group = group
         self._place = place
         self.external: list[str] = []
         """Mount points inside that CRIU must be handed when it restores."""
@@ -39,6 +42,7 @@ class LiveGuard:
         self._begun = True
         self.pid = self._begin()
         self._pidfd = os.pidfd_open(self.pid)
+        self.group.tighten()
         mounts = parse_mounts(Path(f"/proc/{self.pid}/mountinfo").read_bytes())
         self.external = [m.at for m in mounts if m.at != "/" and m.kind not in _BY_CRIU]
         self._indoors = Indoors(self.pid)
@@ -72,20 +76,28 @@ class LiveGuard:
             poll.poll()
             os.close(self._pidfd)
             self._pidfd = -1
+        self.group.close()
 
 
-def start(starting: Starting, place: str) -> LiveGuard:
+def start(starting: Starting, place: str, group: Group) -> LiveGuard:
     """A machine whose pid 1 begins now; `place` is its workspace, as it sees it."""
 
     def begin() -> int:
         starting.wait()
         return starting.pid
 
-    return LiveGuard(begin, place)
+    return LiveGuard(begin, place, group)
 
 
 def restore(
-    worker: Worker, images: Path, place: str, *, work: Path, root: Path, mounts: Sequence[str]
+    worker: Worker,
+    images: Path,
+    place: str,
+    *,
+    group: Group,
+    work: Path,
+    root: Path,
+    mounts: Sequence[str],
 ) -> LiveGuard:
     """A machine that goes on from a dump, with mounts that `worker` finds below `root`."""
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
@@ -96,7 +108,7 @@ def restore(
         except Failed as failed:
             raise _not_restored(failed) from failed
 
-    return LiveGuard(begin, place)
+    return LiveGuard(begin, place, group)
 
 
 def _not_restored(failed: Failed) -> Conflict:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from ortet.backend.abc import Lease, Move
 from ortet.codec import decode
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
-from ortet.given import FLAG, check_text, must_be
+from ortet.given import check_text
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
@@ -103,17 +104,19 @@ class Hub(Minding, Keeping, Custody, Asides):
         engine: str = "auto",
         files: Files | None = None,
         scope: Scope | None = None,
+        limits: Mapping[str, Any] | None = None,
     ) -> Workspace:
         """Open a directory (or, by `name` alone, one opened before) and go on where it was.
 
         A directory opened for the first time gets `name`, or its base name.
         In place by default: the directory is the state. "overlay" and "criu" are private: the
         directory stays untouched until `land`. Forks use a named engine too, else the host's best.
+        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) are kept for forks and later opens.
         """
         if path is None:
             if name is None:
                 raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
-            return self._start(self.registry.need(name))
+            return self._start(self.registry.limit(self.registry.need(name), limits))
         directory = keep_apart(self.root, existing(path))
         mode, chosen = self.how(engine, files)
         forks = "" if engine == "auto" else engine
@@ -121,13 +124,14 @@ class Hub(Minding, Keeping, Custody, Asides):
         if row is None:
             best: Scope = self._parts.scope if mode == "private" else "workspace"
             draft = self.registry.draft(directory, mode, chosen)
-            row = self._register(replace(draft, scope=scope or best, forks=forks), name)
+            draft = replace(draft, scope=scope or best, forks=forks)
+            row = self._register(self.registry.limit(draft, limits), name)
         if name not in (None, row.name):
             raise Conflict(
                 "name_taken",
                 f"{directory} is workspace {row.name!r} already: leave the name out to go on",
             )
-        return self._start(replace(row, forks=forks or row.forks))
+        return self._start(self.registry.limit(replace(row, forks=forks or row.forks), limits))
 
     def reopen(self, name: str, directory: Path) -> Workspace:
         """Open the in-place workspace a pointer file names, at the directory that holds it.
@@ -235,21 +239,6 @@ class Hub(Minding, Keeping, Custody, Asides):
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
 
-    def drop(self, name: str, *, discard: bool = False) -> None:
-        """Forget a workspace and its machine's files; its branch and commits stay.
-
-        What private files hold and no commit does is committed first, unless you `discard` it.
-        """
-        must_be(FLAG, discard=discard)
-        row = self.registry.need(name)
-        if not discard:
-            self._record_last(row)
-        for workspace in self.opened(name):
-            workspace.close()
-        with self._machines.nobody_in(row):
-            self.registry.drop(row)
-            self._machines.remove(row)
-
     def forget(self, workspace: Workspace) -> None:
         """A workspace says that it was closed."""
         if workspace in self._open:
@@ -289,15 +278,6 @@ class Hub(Minding, Keeping, Custody, Asides):
         return decode(records.Image, self.objects.get(oid))
 
     # inside
-
-    def _record_last(self, row: WorkspaceRow) -> None:
-        if not self.opened(row.name):
-            with self._machines.nobody_in(row):
-                pass  # else nothing is to happen, also no commit
-        if self._machines.exists(row):
-            with self.private(row.name) as private:
-                if private is not None:
-                    private.commit("before drop")
 
     @property
     def scope(self) -> Scope:

@@ -1,4 +1,4 @@
-"""What a hub does for its store: verify, sweep, tidy, and carry commits out and in."""
+"""What a hub does for its store: verify, sweep, tidy, drop, and carry commits out and in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortet.machine.leftovers import Leftover
     from ortet.session.hub import Hub
     from ortet.session.machines import Machines
-    from ortet.session.registry import Registry
+    from ortet.session.registry import Registry, WorkspaceRow
     from ortet.store.sweep import SweepReport
     from ortet.store.verify import VerifyReport
 
@@ -92,6 +92,21 @@ class Keeping:
         clean(found)
         return found, self._machines.prune()
 
+    def drop(self, name: str, *, discard: bool = False) -> None:
+        """Forget a workspace and its machine's files; its branch and commits stay.
+
+        What private files hold and no commit does is committed first, unless you `discard` it.
+        """
+        must_be(FLAG, discard=discard)
+        row = self.registry.need(name)
+        if not discard:
+            self._record_last(row)
+        for workspace in self._whole.opened(name):
+            workspace.close()
+        with self._machines.nobody_in(row):
+            self.registry.drop(row)
+            self._machines.remove(row)
+
     def export(
         self,
         refs: Ref | Sequence[Ref],
@@ -118,3 +133,14 @@ class Keeping:
         must_be(PATH, path=path)
         may_be(CALL, progress=progress)
         return import_bundle(self._whole, Path(path), progress)
+
+    # inside
+
+    def _record_last(self, row: WorkspaceRow) -> None:
+        if not self._whole.opened(row.name):
+            with self._machines.nobody_in(row):
+                pass  # else nothing is to happen, also no commit
+        if self._machines.exists(row):
+            with self._whole.private(row.name) as private:
+                if private is not None:
+                    private.commit("before drop")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -53,6 +53,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     engine: str = "auto"
     files: str = ""
     profile: str = ""
+    limits: dict[str, Any] | None = None  # of its live machine, as they were given
     version: int = 0  # of the row; not stored
 
     @property

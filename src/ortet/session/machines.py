@@ -136,6 +136,7 @@ class Machines:
             image=image,
             scope=row.scope,
             hide=self._hide,
+            limits=row.limits,
         )
 
     def _home(self, row: WorkspaceRow) -> Path:

@@ -56,6 +56,7 @@ class Minding:
         replay: bool | Literal["live"] = False,
         handover: str | None = None,
         environment: Look | None = None,
+        limits: Mapping[str, Any] | None = None,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
@@ -67,13 +68,16 @@ class Minding:
 
         With `replay` it starts at the first event: each step gets what it got then, and the first
         that was not recorded is Diverged, or with "live" goes on from there on a new timeline.
+
+        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) are those of its live machine.
         """
         from ortet.session.profiles import Manner
         from ortet.session.starting import Place
 
-        may_be(DICT, budget=budget)
+        may_be(DICT, budget=budget, limits=limits)
+        held = None if limits is None else dict(limits)
         may_be(TEXT, profile=profile, handover=handover)
-        place = Place(engine=engine, files=files)
+        place = Place(engine=engine, files=files, limits=held)
         if workspace is None:
             if files == "inplace":
                 raise Invalid(
@@ -84,7 +88,7 @@ class Minding:
         else:
             directory = keep_apart(self.root, existing(workspace))
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
-            place = Place(os.fspath(directory), engine, files)
+            place = Place(os.fspath(directory), engine, files, held)
         works_for = "" if parent in (None, "") else self._minds().roll.meant(parent)
         manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
         return self._minds().open(

@@ -63,16 +63,18 @@ def check_parts(only: Collection[str] | None) -> frozenset[str]:
 
 def recorded(result: Result) -> dict[str, Any]:
     """What is recorded of a command: the ends of a long output."""
-    return {
+    told = {
         "exit_code": result.exit_code,
         "stdout": ends_of(result.stdout),
         "stderr": ends_of(result.stderr),
     }
+    return {**told, "oom": True} if result.oom else told
 
 
 def recalled(outcome: dict[str, Any]) -> Result:
     """The reverse; how long it took was not recorded."""
-    return Result(outcome["exit_code"], outcome["stdout"], outcome["stderr"], duration=0.0)
+    told = outcome["exit_code"], outcome["stdout"], outcome["stderr"]
+    return Result(*told, duration=0.0, oom=outcome.get("oom", False))
 
 
 def ends_of(text: str) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, NotFound, Unsupported
 from ortet.graph.refs import check_name, is_name
+from ortet.machine.limits import Limits, parse_limits
 
 Files = Literal["inplace", "private"]
 Scope = Literal["workspace", "host"]
@@ -38,6 +39,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     parent: str = ""  # the workspace it was forked from
     base: bytes = b""  # private only: Oid of the image it began with when it left the directory
     forks: str = ""  # engine its forks use; "" lets the host decide
+    limits: Limits = Limits()  # of its live machines, and those of its forks
     room: bool = False  # private, and made from no directory: `base` is empty
 
     @property
@@ -169,6 +171,17 @@ class Registry:
             rows.append(RowChange("place", row.place, None))
         self._catalog.move([], verb="drop", rows=rows)
 
+    def limit(self, row: WorkspaceRow, limits: Mapping[str, Any] | None) -> WorkspaceRow:
+        """The row with these limits, remembered if it has a name; None leaves them as they are."""
+        if limits is None:
+            return row
+        if "criu" not in (row.engine, row.forks):
+            raise no_limits(row.engine)
+        new = msgspec.structs.replace(row, limits=parse_limits(limits))
+        if new != row and row.name:
+            self._catalog.put_row("workspace", row.name, encode(new))
+        return new
+
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
         """The directory was moved: remember where it, and what its forks would land on, is now."""
         place = {"path": os.fsencode(path), "host": self._host}
@@ -206,6 +219,13 @@ def _stem(name: str) -> str:
     stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
     stem = re.sub(r"\.lock$", "-lock", stem)
     return stem if is_name(stem) else f"{stem}-workspace"
+
+
+def no_limits(engine: str) -> Unsupported:
+    return Unsupported(
+        "no_limits",
+        f"engine {engine!r} cannot limit what commands use: give engine='criu' with limits=…",
+    )
 
 
 def fork_taken(name: str) -> Conflict:

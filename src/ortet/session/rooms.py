@@ -55,14 +55,13 @@ def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
         base = hub.objects.put(Kind.IMAGE, encode(Image(root)))
         hub.objects.flush()
         reach("room.before-row")
-        return hub.registry.add(
-            replace(
-                draft,
-                name=row.branch,
-                scope=hub.scope,
-                forks="" if row.engine == "auto" else row.engine,
-                base=base,
-                machine=hub.new_id(),
-                room=True,
-            )
+        made = replace(
+            hub.registry.limit(draft, row.limits),
+            name=row.branch,
+            scope=hub.scope,
+            forks="" if row.engine == "auto" else row.engine,
+            base=base,
+            machine=hub.new_id(),
+            room=True,
         )
+        return hub.registry.add(made)

@@ -42,7 +42,7 @@ from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
 from ortet.session.registry import Files
 from ortet.session.session import Session
-from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits, employer
+from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits, employer, limited
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Sessions:
         with self._leased(row) as lease:
             # it may have moved on until the lease was ours
             row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
+            row = limited(self.hub.registry, row, place)
             session = self.resume(row, lease, profile)
             session.begin(alive)
             if goal and goal != session.goal:
@@ -233,6 +234,7 @@ class Sessions:
             parent=manner.parent or start.parent,
             profile=profile.name,
         )
+        row = limited(self.hub.registry, row, place)
         drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
         if goal:
             drafts.append(Draft("goal", {"text": goal}, self.hub.author))
@@ -284,7 +286,9 @@ class Sessions:
         if known is not None:
             return self.hub.workspace(name=row.branch)
         files: Files | None = "private" if row.files == "private" else None
-        return self.hub.workspace(row.path, name=row.branch, engine=row.engine, files=files)
+        return self.hub.workspace(
+            row.path, name=row.branch, engine=row.engine, files=files, limits=row.limits
+        )
 
     def _free_branch(self, name: str) -> str:
         """A branch of its own: its name, or the next that is free."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from ortet.backend.abc import RowChange
 from ortet.errors import Conflict
 from ortet.journal.events import Draft
+from ortet.machine.limits import parse_limits
 from ortet.session.lifecycle import ARCHIVED, CLOSED, Roll, SessionRow
-from ortet.session.registry import Files
+from ortet.session.registry import Files, Registry, no_limits
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -19,6 +21,7 @@ class Place(msgspec.Struct, frozen=True):
     path: str = ""
     engine: str = "auto"
     files: Files | None = None
+    limits: dict[str, Any] | None = None
 
 
 NOWHERE = Place()
@@ -59,6 +62,19 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
             f"session {row.name!r} does not work for {parent}: open it without parent=, or begin "
             "another",
         )
+
+
+def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
+    """A session under the limits that it is opened with, if there are any; its machine too."""
+    if place.limits is None:
+        return row
+    if row.engine != "criu":
+        raise no_limits(row.engine)
+    parse_limits(place.limits)
+    known = registry.get(row.branch)
+    if known is not None:
+        registry.limit(known, place.limits)
+    return msgspec.structs.replace(row, limits=place.limits)
 
 
 def employer(roll: Roll, parent: str) -> str:

@@ -1,0 +1,112 @@
+"""Control groups: where they can be made, what is written there, and that none is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.machine.abc import Result
+from ortet.machine.cgroups import Group, Groups, probe_limits, recorded, remove_recorded
+from ortet.machine.grouphome import CONTROLLERS, Place, find_places
+from ortet.machine.limits import Limits
+
+_ASKED = Limits(memory=64 << 20, cpu=0.5, pids=100)
+
+
+def mount(at: Path, kind: str, options: str, root: str = "/") -> bytes:
+    return f"30 25 0:26 {root} {at} rw,nosuid - {kind} cgroup rw,{options}\n".encode()
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """The hierarchy of version 2, as plain files."""
+    top = tmp_path / "cgroup"
+    own = top / "system.slice/shell.scope"
+    own.mkdir(parents=True)
+    (top / "cgroup.subtree_control").write_text("cpu memory pids")
+    (top / "system.slice/cgroup.subtree_control").write_text("memory pids")
+    (own / "cgroup.controllers").write_text("memory pids")
+    return top
+
+
+class TestPlaces:
+    def test_version_1_has_one_for_each(self, tmp_path: Path) -> None:
+        for name in ("memory/ours", "cpu,cpuacct", "pids"):
+            (tmp_path / name).mkdir(parents=True)
+        info = b"22 1 0:20 / /proc rw - proc proc rw\n"
+        info += mount(tmp_path / "memory", "cgroup", "memory")
+        info += mount(tmp_path / "cpu,cpuacct", "cgroup", "cpu,cpuacct")
+        info += mount(tmp_path / "pids", "cgroup", "pids", "/box")
+        own = "4:memory:/ours\n3:cpu,cpuacct:/\n2:pids:/box\n1:name=systemd:/\n0::/\n"
+        assert find_places(own, info) == {
+            "memory": Place(tmp_path / "memory/ours", 1),
+            "cpu": Place(tmp_path / "cpu,cpuacct", 1),
+            "pids": Place(tmp_path / "pids", 1),
+        }
+
+    def test_version_2_where_a_group_above_hands_on(self, top: Path) -> None:
+        found = find_places("0::/system.slice/shell.scope\n", mount(top, "cgroup2", ""))
+        there = Place(top / "system.slice", 2)
+        assert found == {"memory": there, "pids": there}
+
+    def test_but_never_around_a_limit_that_is_ours(self, top: Path) -> None:
+        (top / "system.slice/shell.scope/memory.max").write_text("1000000\n")
+        assert find_places("0::/system.slice/shell.scope\n", mount(top, "cgroup2", "")) == {}
+
+    def test_none_outside_of_what_is_shown(self, top: Path) -> None:
+        assert find_places("0::/../other\n", mount(top, "cgroup2", "")) == {}
+        assert find_places("0::/b\n", mount(top, "cgroup2", "", "/a")) == {}
+        assert find_places("", b"") == {}
+
+
+class TestVersion2:
+    """Its files, on a hierarchy that does not act upon them: this kernel's may have none."""
+
+    def test_what_is_written(self, tmp_path: Path) -> None:
+        made = tmp_path / "ortet-m-1"
+        made.mkdir()
+        for name in ("memory.max", "cpu.max", "pids.max"):
+            (made / name).touch()
+        group = Group(_ASKED, tmp_path)
+        group._by = dict.fromkeys(CONTROLLERS, (made, 2))
+        group.write(_ASKED)
+        assert group.losses == []
+        assert (made / "memory.max").read_text() == str(64 << 20)
+        assert (made / "cpu.max").read_text() == "50000 100000"
+        assert (made / "pids.max").read_text() == "100"
+        (made / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+        assert group.kills() == 2
+        told = group.explain(Result(137, "", "x\n", 0.1), 1)
+        assert told.oom
+        assert str(64 << 20) in told.stderr
+        assert not group.explain(Result(137, "", "", 0.1), 2).oom
+
+
+class TestNothingCanBeWritten:
+    def test_machines_run_without_and_the_doctor_says_so(self, tmp_path: Path) -> None:
+        groups = Groups({"memory": Place(tmp_path / "gone", 1)})
+        group = groups.make("m", _ASKED, tmp_path)
+        assert group.paths == []
+        assert [loss.what for loss in group.losses] == ["limit"] * 3
+        assert group.kills() == 0
+        group.close()
+        (line,) = probe_limits(groups)
+        assert (line.name, line.ok) == ("limits", False)
+        assert "pids" in line.detail
+        assert line.fix
+        assert groups.make("m", Limits(), tmp_path).losses == []  # nobody asked for any
+
+
+class TestLeftovers:
+    def test_what_is_recorded_is_removed_by_the_next(self, tmp_path: Path) -> None:
+        top, home = tmp_path / "top", tmp_path / "home"
+        for path in (top, home):
+            path.mkdir()
+        groups = Groups({"pids": Place(top, 1)})
+        groups.make("m", Limits(), home)  # and then it was killed
+        assert recorded(home) == [top / "ortet-m-1"]
+        (top / "other").mkdir()
+        (home / "groups").write_text(f"{top}/ortet-m-1\n{top}/ortet-gone-1\n{top}/other\n")
+        assert remove_recorded(home) == [top / "other"]  # not one of ours
+        assert not (top / "ortet-m-1").exists()

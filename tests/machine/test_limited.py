@@ -1,0 +1,214 @@
+"""Live machines within limits: what bursts one ends in it, and the host does not notice."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.errors import Invalid, Unsupported
+from ortet.machine.cgroups import Groups, probe_limits
+from ortet.machine.criumachine import CriuMachine
+from ortet.machine.limits import PIDS
+from ortet.machine.mounts import privileged
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
+
+pytestmark = pytest.mark.skipif(
+    not privileged() or not all(line.ok for line in probe_limits(Groups())),
+    reason="limits need root and control groups",
+)
+
+_BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
+_MANY = """
+import os, time
+try:
+    while os.fork():
+        pass
+except OSError:
+    print("full", flush=True)
+time.sleep(1000)
+"""
+_HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    return place
+
+
+def group_of(workspace: Workspace, controller: str) -> Path:
+    machine = workspace._machine
+    assert isinstance(machine, CriuMachine)
+    return machine._guard.group._by[controller][0]
+
+
+def limit_of(workspace: Workspace, name: str = "pids.max") -> str:
+    return (group_of(workspace, name.split(".", maxsplit=1)[0]) / name).read_text().strip()
+
+
+class TestProcesses:
+    def test_a_fork_bomb_ends_in_its_machine(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu", limits={"pids": 60})
+        job = work.spawn("bomb", ["bash", "-c", _BOMB])
+        events = group_of(work, "pids") / "pids.events"
+        while events.read_text() == "max 0\n":
+            pass
+        assert (
+            subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
+        )  # the host has enough
+        assert len(work.ps()) <= 60
+        job.kill()
+        assert work.run("echo on").stdout == "on\n"
+        work.run("echo kept > file")
+        commit = work.commit("after the bomb")
+        (fork,) = work.fork(1)
+        assert fork.run("cat file").stdout == "kept\n"
+        assert fork.head is not None
+        assert commit.oid
+
+    def test_at_the_limit_a_command_says_so(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu", limits={"pids": 20})
+        job = work.spawn("many", [sys.executable, "-c", _MANY])
+        assert job.read(0, 60).data.startswith(b"full")
+        told = work.run("true")
+        assert told.exit_code != 0
+        assert "as many processes as its limit allows, 20" in told.stderr
+        job.kill()
+        assert work.run("true").exit_code == 0
+
+    def test_there_is_a_limit_when_none_was_asked_for(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu")
+        assert limit_of(work) == str(PIDS)
+        assert work.losses == []
+
+
+class TestMemory:
+    def test_the_job_is_killed_and_told_why(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu", limits={"memory": "64M"})
+        told = work.run([sys.executable, "-c", _HOG], timeout=120)
+        assert (told.exit_code, told.oom) == (137, True)
+        assert f"memory limit of {64 << 20} bytes" in told.stderr
+        told = work.run("echo on")  # pid 1 has survived
+        assert (told.stdout, told.oom) == ("on\n", False)
+        assert work.commit("after").oid
+
+    def test_a_session_records_it(self, hub: Hub, place: Path) -> None:
+        limits = {"memory": "64M"}
+        with hub.session("s", workspace=place, engine="criu", limits=limits) as session:
+            assert session.run([sys.executable, "-c", _HOG], timeout=120, key="hog").oom
+            assert session.run([sys.executable, "-c", _HOG], timeout=120, key="hog").oom  # recalled
+
+
+class TestTheyStay:
+    def test_through_forks_restores_and_reopening(
+        self, hub: Hub, place: Path, tmp_path: Path
+    ) -> None:
+        asked = {"memory": "256M", "cpu": 0.5, "pids": 100}
+        work = hub.workspace(place, engine="criu", limits=asked)
+        work.spawn("sleeper", ["sleep", "1000"])
+        commit = work.commit("running")
+        (fork,) = work.fork(1)
+        assert group_of(fork, "pids") != group_of(work, "pids")
+        work.restore(commit.oid)
+        for one in (work, fork):
+            assert limit_of(one) == "100"
+            pids = (group_of(one, "pids") / "cgroup.procs").read_text().split()
+            assert len(pids) == 2  # pid 1 and what was restored, and no CRIU
+            assert [job.code for job in one.jobs()] == [None]
+        hub.close()
+        with ortet.open(tmp_path / "store") as again:
+            assert limit_of(again.workspace(place, engine="criu")) == "100"
+            other = again.workspace(name=fork.name, limits={"pids": 50})
+            assert limit_of(other) == "50"
+
+    def test_of_a_session_in_a_room(self, hub: Hub, tmp_path: Path) -> None:
+        session = hub.session("s", engine="criu", limits={"pids": 77})
+        assert limit_of(session.machine) == "77"
+        (fork,) = session.fork(1)
+        assert limit_of(fork.machine) == "77"
+        hub.close()
+        with ortet.open(tmp_path / "store") as again:
+            assert limit_of(again.session("s").machine) == "77"
+            assert limit_of(again.session(fork.name, limits={"pids": 78}).machine) == "78"
+
+
+class TestRefused:
+    def test_an_engine_that_has_none(self, hub: Hub, place: Path) -> None:
+        with pytest.raises(Unsupported) as caught:
+            hub.workspace(place, limits={"pids": 50})
+        assert caught.value.kind == "no_limits"
+        with pytest.raises(Unsupported):
+            hub.session("s", workspace=place, limits={"pids": 50})
+        assert hub.sessions() == []
+
+    def test_nonsense(self, hub: Hub, place: Path) -> None:
+        with pytest.raises(Invalid):
+            hub.workspace(place, engine="criu", limits={"pids": "many"})
+        with pytest.raises(Invalid):
+            hub.session("s", engine="criu", limits={"speed": 1})
+
+
+class TestNothingIsLeft:
+    def test_when_it_closes(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu", limits={"memory": "256M", "cpu": 1})
+        work.spawn("sleeper", "sleep 1000")
+        work.commit("running")
+        (fork,) = work.fork(1)
+        work.restore(work.name)
+        paths = [group_of(one, c) for one in (work, fork) for c in ("memory", "cpu", "pids")]
+        assert all(path.is_dir() for path in paths)
+        hub.close()
+        assert not any(path.exists() for path in paths)
+
+    def test_of_a_process_that_was_killed(self, place: Path, tmp_path: Path) -> None:
+        program = (
+            "import ortet, sys\n"
+            "hub = ortet.open(sys.argv[1])\n"
+            "work = hub.workspace(sys.argv[2], engine='criu', limits={'memory': '256M'})\n"
+            "print(*work._machine._guard.group.paths, flush=True)\n"
+            "input()\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "store"), str(place)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as one:
+            assert one.stdout is not None
+            paths = [Path(path) for path in one.stdout.readline().split()]
+            pids = {
+                int(pid) for path in paths for pid in (path / "cgroup.procs").read_text().split()
+            }
+            dying = [os.pidfd_open(pid) for pid in pids]
+            one.send_signal(signal.SIGKILL)
+        for fd in dying:
+            signal_gone(fd)
+        assert len(paths) == 2
+        with ortet.open(tmp_path / "store") as hub:
+            found = [left for left in hub.leftovers() if left.what == "group"]
+            assert sorted(left.path for left in found) == sorted(map(str, paths))
+            hub.tidy()
+            assert not any(path.exists() for path in paths)
+            assert hub.leftovers() == []
+
+
+def signal_gone(fd: int) -> None:
+    """Wait for the end of a process."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+    os.close(fd)
