@@ -26,7 +26,16 @@ def by_name(found: list[Capability]) -> dict[str, Capability]:
 
 def test_it_needs_no_store_and_makes_none(place: Path) -> None:
     found = by_name(examine(place / "not/there"))
-    assert {"overlay", "criu", "limits", "reflink", "fsync", "disk", "watch", "sqlite"} == found.keys()
+    assert {
+        "overlay",
+        "criu",
+        "limits",
+        "reflink",
+        "fsync",
+        "disk",
+        "watch",
+        "sqlite",
+    } == found.keys()
     assert found["overlay"] == Capability("overlay", True, "as root")
     assert found["sqlite"].ok and found["disk"].ok
     assert all(line.ok or line.fix for line in found.values())
