@@ -95,6 +95,21 @@ ROWS = (
         "≤ 20",
         within("swarm-task", 20, system="ortet, a function"),
     ),
+    Row(
+        "kernel-fork",
+        "fork of a Python kernel of 80 MiB, until the copy answers in its own overlay",
+        "ms",
+        "p50 ≤ 4",
+        within("kernel-fork", 4),
+    ),
+    Row("kernel-forks", "100 forks of it at once", "s", "< 1", within("kernel-forks", 1)),
+    Row(
+        "kernel-private",
+        "memory of each alone",
+        "MiB",
+        "< 3",
+        within("kernel-private", 3),
+    ),
     Row("mind-bytes", "each fork on disk", "bytes", "< 4096", within("mind-bytes", 4096)),
     Row(
         "mind-open",

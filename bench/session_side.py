@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+import kernel_side
 import ortet
 import session_peers
 import session_text
@@ -34,6 +35,7 @@ def all_rows(plan: Plan) -> Iterator[Sample]:
         (("turn", "turn-half", "turn-flat", "turn-size", "turn-size-half", "turn-trim"), _turns),
         (("mind-fork", "mind-swarm", "mind-bytes"), _fork),
         (("swarm-task",), _swarm),
+        (kernel_side.ROWS, kernel_side.all_rows),
         (("mind-open",), _open),
         (("step", "step-size"), _steps),
     ):

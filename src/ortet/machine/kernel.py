@@ -108,8 +108,7 @@ class Kernel:
                 "kernel it came from",
             )
         with self._alone("fork"):
-            self.get_ready(force=force)
-            return self._kernels.grow(self, n)
+            return self._kernels.grow(self, n, force=force)
 
     def keep(self, fork: Kernel) -> Kernel:
         """Go on with this fork: its files become the machine's and its interpreter takes the place,
@@ -188,7 +187,20 @@ class Kernel:
 
     def get_ready(self, *, force: bool = False) -> None:
         """Within a turn: Conflict when its files or threads cannot follow to other layers."""
-        reply = self._converse({"do": "ready"}).reply
+        with self.getting_ready(force=force):
+            pass
+
+    @contextmanager
+    def getting_ready(self, *, force: bool) -> Iterator[None]:
+        """The same, while something else is done."""
+        try:
+            self.link.say({"do": "ready"})
+        except Gone as gone:
+            raise self._lose(gone.why) from gone
+        try:
+            yield
+        finally:
+            reply = self._converse(None).reply
         threads, stuck = reply.get("threads") or [], reply.get("stuck") or []
         if threads and not force:
             raise Conflict(
@@ -238,7 +250,7 @@ class Kernel:
 
     def _converse(
         self,
-        message: dict[str, Any],
+        message: dict[str, Any] | None,
         fds: Sequence[int] = (),
         *,
         timeout: float | None = None,
@@ -253,7 +265,7 @@ class Kernel:
             with suppress(Gone):
                 self.link.converse(None, timeout=0, grace=GRACE)
             raise
-        if said.fds and message["do"] != "fork":
+        if said.fds and (message is None or message["do"] != "fork"):
             for fd in said.fds:
                 os.close(fd)
         return said

@@ -123,11 +123,8 @@ class Link:
 
         At the time-out it is interrupted, and when that is ignored killed: then Gone.
         """
-        try:
-            if message is not None:
-                wire.send(self._sock, message, fds)
-        except (wire.Closed, OSError) as error:
-            raise Gone from error
+        if message is not None:
+            self.say(message, fds)
         kept = {name: Kept(LIMIT) for name in _NAMES}
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
@@ -151,6 +148,13 @@ class Link:
                 reply, passed = self._receive(dead=self.pidfd in ready)
                 self._drain(kept, output)
                 return Said(reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out)
+
+    def say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """The first half of `converse`."""
+        try:
+            wire.send(self._sock, message, fds)
+        except (wire.Closed, OSError) as error:
+            raise Gone from error
 
     def dead(self, within: float) -> bool:
         """Whether the process is gone by then: it hangs up a moment before."""

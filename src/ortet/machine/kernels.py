@@ -136,15 +136,17 @@ class Kernels:
 
     # for Kernel
 
-    def grow(self, kernel: Kernel, n: int) -> list[Kernel]:
-        """Within the kernel's turn, when it is ready: all or none."""
+    def grow(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]:
+        """Within the kernel's turn: all or none."""
         made: list[Kernel] = []
         with self._change, ExitStack() as stack:
             self._room(n)
             others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
             residents = [kernel, *others]
             with self._looking():
-                grown = self._seat.branch(n, [one.link.pid for one in residents])
+                with kernel.getting_ready(force=force):
+                    seen = self._seat.glance()
+                grown = self._seat.branch(n, [one.link.pid for one in residents], seen)
             try:
                 if grown.moved:
                     for one in residents:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ortet.errors import NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.machine.indoors import Indoors
-from ortet.machine.seat import Branch, Ends, Entered, Grown, Seat, no_fork
+from ortet.machine.seat import Branch, Ends, Entered, Grown, Seat, Seen, no_fork
 
 _START = 30.0  # seconds until a new interpreter listens
 _LOOK = 0.005  # between two looks whether it does
@@ -102,8 +102,11 @@ class LiveSeat(Seat):
         del pid
         return None
 
-    def branch(self, n: int, residents: Collection[int]) -> Grown:
-        del n, residents
+    def glance(self) -> Seen:
+        raise no_fork(self.engine)
+
+    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
+        del n, residents, seen
         raise no_fork(self.engine)
 
     def basis(self, branch: Branch) -> Oid:

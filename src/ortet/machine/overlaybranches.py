@@ -16,7 +16,7 @@ from ortet.machine.bases import DEEPEST, Stack
 from ortet.machine.home import layer_name
 from ortet.machine.mounts import CAP_SYS_CHROOT
 from ortet.machine.overlaybody import Body
-from ortet.machine.seat import Branch, Grown, Seat
+from ortet.machine.seat import Branch, Grown, Seat, Seen
 from ortet.store.faults import reach
 
 
@@ -57,10 +57,13 @@ class Branching(Body, Seat):
         code: int = reply["code"]
         return code
 
-    def branch(self, n: int, residents: Collection[int]) -> Grown:
+    def glance(self) -> Seen:
+        return self._freeze()
+
+    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
         with self._ground.bases.using():
-            before = self._standing.upper
-            basis, stack = self._below(residents)
+            before, basis = self._standing.upper, seen[0]
+            stack = self._below(residents, seen[1])
             made: list[Branch] = []
             try:
                 for _ in range(n):
@@ -107,25 +110,24 @@ class Branching(Body, Seat):
             raise
         return Branch(number, root, namespace)
 
-    def _below(self, residents: Collection[int]) -> tuple[Oid, Stack]:
+    def _below(self, residents: Collection[int], image: Image) -> Stack:
         """The present files as layers that nobody writes to any more.
 
         They are the machine's own as long as its upper directory adds nothing. Otherwise that
         becomes a layer, and the machine goes on with a fresh one; under processes that would go on
         writing to the old one, the difference is written from the store instead.
         """
-        oid, image = self._freeze()
         standing = self._standing
         same = standing.stack.image == replace(image, system=None)
         if same and (not standing.ignoring or not os.listdir(self._home.upper(standing.upper))):
-            return oid, standing.stack
+            return standing.stack
         if len(standing.stack.layers) >= DEEPEST and not standing.ignoring:
-            return oid, self._ground.bases.stack(image, standing.stack)[0]
+            return self._ground.bases.stack(image, standing.stack)[0]
         if standing.ignoring:  # its layers hold what the store does not
             self._undisturbed(residents, "fork a kernel")
         elif self._held(residents):
-            return oid, self._ground.bases.stack(image, standing.stack)[0]
-        return oid, self._move_on(image)
+            return self._ground.bases.stack(image, standing.stack)[0]
+        return self._move_on(image)
 
     def _move_on(self, image: Image) -> Stack:
         old, bases = self._standing, self._ground.bases

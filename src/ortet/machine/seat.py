@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ortet.errors import Invalid, Unavailable, Unsupported
+from ortet.graph.records import Image
 from ortet.ids import Oid
 from ortet.machine.descendants import kill_run
 
@@ -23,6 +24,9 @@ FDS = 4
 """A kernel's descriptors: stdin, stdout, stderr, and the socket it answers on."""
 
 VENVS = (".venv", "venv")
+
+
+Seen = tuple[Oid, Image]
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -113,11 +117,15 @@ class Seat(ABC):
         """How one that `launch` started ended; called once. None: nobody knows."""
 
     @abstractmethod
-    def branch(self, n: int, residents: Collection[int]) -> Grown:
-        """Files for n forks, as they are now. `residents` are the kernels: they know how to follow.
+    def glance(self) -> Seen:
+        """What the machine's files are now, for `branch`; Unsupported with `no_fork` where there
+        can be no forks."""
 
-        What changes there later shows neither in the machine nor in another branch. Unsupported
-        with `no_fork` where it cannot be.
+    @abstractmethod
+    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
+        """Files for n forks, as they were `seen`. `residents` are the kernels: they can follow.
+
+        What changes there later shows neither in the machine nor in another branch.
         """
 
     @abstractmethod
@@ -187,8 +195,11 @@ class HostSeat(Seat):
         process = self._started.pop(pid, None)
         return None if process is None else process.wait()
 
-    def branch(self, n: int, residents: Collection[int]) -> Grown:
-        del n, residents
+    def glance(self) -> Seen:
+        raise no_fork(self.engine)
+
+    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
+        del n, residents, seen
         raise no_fork(self.engine)
 
     def basis(self, branch: Branch) -> Oid:
