@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import ortet
 from ortet.errors import Conflict, Unavailable
+from ortet.machine import liveguard
+from ortet.machine.client import readable
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.criurpc import Worker
+from ortet.machine.liveguard import LAZY
 from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
@@ -30,6 +35,13 @@ params = ctypes.create_string_buffer(120)
 ring = libc.syscall(425, 4, params)
 print("ring" if ring >= 0 else "none", ctypes.get_errno(), flush=True)
 time.sleep(1000)
+"""
+_HOLDER = """
+import hashlib, os, sys
+held = os.urandom(96 << 20)
+for line in sys.stdin:
+    sys.stdout.write(hashlib.sha256(held).hexdigest() + "\\n")
+    sys.stdout.flush()
 """
 _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
@@ -186,6 +198,57 @@ class TestRestore:
         (loss,) = [one for one in report.losses if one.what == "process"]
         assert loss.path == "count"
         assert "sleep 0.02" in loss.why
+
+
+class TestMuchMemory:
+    def test_a_copy_whose_memory_is_still_coming_is_committed_whole(self, work: Workspace) -> None:
+        """CRIU would dump such a process without complaint, and without the rest of its memory."""
+        work.spawn("holder", [sys.executable, "-c", _HOLDER], stdin=True)
+        original = _digest(work)
+        assert memory_of(work) > LAZY
+        (fork,) = work.fork(1)
+        (grandchild,) = fork.fork(1)  # at once
+        assert _digest(grandchild) == original
+        assert _digest(fork) == original
+
+    def test_a_freeze_waits_for_it(
+        self, counting: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pager = subprocess.Popen(["sleep", "1000"])
+        machine = machine_of(counting)
+        machine._guard._pager = os.pidfd_open(pager.pid)
+        real = Worker.dump
+
+        def dump(worker: Worker, pid: int, images: Path, **options: Any) -> None:
+            assert pager.poll() is not None
+            real(worker, pid, images, **options)
+
+        monkeypatch.setattr(Worker, "dump", dump)
+
+        def wait(fd: int, timeout: int | None) -> bool:
+            pager.kill()
+            pager.wait()
+            return readable(fd, timeout)
+
+        monkeypatch.setattr(liveguard, "readable", wait)
+        counting.commit("when all is there")
+        assert machine._guard._pager == -1
+
+
+def memory_of(workspace: Workspace) -> int:
+    return max(process.rss for process in workspace.ps())
+
+
+def _digest(workspace: Workspace) -> bytes:
+    job = workspace.job("holder")
+    cursor = len(job.logs())
+    job.write(b"tell\n")
+    told = b""
+    while not told.endswith(b"\n"):
+        piece = job.read(cursor, 60)
+        assert piece.data, job.logs()
+        told, cursor = told + piece.data, piece.cursor
+    return told
 
 
 def _parent(pid: int | str) -> str:

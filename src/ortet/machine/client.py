@@ -167,7 +167,7 @@ class Supervised:
                 self.ready()
         self._sock.close()
         if self._pidfd >= 0:
-            _readable(self._pidfd, None)
+            readable(self._pidfd, None)
             os.close(self._pidfd)
             self._pidfd = -1
 
@@ -252,7 +252,8 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _readable(fd: int, timeout: int | None) -> bool:
+def readable(fd: int, timeout: int | None) -> bool:
+    """Wait for it, at most so many milliseconds; of a pidfd: until the process has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout))

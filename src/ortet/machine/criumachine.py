@@ -114,6 +114,7 @@ class CriuMachine(OverlayMachine):
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
             mounts=decode(Carried, record.jobs).mounts,
+            pager=ground.keeper.pager,
         )
 
     def _images_of(self, processes: bytes) -> tuple[Path, Kept]:
@@ -256,6 +257,7 @@ class CriuMachine(OverlayMachine):
     def _freeze(self) -> tuple[Oid, Image]:
         if self._idle():
             return super()._freeze()
+        self._guard.gather()
         watching = preflight.check(self._guard.pid).watching
         self._open_eyes()
         self._unsettled = True  # from here on, also when the dump fails

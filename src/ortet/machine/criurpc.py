@@ -34,6 +34,7 @@ _FIELDS = {
     "ghost_limit": 35,
     "irmap_scan_paths": 36,
     "external": 37,
+    "lazy_pages": 48,
     "network_lock": 64,
 }
 _SKIP = 3  # network_lock: a machine's network has nobody else in it
@@ -87,11 +88,21 @@ class Worker:
             raise Failed("dump", images / "dump.log")
 
     def restore(
-        self, images: Path, work: Path, *, root: Path, external: Sequence[str], net: int
+        self,
+        images: Path,
+        work: Path,
+        *,
+        root: Path,
+        external: Sequence[str],
+        net: int,
+        lazy: bool = False,
     ) -> int:
-        """Bring the process tree of a directory back below `root`; returns its pid."""
+        """Bring the process tree of a directory back below `root`; returns its pid. `lazy`: memory
+        comes from a pager that listens in `work`, when it is first touched."""
         inherit = _field(1, "extnet") + _field(2, net)
         options: dict[str, Value] = {"root": str(root), "rst_sibling": 1, "inherit_fd": inherit}
+        if lazy:
+            options["lazy_pages"] = 1
         said = self._call(_RESTORE, images, work, _encode(options, external))
         if not said.get(2, [0])[0]:
             raise Failed("restore", work / "restore.log")

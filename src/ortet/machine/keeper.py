@@ -88,6 +88,8 @@ class Keeper:
             return self._fork(_MACHINE, lambda: self._start(request, fds), fds)
         if what == "worker":
             return self._fork(mounts.CLONE_NEWNS, lambda: self._worker(fds), fds)
+        if what == "pager":
+            return self._fork(mounts.CLONE_NEWNS, lambda: self._pager(request), fds)
         if what == "porter":
             return self._fork(0, lambda: self._porter(request["port"], fds), fds)
         flags = mounts.CLONE_NEWNS | mounts.CLONE_NEWNET
@@ -147,14 +149,21 @@ class Keeper:
         os.dup2(net, NET_FD)
         self._execute(fds[0])
 
+    def _pager(self, request: dict[str, Any]) -> NoReturn:
+        """CRIU that hands out memory after the processes that it belongs to have begun."""
+        self._criu_with("lazy-pages", "-D", request["images"], "-W", request["work"])
+
     def _execute(self, talk: int) -> NoReturn:
+        os.set_inheritable(talk, True)
+        self._criu_with("swrk", str(talk))
+
+    def _criu_with(self, *arguments: str) -> NoReturn:
         self._kernel.bind(self._run, "/run")
         nothing = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
-        os.set_inheritable(talk, True)
         os.chdir("/")
-        os.execve(self._criu, [self._criu, "swrk", str(talk)], {"PATH": os.defpath})
+        os.execve(self._criu, [self._criu, *arguments], {"PATH": os.defpath})
 
 
 def join(groups: list[str]) -> None:

@@ -57,6 +57,14 @@ class Keeper:
         made meanwhile."""
         return self._criu_for({"do": "restorer", "plan": plan, "groups": list(groups)}, [])
 
+    def pager(self, images: Path, work: Path) -> int:
+        """CRIU that hands out the memory of a dump to processes that run already; returns its pid.
+        It ends when they have all of it."""
+        request = {"do": "pager", "images": str(images), "work": str(work)}
+        starting = self._begin(request, [])
+        starting.wait()
+        return starting.pid
+
     def porter(self, pid: int, port: int, listener: socket.socket) -> int:
         """Let connections to a socket of the host into a machine; returns the process's pid."""
         net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

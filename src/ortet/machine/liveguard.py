@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortet.errors import Conflict, OrtetError
+from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.machine.cgroups import Group
+from ortet.machine.client import readable
 from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.indoors import Indoors
 from ortet.machine.keeper import NET_FD
 from ortet.machine.live import Starting
 from ortet.machine.view import parse_mounts
 
+LAZY = 64 << 20
+"""Bytes of memory from which on processes begin before all of it is there."""
+
+_PAGES = "lazy-pages.socket"
+_PATIENCE = 30.0
 _BY_CRIU = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
 
@@ -34,6 +40,7 @@ class LiveGuard:
         self._begin = begin
         self._begun = False
         self._pidfd = -1
+        self._pager = -1
         self._indoors: Indoors | None = None
 
     def ready(self) -> None:
@@ -61,6 +68,21 @@ class LiveGuard:
             return {"done": False}, []
         return self.indoors.ask({**message, "place": self._place}), []
 
+    def paged_by(self, pager: int, door: Path) -> None:
+        """Its memory comes from this process, once that listens."""
+        self._pager = os.pidfd_open(pager)
+        until = time.monotonic() + _PATIENCE
+        while not door.exists():
+            if readable(self._pager, 1) or time.monotonic() > until:
+                raise Unavailable("no_pager", "CRIU's pager did not start: try again")
+
+    def gather(self) -> None:
+        """Wait until all its memory is there: a dump before that would silently lose the rest."""
+        if self._pager >= 0:
+            readable(self._pager, None)
+            os.close(self._pager)
+            self._pager = -1
+
     def close(self) -> None:
         """Kill all of it, and wait until its mounts are released."""
         if not self._begun:
@@ -71,11 +93,14 @@ class LiveGuard:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            poll.poll()
+            readable(self._pidfd, None)
             os.close(self._pidfd)
             self._pidfd = -1
+        if self._pager >= 0:  # without its processes it has nothing to do
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pager, signal.SIGKILL)
+            os.close(self._pager)
+            self._pager = -1
         self.group.close()
 
 
@@ -98,17 +123,28 @@ def restore(
     work: Path,
     root: Path,
     mounts: Sequence[str],
+    pager: Callable[[Path, Path], int],
 ) -> LiveGuard:
-    """A machine that goes on from a dump, with mounts that `worker` finds below `root`."""
+    """A machine that goes on from a dump, with mounts that `worker` finds below `root`. Much memory
+    comes later, from a `pager`, which is given the images and a directory to listen in."""
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
+        lazy = memory_in(images) >= LAZY
+        if lazy:
+            guard.paged_by(pager(images, work), work / _PAGES)
         try:
-            return worker.restore(images, work, root=root, external=external, net=NET_FD)
+            return worker.restore(images, work, root=root, external=external, net=NET_FD, lazy=lazy)
         except Failed as failed:
             raise _not_restored(failed) from failed
 
-    return LiveGuard(begin, place, group)
+    guard = LiveGuard(begin, place, group)
+    return guard
+
+
+def memory_in(images: Path) -> int:
+    """Bytes of memory in a dump."""
+    return sum(file.stat().st_size for file in images.glob("pages-*.img"))
 
 
 def _not_restored(failed: Failed) -> Conflict:
