@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 from ortet.machine import liveguard
+from ortet.machine.cgroups import Group
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.home import Home
+from ortet.machine.limits import Limits
 from ortet.machine.liveguard import LiveGuard
 
 
@@ -72,6 +74,7 @@ class Raw:
             work=self._place / "work",
             root=ground.bases.area / "root",
             mounts=guard.external,
+            group=Group(Limits(), self._place),
         )
         self._restored.ready()
         return self._restored

@@ -123,15 +123,15 @@ def restore(
     work: Path,
     root: Path,
     mounts: Sequence[str],
-    pager: Callable[[Path, Path], int],
+    pager: Callable[[Path, Path], int] | None = None,
 ) -> LiveGuard:
     """A machine that goes on from a dump, with mounts that `worker` finds below `root`. Much memory
-    comes later, from a `pager`, which is given the images and a directory to listen in."""
+    comes later, from a `pager` if one is given: called with the images and where to listen."""
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
-        lazy = memory_in(images) >= LAZY
-        if lazy:
+        lazy = pager is not None and memory_in(images) >= LAZY
+        if pager is not None and lazy:
             guard.paged_by(pager(images, work), work / _PAGES)
         try:
             return worker.restore(images, work, root=root, external=external, net=NET_FD, lazy=lazy)
