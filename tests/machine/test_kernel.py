@@ -286,9 +286,10 @@ def test_an_interpreter_that_ends_is_told(
     kernels: Kernels, kernel: Kernel, code: str, how: str
 ) -> None:
     with pytest.raises(Unavailable, match=how) as caught:
-        kernel.run(code)
+        kernel.run(f"import os; os.write(2, b'last words'); {code}")
     assert caught.value.kind == "kernel_gone"
     assert "starts a new one" in str(caught.value)
+    assert "last words" in caught.value.details["stderr"] or "closerange" in code
     with pytest.raises(Invalid, match="starts a new one"):
         kernel.run("1")
     again, new = kernels.get("main", python=PYTHON)
@@ -376,13 +377,20 @@ def test_the_interpreter_of_the_workspace(kernels: Kernels, machine: Machine) ->
     assert kernel.run("import os; os.environ['MINE']").value == "yes"
 
 
-def test_what_is_no_python(kernels: Kernels) -> None:
+def _script(machine: Machine, text: str) -> str:
+    machine.run(["sh", "-c", 'printf "#!/bin/sh\\n%s\\n" "$0" > fake; chmod +x fake', text])
+    return f"{machine.seat().place}/fake"
+
+
+def test_what_is_no_python(kernels: Kernels, machine: Machine) -> None:
     with pytest.raises(NotFound) as caught:
         kernels.get("main", python="/no/such/python")
     assert caught.value.kind == "no_python"
     with pytest.raises(Unavailable, match="did not become a kernel") as not_one:
         kernels.get("main", python="/bin/false")
     assert not_one.value.kind == "kernel_not_started"
+    with pytest.raises(Unavailable, match="no good"):
+        kernels.get("main", python=_script(machine, "echo no good >&2; exit 1"))
     with pytest.raises(Invalid):
         kernels.get("main", python="")
     assert kernels.alive() == []

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MOST = 256 << 20
 """Bytes that the variables of one kernel may take when they are kept."""
 
+_WORDS = 4000  # characters of its last ones
 _DYING = 5.0  # seconds from the end of its socket to that of its process
 
 
@@ -259,7 +260,7 @@ class Kernel:
         try:
             said = self.link.converse(message, fds, timeout=timeout, output=output)
         except Gone as gone:
-            raise self._lose(gone.why) from gone
+            raise self._lose(gone.why, gone.words) from gone
         except BaseException:
             # the caller's own doing, as Ctrl-C: what it runs must not answer the next call
             with suppress(Gone):
@@ -276,7 +277,7 @@ class Kernel:
         except ValueError as error:
             raise self._lose("it said something that no kernel says") from error
 
-    def _lose(self, why: str) -> OrtetError:
+    def _lose(self, why: str, words: str = "") -> OrtetError:
         """It is gone: what is left of it is ended, and the next kernel() starts anew."""
         if self._closed:
             return Conflict("closed", f"kernel {self.name!r} was closed while it ran code")
@@ -288,4 +289,4 @@ class Kernel:
         )
         text += "fork again" if self.branch is not None else "kernel() starts a new one"
         self.end(text)
-        return Unavailable("kernel_gone", text)
+        return Unavailable("kernel_gone", text, stderr=words[-_WORDS:])

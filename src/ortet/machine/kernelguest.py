@@ -152,6 +152,8 @@ class Guest:
         return {"lost": self._reopen()}
 
     def _do_fork(self, message: Message, fds: list[int]) -> Any:
+        if not hasattr(os, "pidfd_open"):
+            return {"failed": "that takes Python 3.9 or later"}
         _flush()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
         try:
@@ -165,7 +167,7 @@ class Guest:
             return {"hello": os.getpid(), "lost": self._reopen()}
         gc.unfreeze()
         self._children.append(pid)
-        return {"pid": pid}, [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        return {"pid": pid}, [os.pidfd_open(pid)]
 
     def _become(self, message: Message, fds: list[int]) -> None:
         """In the child: another socket, other files, a run of its own, other random numbers."""

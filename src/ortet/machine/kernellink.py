@@ -31,11 +31,13 @@ _NAMES = ("stdout", "stderr")
 
 
 class Gone(Exception):
-    """The process has ended, or says what no kernel says; `why` where that is known."""
+    """The process has ended, or says what no kernel says; `why` where that is known, `words` is
+    what came out of its stderr."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
         self.why = why
+        self.words = ""
 
 
 class Said(NamedTuple):
@@ -145,7 +147,12 @@ class Link:
                 if fd in ready and not self._read(fd, name, kept[name], output):
                     poll.unregister(fd)
             if self._sock.fileno() in ready or self.pidfd in ready:
-                reply, passed = self._receive(dead=self.pidfd in ready)
+                try:
+                    reply, passed = self._receive(dead=self.pidfd in ready)
+                except Gone as gone:
+                    self._drain(kept, output)
+                    gone.words = kept["stderr"].text()
+                    raise
                 self._drain(kept, output)
                 return Said(reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out)
 
@@ -167,12 +174,6 @@ class Link:
         with self._lock, suppress(OSError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)
-
-    def last_words(self) -> str:
-        """What is left in its stderr."""
-        kept = {name: Kept(LIMIT) for name in _NAMES}
-        self._drain(kept, None)
-        return kept["stderr"].text()
 
     def close(self) -> None:
         """Give back descriptors; the process, if it lives, ends when it has nothing to do."""

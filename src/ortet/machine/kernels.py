@@ -28,6 +28,8 @@ _MODULES = ("wire", "kernelcell", "kernelkept", "kernelguest")
 # What is imported before the workspace is in the search path: a json.py there is not ours.
 _BOOT = """
 import sys
+if sys.version_info < (3, 8):
+    sys.exit("this is Python " + sys.version.split()[0])
 _path = sys.path[:]
 sys.path[:] = [one for one in _path if one]
 import json, os, socket, types
@@ -244,10 +246,11 @@ class Kernels:
         launched = not self._seat.carries
         kernel = Kernel(self, name, Link(entered, mark), launched=launched)
         try:
-            entered.ends.sock.sendall(_package(self._seat))
+            with suppress(OSError):  # it has ended: it may have said why
+                entered.ends.sock.sendall(_package(self._seat))
             kernel.link.greet(_START)
-        except (Gone, OSError) as error:
-            words = self._seat.last_words(name) or kernel.link.last_words()
+        except Gone as error:
+            words = self._seat.last_words(name) or error.words
             kernel.close()
             raise Unavailable(
                 "kernel_not_started",
@@ -307,7 +310,7 @@ class Kernels:
         try:
             lost = fork.link.converse(None, timeout=_START).reply.get("lost")
         except Gone as error:
-            words = fork.link.last_words().strip()[-500:]
+            words = error.words.strip()[-500:]
             raise Unavailable(
                 "no_fork", f"fork {fork.name!r} ended at its start: {words or 'try again'}"
             ) from error
