@@ -4,16 +4,16 @@ directories while it stands still, restore beside it. Workers are ready before, 
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
-from ortet.machine import liveguard
-from ortet.machine.cgroups import Group
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.home import Home
-from ortet.machine.limits import Limits
-from ortet.machine.liveguard import LiveGuard
+from ortet.machine.indoors import Indoors
+from ortet.machine.keeper import NET_FD
 
 
 class Raw:
@@ -25,7 +25,7 @@ class Raw:
         self._images = place / "images"
         self._copy = place / "copy"
         self._stored = place / "stored"
-        self._restored: LiveGuard | None = None
+        self._restored: Indoors | None = None
         self.prepare()
 
     def prepare(self) -> None:
@@ -65,22 +65,27 @@ class Raw:
             os.fdatasync(fd)
             os.close(fd)
 
-    def restore(self) -> LiveGuard:
+    def restore(self) -> Indoors:
+        """With all memory at once."""
         ground, guard = self._machine._ground, self._machine._guard
-        self._restored = liveguard.restore(
-            ground.keeper.restorer(self._plan),
+        root = ground.bases.area / "root"
+        pid = ground.keeper.restorer(self._plan).restore(
             self._images,
-            str(self._machine._spec.path),
-            work=self._place / "work",
-            root=ground.bases.area / "root",
-            mounts=guard.external,
-            group=Group(Limits(), self._place),
+            self._place / "work",
+            root=root,
+            external=[f"mnt[{at}]:{root}{at}" for at in guard.external],
+            net=NET_FD,
         )
-        self._restored.ready()
+        self._restored = Indoors(pid)
+        self._restored.welcome()
         return self._restored
 
     def close(self) -> None:
         if self._restored is not None:
+            pidfd = os.pidfd_open(self._restored.pid)
             self._restored.close()
             self._restored = None
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [])
+            os.close(pidfd)
         shutil.rmtree(self._place, ignore_errors=True)
