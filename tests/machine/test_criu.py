@@ -189,6 +189,24 @@ class TestRestore:
             thread.join()
         assert count(first) and count(second) and count(counting) > point
 
+    def test_what_the_host_had_mounted_may_be_gone(self, hub: Hub, tmp_path: Path) -> None:
+        """Its processes saw the mount; in the copy its place is there, with what lies below."""
+        disk, place = tmp_path / "disk", tmp_path / "work"
+        disk.mkdir()
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "ortet-test", disk], check=True)
+        try:
+            (disk / "note").write_text("mounted")
+            work = hub.workspace(place, engine="criu")
+            assert work.run(f"cat {disk}/note").stdout == "mounted"
+            work.spawn("count", _COUNT)
+            work.run("until [ -s count ]; do :; done", timeout=30)
+            work.commit("mounted")
+        finally:
+            subprocess.run(["umount", disk], check=True)
+        (fork,) = work.fork(1)
+        assert count(fork) > 0
+
     def test_a_weaker_engine_brings_files_and_says_what_ran(
         self, counting: Workspace, hub: Hub, tmp_path: Path
     ) -> None:

@@ -103,6 +103,10 @@ class CriuMachine(OverlayMachine):
         refuse_elsewhere(record, ground.host)
         upper, objects = self._home.upper(self._standing.upper), ground.objects
         self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
+        mounts = decode(Carried, record.jobs).mounts
+        # what the host had mounted then may be gone: the place itself stands in for it
+        stand_ins = [at for at in mounts if at != str(self._spec.path)]
+        plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
         # which makes its mounts while we look for the images
         worker = ground.keeper.restorer(plan, group.paths)
         images, self._kept = self._images_of(self._asleep)
@@ -113,7 +117,7 @@ class CriuMachine(OverlayMachine):
             group=group,
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
-            mounts=decode(Carried, record.jobs).mounts,
+            mounts=mounts,
             pager=ground.keeper.pager,
         )
 

@@ -40,6 +40,7 @@ _MACHINE = (
     | mounts.CLONE_NEWNET
 )
 _SIOCSIFFLAGS = 0x8914
+_CACHE = "/run/criu.kdat"
 _UP_AND_RUNNING = 0x41
 
 
@@ -47,14 +48,10 @@ def main() -> None:
     """Serve until the hub is gone."""
     sock, criu, area = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
     kernel = mounts.Kernel()
-    kernel.unshare(mounts.CLONE_NEWNS)
-    kernel.private()
-    # CRIU keeps what it found out about the kernel in /run, and only if that is a tmpfs
-    os.makedirs(f"{area}/run", exist_ok=True)
-    kernel.mount("tmpfs", f"{area}/run", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
-    keeper = Keeper(kernel, sock, criu, f"{area}/run")
+    keeper = Keeper(kernel, sock, criu, f"{area}/criu-{_boot()}.kdat")
+    keeper.prime()
     wire.send(sock, {"ready": os.getpid()})
     while True:
         try:
@@ -76,11 +73,36 @@ class Keeper:
     """Answers one request at a time; what takes long is done by the child. The last descriptor of
     a request is for the child to say why it failed: closed without a word, it went well."""
 
-    def __init__(self, kernel: mounts.Kernel, sock: socket.socket, criu: str, run: str) -> None:
+    def __init__(self, kernel: mounts.Kernel, sock: socket.socket, criu: str, known: str) -> None:
         self._kernel = kernel
         self._sock = sock
         self._criu = criu
-        self._run = run
+        self._known = known  # what CRIU found out about this kernel
+
+    def prime(self) -> None:
+        """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
+        if not os.path.exists(self._known):
+            self._fork(mounts.CLONE_NEWNS, self._look_at_kernel, [])
+
+    def _look_at_kernel(self) -> NoReturn:
+        self._own_run()
+        child = os.posix_spawn(self._criu, [self._criu, "check"], {"PATH": os.defpath})
+        os.waitpid(child, 0)
+        with contextlib.suppress(OSError):
+            _copy(_CACHE, f"{self._known}.{os.getpid()}")
+            os.rename(f"{self._known}.{os.getpid()}", self._known)
+        os._exit(0)
+
+    def _own_run(self) -> None:
+        """CRIU keeps what it found out in /run, and only if that is a tmpfs."""
+        self._kernel.private()
+        self._kernel.mount("tmpfs", "/run", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
+        with contextlib.suppress(OSError):
+            _copy(self._known, _CACHE)
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        os.chdir("/")
 
     def do(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         what = request["do"]
@@ -105,7 +127,7 @@ class Keeper:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             child()
         except BaseException as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, IndexError):
                 os.write(fds[-1], f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(1)
@@ -158,11 +180,7 @@ class Keeper:
         self._criu_with("swrk", str(talk))
 
     def _criu_with(self, *arguments: str) -> NoReturn:
-        self._kernel.bind(self._run, "/run")
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        os.chdir("/")
+        self._own_run()
         os.execve(self._criu, [self._criu, *arguments], {"PATH": os.defpath})
 
 
@@ -171,6 +189,16 @@ def join(groups: list[str]) -> None:
     for group in groups:
         with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
             file.write("0")
+
+
+def _copy(source: str, target: str) -> None:
+    with open(source, "rb") as one, open(target, "wb") as other:
+        other.write(one.read())
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
 
 
 def raise_loopback() -> None:

@@ -126,7 +126,7 @@ class Keeper:
     def _connect(self) -> socket.socket:
         if self._sock is not None:
             return self._sock
-        for name in ("root", "hold", "run"):
+        for name in ("root", "hold"):
             (self._area / name).mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         with theirs:

@@ -103,6 +103,11 @@ class Mounter:
         if do == "mkdir":
             os.makedirs(target, exist_ok=True)
             return
+        if do == "stand-in":
+            if not os.path.ismount(target):
+                os.makedirs(target, exist_ok=True)
+                kernel.bind(target, target)
+            return
         if do == "hide" and not os.path.lexists(target):
             return  # what would be hidden does not show anyway
         if os.path.realpath(target) != target:
