@@ -44,7 +44,11 @@ class Held:
         self._trees = trees
         self._inside = Path("/")
         self._place = place
-        self._covers = sorted(covers, key=lambda cover: len(cover.at), reverse=True)
+        self._covers = [
+            (cover.at.rstrip("/") + "/", f"{cover.upper}/", os.fsencode(cover.at))
+            for cover in sorted(covers, key=lambda cover: len(cover.at), reverse=True)
+        ]
+        self._read: dict[bytes, list[str]] = {}  # what the last dump said, as it was understood
 
     def look(
         self, image: Image, aside: Sequence[Layer], *, images: Path, inside: Path
@@ -59,7 +63,9 @@ class Held:
         system = () if image.system is None else image.system.layers
         known = {layer.mount: layer.root for layer in system} | {WORKSPACE: image.root}
         found: dict[bytes, dict[bytes, Entry]] = {}
-        for name in sorted(set(held(images))):
+        entries = read_entries(images)
+        self._read = {one: self._read.get(one) or list(names_in(one)) for one in entries}
+        for name in sorted({name for names in self._read.values() for name in names}):
             mount = self._mount(name)
             if mount is not None:
                 at = self._place if mount == WORKSPACE else os.fsdecode(mount)
@@ -76,15 +82,15 @@ class Held:
         """Whose file it is; None for one that will be there anyhow."""
         if within(name, (self._place,)):
             return None if name == self._place else WORKSPACE
-        for cover in self._covers:
-            if within(name, (cover.at,)):
+        for at, upper, mount in self._covers:
+            if name.startswith(at):
                 try:
-                    mode = os.lstat(cover.upper / os.path.relpath(name, cover.at)).st_mode
+                    mode = os.lstat(upper + name[len(at) :]).st_mode
                 except OSError:  # the host's own
                     return None
                 made_anew = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
                 shows_through = stat.S_ISDIR(mode) and os.path.isdir(name)
-                return None if made_anew or shows_through else os.fsencode(cover.at)
+                return None if made_anew or shows_through else mount
         return None
 
     def _take(self, path: bytes, at: str, has: Sequence[Entry], found: dict[bytes, Entry]) -> None:
@@ -147,20 +153,25 @@ def give_held(objects: Objects, trees: Trees, upper: Path, layers: Sequence[Laye
     return writer.losses
 
 
-def held(images: Path) -> Iterator[str]:
-    """Paths inside the machine that a restore will look for: all that CRIU wrote down."""
+def read_entries(images: Path) -> Iterator[bytes]:
+    """All open files that CRIU wrote down, each as it did."""
     data = (images / _FILES).read_bytes()
     at = 8  # behind two magic numbers
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)
-        fields = parse(data[at + 4 : at + 4 + size])
+        yield data[at + 4 : at + 4 + size]
         at += 4 + size
-        names = _inner(fields, _REGULAR, _NAME) + _inner(fields, _UNIX, _BOUND)
-        for told in _inner(fields, _INOTIFY, _WATCHES):
-            names += _inner(parse(told), _HANDLE, _PATH)
-        for name in names:
-            if name[:1] != b"\0":  # a socket that is in no directory
-                yield "/" + os.fsdecode(name).strip("\0").lstrip("/")
+
+
+def names_in(entry: bytes) -> Iterator[str]:
+    """Paths inside the machine that a restore of this open file will look for."""
+    fields = parse(entry)
+    names = _inner(fields, _REGULAR, _NAME) + _inner(fields, _UNIX, _BOUND)
+    for told in _inner(fields, _INOTIFY, _WATCHES):
+        names += _inner(parse(told), _HANDLE, _PATH)
+    for name in names:
+        if name[:1] != b"\0":  # a socket that is in no directory
+            yield "/" + os.fsdecode(name).strip("\0").lstrip("/")
 
 
 def _inner(fields: dict[int, list[int | bytes]], outer: int, inner: int) -> list[bytes]:
