@@ -61,6 +61,14 @@ class Capability(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+class Door(msgspec.Struct, frozen=True):
+    """Who keeps a machine's programs: what `Indoors` is to be given to ask it."""
+
+    pid: int
+    path: str
+    lock: str
+
+
 class Spec(msgspec.Struct, frozen=True):
     """What to open. `home` is the machine's own directory in the store, made by the caller.
 
@@ -174,9 +182,9 @@ class Machine(ABC):
         )
 
     @property
-    def pid(self) -> int:
-        """The host's number of a live machine's pid 1; 0 for one without."""
-        return 0
+    def door(self) -> Door:
+        """Where other processes of this host can ask whoever keeps its programs."""
+        raise self._keeps_none()
 
     @property
     def sound(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import socket
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ortet.errors import Refused, Unavailable
@@ -21,11 +23,18 @@ _TRIES = 5
 
 
 class Caller:
-    """Any number of threads may ask at once, each on a connection of its own."""
+    """Any number of threads may ask at once, each on a connection of its own.
 
-    def __init__(self, pid: int, *, path: str | os.PathLike[str] | None = None) -> None:
+    Who is no part of the hub that has the machine gives its `lock`, which that hub holds while it
+    freezes it: a connection on its way would be frozen too.
+    """
+
+    def __init__(
+        self, pid: int, *, path: str | os.PathLike[str] | None = None, lock: str = ""
+    ) -> None:
         self.pid = pid
-        self._path = os.fspath(path or f"/proc/{pid}/root/{_SOCKET}")
+        self.path = os.fspath(path or f"/proc/{pid}/root/{_SOCKET}")
+        self._lock_file = lock
         self._idle: list[socket.socket] = []
         self._lock = threading.Condition()
         self._away: int | None = None  # the thread that sent us away
@@ -133,10 +142,12 @@ class Caller:
     def _reach(self) -> socket.socket:
         for _ in range(_TRIES):
             try:
-                return self._connect()
+                with unfrozen(self._lock_file):
+                    return self._connect()
             except (ConnectionRefusedError, FileNotFoundError):
                 self._check(_DYING // _TRIES)
-                self._signal()  # it makes its socket anew where somebody removed it
+                if not self._lock_file:
+                    self._signal()  # it makes its socket anew where somebody removed it
         raise Unavailable(
             "machine_silent",
             f"the machine's {_SOCKET} was taken away by a program in it: close and open it",
@@ -148,7 +159,7 @@ class Caller:
 
     def _connect(self) -> socket.socket:
         # through the directory: the path itself may be too long for a socket address
-        directory, name = os.path.split(self._path)
+        directory, name = os.path.split(self.path)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -189,6 +200,20 @@ class Caller:
             if not poll.poll(wait):
                 return
         raise _gone()
+
+
+@contextmanager
+def unfrozen(lock: str, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    """Not during a freeze, or with LOCK_EX for one; `lock` is a file, or nothing."""
+    if not lock:
+        yield
+        return
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _gone() -> Unavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
 from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
 from ortet.machine.bases import Stack
+from ortet.machine.caller import unfrozen
 from ortet.machine.carried import Carried, put_services
 from ortet.machine.cgroups import Group
 from ortet.machine.command import argv_of, environment
@@ -182,10 +184,6 @@ class CriuMachine(OverlayMachine):
         return self._running
 
     @property
-    def pid(self) -> int:
-        return self._guard.pid
-
-    @property
     def indoors(self) -> Indoors:
         """Its pid 1, to be asked."""
         return self._guard.indoors
@@ -311,19 +309,20 @@ class CriuMachine(OverlayMachine):
         self._worker = None
         net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
         external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
-        guard.indoors.leave()
-        try:
-            worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
-        except Failed as failed:
-            why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
-            raise Conflict(
-                "cannot_freeze",
-                f"CRIU could not freeze this machine ({why}); its processes go on: stop the one "
-                "that it names, or commit when it has ended",
-            ) from failed
-        finally:
-            guard.indoors.welcome()
-            self._hire()
+        with unfrozen(self.door.lock, fcntl.LOCK_EX):
+            guard.indoors.leave()
+            try:
+                worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
+            except Failed as failed:
+                why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
+                raise Conflict(
+                    "cannot_freeze",
+                    f"CRIU could not freeze this machine ({why}); its processes go on: stop the "
+                    "one that it names, or commit when it has ended",
+                ) from failed
+            finally:
+                guard.indoors.welcome()
+                self._hire()
 
     def _look_aside(self, files: Image, images: Path) -> list[Layer]:
         """At files that are no state, but that the processes count on."""

@@ -20,8 +20,10 @@ from ortet.machine.jobs import Hook, Job, JobInfo, Kind, Process, exit_code, ref
 class Indoors(Caller):
     """Any number of threads may use it at once."""
 
-    def __init__(self, pid: int, *, path: str | os.PathLike[str] | None = None) -> None:
-        super().__init__(pid, path=path)
+    def __init__(
+        self, pid: int, *, path: str | os.PathLike[str] | None = None, lock: str = ""
+    ) -> None:
+        super().__init__(pid, path=path, lock=lock)
         self.busy = False
         """Was any process but pid 1 alive after the last run or spawn, or at the last `state`?"""
 

@@ -1,10 +1,12 @@
-"""What crashes left in the local part of a store: homes of no workspace, half layers, sockets."""
+"""What crashes left of a store on this host: homes of no workspace, half layers, sockets, and
+processes and mounts of machines that nobody has open."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 from collections.abc import Collection, Iterable, Iterator
@@ -16,15 +18,18 @@ import msgspec
 
 from ortet.machine.cgroups import recorded, remove_group
 from ortet.machine.dirs import STAGE, directory, remove
+from ortet.machine.mounts import Kernel
+from ortet.machine.view import parse_mounts
 
 _LOCKS = ("lock", "open", "turn")
 _VIEW = "root"
+_DYING = 5000  # milliseconds
 
 
 class Leftover(msgspec.Struct, frozen=True):
     """Something nobody uses any more."""
 
-    what: Literal["home", "stage", "socket", "process", "group"]
+    what: Literal["home", "stage", "socket", "process", "group", "mount"]
     path: str
     pid: int = 0
 
@@ -32,7 +37,15 @@ class Leftover(msgspec.Struct, frozen=True):
 def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
     """`machines` are the ids of all machines that the catalog knows; what is locked is in use."""
     local = store / "local"
-    return [*_homes(local / "machines", machines), *_stages(local), *_sockets(local / "signal")]
+    found = [
+        *_processes(local / "machines"),
+        *_mounts(local / "machines"),
+        *_homes(local / "machines", machines),
+        *_stages(local),
+        *_sockets(local / "signal"),
+        *_sockets(local / "agent", socket.SOCK_STREAM),
+    ]
+    return list(dict.fromkeys(found))
 
 
 def clean(leftovers: Iterable[Leftover]) -> int:
@@ -42,7 +55,9 @@ def clean(leftovers: Iterable[Leftover]) -> int:
         path = Path(leftover.path)
         with suppress(FileNotFoundError, ProcessLookupError):
             if leftover.what == "process":
-                os.kill(leftover.pid, signal.SIGKILL)
+                _end(leftover.pid)
+            elif leftover.what == "mount":
+                Kernel().unmount(leftover.path, lazy=True)
             elif leftover.what == "group":
                 remove_group(path)
             else:
@@ -50,6 +65,48 @@ def clean(leftovers: Iterable[Leftover]) -> int:
                     remove(at, os.fsencode(path.name))
         done += 1
     return done
+
+
+def _end(pid: int) -> None:
+    """Kill, and wait until its mounts are released."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(_DYING)
+    finally:
+        os.close(fd)
+
+
+def _processes(place: Path) -> Iterator[Leftover]:
+    """Processes that live among the mounts of a machine that nobody has open.
+
+    No way is known by which they come about: all are killed with the process that had it open.
+    """
+    begin = b"upperdir=" + os.fsencode(os.path.realpath(place)) + b"/"
+    seen: dict[str, str] = {}  # a mount namespace, and the id of the machine that it is of
+    with suppress(OSError):
+        seen[os.readlink("/proc/self/ns/mnt")] = ""
+    for pid in filter(str.isdigit, os.listdir("/proc") if place.is_dir() else ()):
+        with suppress(OSError):
+            space = os.readlink(f"/proc/{pid}/ns/mnt")
+            if space not in seen:
+                _, found, rest = Path(f"/proc/{pid}/mountinfo").read_bytes().partition(begin)
+                seen[space] = os.fsdecode(rest.partition(b"/")[0]) if found else ""
+            home = place / seen[space]
+            if seen[space] and home.is_dir() and not _in_use(home):
+                yield Leftover("process", str(home), int(pid))
+
+
+def _mounts(place: Path) -> Iterator[Leftover]:
+    """Mounts of this process's namespace inside homes that nobody has open, innermost first."""
+    top = os.path.realpath(place)
+    with suppress(OSError):
+        found = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+        for at in sorted((one.at for one in found if one.at.startswith(f"{top}/")), reverse=True):
+            if not _in_use(Path(top, at[len(top) + 1 :].partition("/")[0])):
+                yield Leftover("mount", at)
 
 
 def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
@@ -109,12 +166,22 @@ def _built_by_someone(place: Path) -> bool:
     return False
 
 
-def _sockets(place: Path) -> Iterator[Leftover]:
+def _sockets(place: Path, kind: int = socket.SOCK_DGRAM) -> Iterator[Leftover]:
     """Sockets whose listener is dead."""
-    for path in sorted(place.glob("*.sock")) if place.is_dir() else ():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+    if not place.is_dir():
+        return
+    at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield from _dead(place, at, kind)
+    finally:
+        os.close(at)
+
+
+def _dead(place: Path, at: int, kind: int) -> Iterator[Leftover]:
+    for path in sorted([*place.glob("*.sock"), *place.glob("sock")]):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
             try:
-                probe.connect(str(path))
+                probe.connect(f"/proc/self/fd/{at}/{path.name}")  # its own may be too long
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     yield Leftover("socket", str(path))

@@ -13,7 +13,7 @@ from ortet.codec import decode
 from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.graph.records import Image
 from ortet.ids import Oid
-from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
+from ortet.machine.abc import Command, Door, Loss, Machine, Output, Report, Result, Spec
 from ortet.machine.carried import left_behind, not_kept, put_services
 from ortet.machine.client import spawn
 from ortet.machine.command import argv_of, attend, check_directory, environment, not_started
@@ -23,6 +23,8 @@ from ortet.machine.household import move_in
 from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import Job, JobInfo, Process, check_port
 from ortet.machine.overlaybranches import Branching
+
+DOOR = "door"  # a file that is locked while connections from outside are not welcome
 
 
 class OverlayMachine(Branching):
@@ -199,6 +201,11 @@ class OverlayMachine(Branching):
             self._busy = True
             self._household = move_in(self._supervisor)
         return self._household
+
+    @property
+    def door(self) -> Door:
+        inside = self.indoors
+        return Door(inside.pid, inside.path, str(self._home.place / DOOR))
 
     def _jobs_now(self) -> list[JobInfo]:
         """What goes on in it, if anything ever did."""

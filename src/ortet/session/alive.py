@@ -11,7 +11,7 @@ import msgspec
 from ortet.errors import Invalid
 from ortet.given import TEXT, must_be
 from ortet.ids import Oid
-from ortet.machine.abc import Command, Machine, Report
+from ortet.machine.abc import Command, Door, Machine, Report
 from ortet.session.onbranch import OnBranch
 from ortet.session.turns import Turn
 
@@ -45,7 +45,7 @@ class Alive(OnBranch):
         must_be(TEXT, name=name)
         check_run(command, env=env, cwd=cwd)
         given = {**self.company.variables(), **(env or {})}
-        return self._live().spawn(_named(name), command, env=given, cwd=cwd, stdin=stdin)
+        return self._live().spawn(check_job(name), command, env=given, cwd=cwd, stdin=stdin)
 
     def shell(
         self,
@@ -62,7 +62,7 @@ class Alive(OnBranch):
             if job.name == name and job.code is None:
                 return machine.job(name)
         given = {"TERM": "xterm-256color", **self.company.variables(), **(env or {})}
-        return machine.spawn(_named(name), command, kind="shell", env=given, tty=size)
+        return machine.spawn(check_job(name), command, kind="shell", env=given, tty=size)
 
     def job(self, name: str) -> Job:
         """The service or shell of this name, running or ended."""
@@ -107,9 +107,9 @@ class Alive(OnBranch):
         )
 
     @property
-    def pid(self) -> int:
-        """The host's number of the process that keeps its programs; 0 where there is none."""
-        return self._live().pid
+    def door(self) -> Door:
+        """Where other processes of this host can ask whoever keeps its programs."""
+        return self._live().door
 
     def rest(self) -> None:
         """Nothing is being done with it for a while: others may drop it. `resume` goes on."""
@@ -132,7 +132,7 @@ class Alive(OnBranch):
     def _live(self) -> Machine: ...
 
 
-def _named(name: str) -> str:
+def check_job(name: str) -> str:
     if not name or "/" in name or len(name) > 100:
         raise Invalid("bad_name", f"{name!r} cannot name a program: give a short word")
     return name

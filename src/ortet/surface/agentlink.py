@@ -128,14 +128,16 @@ def ask(store: str, kind: str, key: str = "") -> str:
     return os.fsdecode(said[1:])
 
 
-def perform(store: str, key: str, words: Sequence[str]) -> int:
+def perform(
+    store: str, key: str, words: Sequence[str], streams: tuple[int, int, int] = (0, 1, 2)
+) -> int:
     """Have the agent do what these words of a command line say, with our directory, variables and
-    streams; returns the exit code. NoAgent: nothing was begun. Lost: something may have been."""
+    `streams`; returns the exit code. NoAgent: nothing was begun. Lost: something may have been."""
     sock = connect(store)
     try:
         try:
             hello(sock, "verb", key)
-            _send_request(sock, words)
+            _send_request(sock, words, streams)
             _begun(sock)
         except OSError as error:
             raise NoAgent(str(error)) from error
@@ -145,12 +147,12 @@ def perform(store: str, key: str, words: Sequence[str]) -> int:
         sock.close()
 
 
-def _send_request(sock: socket, words: Sequence[str]) -> None:
+def _send_request(sock: socket, words: Sequence[str], streams: tuple[int, int, int]) -> None:
     variables = [f"{name}={value}" for name, value in os.environ.items()]
     coding = getattr(sys.stdout, "encoding", "") or "utf-8"
     data = frame([os.getcwd(), coding, str(len(words)), *words, *variables])
-    streams = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
-    sent = sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, streams)])
+    given = b"".join(fd.to_bytes(4, sys.byteorder) for fd in streams)
+    sent = sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, given)])
     if sent < len(data):
         sock.sendall(data[sent:])
 
@@ -215,5 +217,5 @@ def start(store: str) -> None:
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
     ]
-    argv = [sys.executable, "-m", "ortet.surface.agent", store]
+    argv = [sys.executable, "-P", "-m", "ortet.surface.agent", store]  # not from where we are
     os.posix_spawn(sys.executable, argv, os.environ, file_actions=nowhere, setsid=True)

@@ -33,7 +33,7 @@ def prepare() -> None:
     """Import what commands need, once for all workers."""
     from importlib import import_module
 
-    for name in ("cli", "cmd_work", "cmd_fork", "cmd_move"):
+    for name in ("cli", "cmd_work", "cmd_fork", "cmd_move", "cmd_inner"):
         import_module(f"ortet.surface.{name}")
     for name in ("session.hub", "backend.sqlite", "machine.folder", "machine.watch", "graph.diff"):
         import_module(f"ortet.{name}")
@@ -75,8 +75,10 @@ class Work:
             pass
         finally:
             self._stopped = True  # who is told to end twice is told once
-            self._orders.close()
+            with suppress(OSError):
+                self._orders.shutdown(socket.SHUT_RD)  # no more of it
             self._resident.close()
+            self._orders.close()
 
     def _attend(self, conn: socket.socket) -> None:
         try:

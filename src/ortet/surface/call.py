@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ortet.session.hub import Hub
     from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
+    from ortet.surface.resident import Resident
 
 PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
 
@@ -31,6 +32,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Call:
     """Made once a process; the store is opened at first use and closed with the `with` block."""
+
+    resident: Resident | None = None
+    """What stays open after this call, where the host agent does it."""
 
     def __init__(self) -> None:
         self.json = False

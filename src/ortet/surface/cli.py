@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from ortet import __version__
-from ortet.errors import Invalid, OrtetError, Refused, Unavailable
+from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 from ortet.surface.call import PIPE_CLOSED, Call, common
 
 INTERRUPTED = 130
@@ -25,6 +25,10 @@ INTERRUPTED = 130
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Work": {"cmd_work": ("init", "status", "commit", "run")},
     "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop"), "cmd_swarm": ("swarm",)},
+    "Machines that live on": {
+        "cmd_machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),
+        "cmd_attach": ("attach", "cp"),
+    },
     "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
     "Minds": {
@@ -55,6 +59,10 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
 }
 
 
+_HIDDEN = {"machine": "cmd_inner"}
+"""What the agent is asked for by other verbs."""
+
+
 class Verbs(click.Group):
     """Imports the module of a verb when the verb is used."""
 
@@ -64,6 +72,11 @@ class Verbs(click.Group):
         ]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name in _HIDDEN:
+            inner: click.Command = getattr(
+                import_module(f"ortet.surface.{_HIDDEN[cmd_name]}"), cmd_name
+            )
+            return inner
         for section in SECTIONS.values():
             for module, verbs in section.items():
                 if cmd_name in verbs:
@@ -155,6 +168,11 @@ def run(words: list[str], call: Call | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         call.json = call.json or _asks_for_json(words)
+        if isinstance(error, Conflict) and not call.resident:
+            from ortet.surface.machines import by_its_agent
+
+            if (code := by_its_agent(words, error)) is not None:
+                return code
         return _end(call, error)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ortet.errors import NotFound
+import click
+
+from ortet.errors import Conflict, NotFound
 from ortet.surface import render
 from ortet.surface.call import Call, group, verb
 
@@ -41,10 +43,9 @@ def start(call: Call) -> None:
 
 
 @verb("stop")
-def stop(call: Call) -> None:
+@click.option("--force", is_flag=True, help="Even if machines live in it, which then end.")
+def stop(call: Call, force: bool) -> None:
     """Have it close what it holds and end.
-
-    Live machines in it end too: `ortet stop NAME` commits one first.
 
     \b
     Example:
@@ -52,6 +53,13 @@ def stop(call: Call) -> None:
     """
     from ortet.surface import agentcall
 
+    live = [] if force else sorted(agentcall.live(_store(call)))
+    if live:
+        raise Conflict(
+            "machines_live",
+            f"{', '.join(live)} would end with it: `ortet stop {' '.join(live)}` commits and ends "
+            "them, --force goes on without",
+        )
     ended = agentcall.stop(_store(call))
     call.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
 

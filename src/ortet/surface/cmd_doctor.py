@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,21 +32,24 @@ def doctor(call: Call, clean: bool) -> None:
     """
     from ortet.config import store_path, store_url
     from ortet.machine.doctor import examine
+    from ortet.surface.agentcall import told
 
     store = store_path(store_url(cwd=call.here))
     with call.progress("looking"):
         found = examine(store)
     exists = (store / "FORMAT").exists()
+    agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
     data = {
         "store": str(store),
         "exists": exists,
         "capabilities": found,
+        "agent": {"running": agent is not None, **(agent or {})},
         "leftovers": left,
         "cleaned": clean,
         "layers_removed": layers,
     }
-    call.emit(data, _lines(call, store, found))
+    call.emit(data, _lines(call, store, found, agent))
     for thing in left:
         pid = f" {thing.pid}" if thing.pid else ""
         call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
@@ -58,9 +61,17 @@ def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
     return call.hub.tidy() if clean else (call.hub.leftovers(), 0)
 
 
-def _lines(call: Call, store: Path, found: list[Capability]) -> Iterator[str]:
+def _lines(
+    call: Call, store: Path, found: list[Capability], agent: dict[str, Any] | None
+) -> Iterator[str]:
     made = "" if (store / "FORMAT").exists() else ", not made yet"
     yield f"store {render.safe(str(store))}{made}"
+    if agent:
+        live = sum(len(worker["live"]) for worker in agent["workers"])
+        machines = f", {render.plural(live, 'live machine')}" if live else ""
+        yield f"agent running as {agent['pid']}{machines}"
+    else:
+        yield "agent not running"
     width = max(len(line.name) for line in found)
     for line in found:
         mark = call.paint("yes", fg="green") if line.ok else call.paint("no ", fg="yellow")

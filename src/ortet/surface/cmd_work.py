@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from ortet.errors import Invalid
+from ortet.errors import Conflict, Invalid
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb, which
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
+    from ortet.machine.abc import Result
     from ortet.session.workspace import Status, Workspace
 
 
@@ -174,9 +175,8 @@ def run(
       ortet run -- pytest -q
       ortet run -w proj/1 --timeout 60 "make && make test"
     """
-    workspace = call.workspace(name)
     screen = _Screen(silent=call.json)
-    result = workspace.run(
+    result = _runner(call, name)(
         command[0] if len(command) == 1 else list(command),
         env=dict(map(_pair, env)),
         cwd=cwd,
@@ -191,6 +191,21 @@ def run(
     if result.timed_out:
         call.note(f"killed after {timeout:g} s")
     call.exit_code = result.exit_code
+
+
+def _runner(call: Call, name: str | None) -> Callable[..., Result]:
+    """What runs commands in a workspace, or in the machine of it that lives in the host agent."""
+    try:
+        return call.workspace(name).run
+    except Conflict as error:
+        if error.kind != "machine_open":
+            raise
+        from ortet.surface import machines
+
+        one = machines.living(call.hub.root).get(name or "")
+        if one is None:
+            raise
+        return one.run
 
 
 class _Screen:

@@ -75,10 +75,14 @@ def _start(store: str) -> None:
 
 def _wanted(environ: Mapping[str, str]) -> bool:
     """Commands that are re-enacted, or have a stream closed, are not for it."""
-    off = environ.get("ORTET_AGENT", "").lower() in ("off", "0", "no", "false")
     replayed = "ORTET_REPLAY" in environ
     streams = None not in (sys.stdin, sys.stdout, sys.stderr)
-    return sys.platform == "linux" and not off and not replayed and streams
+    return sys.platform == "linux" and not is_off(environ) and not replayed and streams
+
+
+def is_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user wants no agent."""
+    return environ.get("ORTET_AGENT", "").lower() in ("off", "0", "no", "false")
 
 
 def understand(words: Sequence[str]) -> Asked | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import OrtetError
 from ortet.surface.call import Call
+from ortet.surface.lives import remember
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -31,6 +33,7 @@ class Resident:
         self._author = ""
         self._rests_on: object = None
         self._kept: dict[str, tuple[Workspace, object]] = {}
+        self._alive: dict[str, float] = {}  # machines that live on, and since when
 
     def begin(self, variables: Mapping[str, str]) -> None:
         """A command comes, from somebody with these variables, which are this process's now."""
@@ -77,6 +80,11 @@ class Resident:
             self._kept[row.name] = workspace, _looks(row.directory)
         return workspace
 
+    def enliven(self, workspace: Workspace) -> None:
+        """Its machine lives on after this command, until it is closed."""
+        self._alive.setdefault(workspace.name, time.time())
+        self.keep(workspace)
+
     def rest(self) -> None:
         """Give back what others may want: sessions, private machines that do not live on, locks."""
         hub = self._hub
@@ -85,7 +93,9 @@ class Resident:
         with suppress(OrtetError):
             hub.let_go()
         for workspace in hub.opened():
-            if workspace.engine == "criu":
+            if workspace.row.parent in self._alive and workspace.engine == "criu":
+                self.enliven(workspace)  # a copy with processes that go on
+            if workspace.name in self._alive:
                 self.keep(workspace)
             elif workspace.row.files == "private":
                 self._kept.pop(workspace.name, None)
@@ -96,25 +106,17 @@ class Resident:
                 workspace.close()
         still = {id(workspace) for workspace in hub.opened()}
         self._kept = {n: kept for n, kept in self._kept.items() if id(kept[0]) in still}
+        self._alive = {n: since for n, since in self._alive.items() if n in self._kept}
+        remember(self.store, self.live())
 
     def live(self) -> dict[str, Any]:
         """The machines that live here, by their workspaces' names."""
-        if self._hub is None:
-            return {}
-        return {
-            one.name: {
-                "engine": one.engine,
-                "pid": one.pid,
-                "directory": str(one.row.directory),
-                "path": str(one.path),
-            }
-            for one in self._hub.opened()
-            if one.engine == "criu"
-        }
+        return {name: _about(self._kept[name][0], since) for name, since in self._alive.items()}
 
     def close(self) -> None:
         """Let go of everything."""
         hub, self._hub, self._kept = self._hub, None, {}
+        self._alive = {}  # what is remembered of them stays: they can be started again
         if hub is not None:
             hub.close()
 
@@ -125,6 +127,8 @@ class Resident:
 
 class ResidentCall(Call):
     """A call whose hub and workspaces stay."""
+
+    resident: Resident
 
     def __init__(self, resident: Resident) -> None:
         super().__init__()
@@ -144,6 +148,18 @@ class ResidentCall(Call):
     def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
         found = super().workspace(name, writes=writes)
         return self.resident.keep(found) if self.hub.root == self.resident.store else found
+
+
+def _about(workspace: Workspace, since: float) -> dict[str, Any]:
+    door = workspace.door
+    return {
+        "engine": workspace.engine,
+        "pid": door.pid,
+        "path": door.path,
+        "lock": door.lock,
+        "directory": str(workspace.row.directory),
+        "since": since,
+    }
 
 
 def _looks(path: Path) -> object:

@@ -1,0 +1,114 @@
+"""machine: what only a worker of the host agent does, for the verbs about live machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.errors import Invalid, Unsupported
+from ortet.ids import to_hex
+from ortet.surface import lives
+from ortet.surface.call import Call, group, verb, which
+
+if TYPE_CHECKING:
+    from ortet.session.workspace import Workspace
+    from ortet.surface.resident import Resident
+
+
+@group
+def machine() -> None:
+    """What the host agent does for `ortet start`, `stop` and the like."""
+
+
+@verb("open")
+@which
+@click.option("--restore", is_flag=True)
+def open_(call: Call, name: str | None, restore: bool) -> None:
+    """Start a machine that lives on; of a directory in place, a private one of its files."""
+    resident = _resident(call)
+    workspace = _private(call, name)
+    was = workspace.name in resident.live()
+    losses: list[Any] = []
+    head = workspace.head
+    try:
+        resident.enliven(workspace)
+        if restore and head is not None and not was:
+            losses = workspace.restore(head.oid, restart=True).losses
+        about = resident.live()[workspace.name]
+    except BaseException:
+        workspace.close()
+        raise
+    call.json = True
+    call.emit({"name": workspace.name, **about, "losses": losses})
+
+
+def _private(call: Call, name: str | None) -> Workspace:
+    row = call.row(name)
+    if row.files == "private":
+        return call.workspace(row.name)
+    hub, engine = call.hub, _best(call)
+    found = hub.registry.at(row.directory, "private", engine)
+    if found is not None:
+        return call.workspace(found.name)
+    wanted = f"{row.name}-live"
+    free = hub.registry.get(wanted) is None and hub.refs.get(wanted) is None
+    return hub.workspace(row.directory, engine=engine, name=wanted if free else None)
+
+
+def _best(call: Call) -> str:
+    try:
+        call.hub.check_engine("criu")
+    except Unsupported:
+        call.hub.check_engine("overlay")
+        return "overlay"
+    return "criu"
+
+
+@verb("close")
+@which
+@click.option("--commit", "message", metavar="TEXT")
+def close(call: Call, name: str, message: str | None) -> None:
+    """End a machine, after a commit when a message is given."""
+    resident = _resident(call)
+    workspace = call.workspace(name)
+    info = workspace.commit(message) if message is not None else workspace.head
+    losses = workspace.losses if message is not None else []
+    workspace.close()
+    lives.forget(resident.store, workspace.name)
+    call.json = True
+    call.emit({"name": name, "oid": info.oid if info else None, "losses": losses})
+
+
+@verb("expose")
+@which
+@click.argument("port", type=int)
+@click.option("--at", type=int, default=0)
+def expose(call: Call, name: str, port: int, at: int) -> None:
+    """Let connections to a loopback port of the host into a machine."""
+    _resident(call)
+    call.json = True
+    call.emit({"name": name, "port": port, "at": call.workspace(name).expose(port, at=at)})
+
+
+@verb("remove")
+@which
+@click.option("--discard", is_flag=True)
+def remove(call: Call, name: str, discard: bool) -> None:
+    """Forget a workspace with its machine and private files; its branch stays."""
+    resident = _resident(call)
+    call.hub.drop(name, discard=discard)
+    lives.forget(resident.store, name)
+    head = call.hub.refs.get(name)
+    call.json = True
+    call.emit({"name": name, "oid": to_hex(head.oid) if head else None})
+
+
+for _verb in (open_, close, expose, remove):
+    machine.add_command(_verb)
+
+
+def _resident(call: Call) -> Resident:
+    if call.resident is None:
+        raise Invalid("not_for_you", "only the host agent does this: use `ortet start`")
+    return call.resident

@@ -1,0 +1,301 @@
+"""start, ps, spawn, logs, expose, stop, kill, rm: machines that live on in the host agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.errors import NotFound, OrtetError
+from ortet.ids import to_hex
+from ortet.surface import render
+from ortet.surface.call import Call, verb, which
+
+if TYPE_CHECKING:
+    from ortet.surface.machines import Living
+
+_WAIT = 20.0
+
+
+@verb()
+@click.argument("machine", metavar="[NAME]", required=False)
+def start(call: Call, machine: str | None) -> None:
+    """Start a machine that lives on, with what ran in it at its last commit.
+
+    NAME is a private workspace, such as a fork; without it, this directory gets a private machine
+    of its own, called like it with -live, and the directory stays untouched until `ortet land`.
+    What a dead machine had changed since its last commit is committed first.
+
+    \b
+    Example:
+      ortet start
+      ortet start proj-live/1
+    """
+    from ortet.surface import machines
+
+    one = machines.begin(call, machine, restore=True)
+    call.emit(one, [f"{one.name} lives ({one.engine}), process {one.pid}"])
+
+
+@verb()
+@click.option("-a", "--all", "every", is_flag=True, help="Every process, not only what was named.")
+def ps(call: Call, every: bool) -> None:
+    """Show the machines that live on this host, and those found dead.
+
+    \b
+    Example:
+      ortet ps
+      ortet ps --all --json
+    """
+    from ortet.surface import machines
+    from ortet.surface.lives import remembered
+
+    store = call.hub.root
+    living = machines.living(store)
+    data = [_about(one) for one in living.values()]
+    data += [_dead(call, name) for name in remembered(store) if name not in living]
+    if not every:
+        for one in data:
+            one.pop("processes", None)
+    call.emit(data, _lines(call, data))
+
+
+def _about(one: Living) -> dict[str, Any]:
+    data = {
+        "name": one.name,
+        "engine": one.engine,
+        "directory": one.directory,
+        "pid": one.pid,
+        "age": max(time.time() - one.since, 0.0),
+    }
+    try:
+        ask = one.ask()
+        jobs, processes = [job for job in ask.jobs() if job.name], ask.ps()
+    except OrtetError:  # between two looks at it
+        return {**data, "state": "silent", "memory": 0, "jobs": []}
+    told = [
+        {"name": job.name, "kind": job.kind, "pid": job.pid, "argv": job.argv, "code": job.code}
+        for job in jobs
+    ]
+    memory = sum(process.rss for process in processes)
+    return {**data, "state": "live", "memory": memory, "jobs": told, "processes": processes}
+
+
+def _dead(call: Call, name: str) -> dict[str, Any]:
+    head = call.hub.refs.get(name)
+    row = call.hub.registry.get(name)
+    return {
+        "name": name,
+        "engine": row.engine if row else None,
+        "directory": str(row.directory) if row else None,
+        "state": "dead",
+        "head": to_hex(head.oid) if head else None,
+        "restore": f"ortet start {name}",
+        "jobs": [],
+    }
+
+
+def _lines(call: Call, data: list[dict[str, Any]]) -> Iterator[str]:
+    if not data:
+        yield "no machine lives here: `ortet start` starts one"
+        return
+    rows = [("NAME", "ENGINE", "PID", "AGE", "MEMORY", "PROGRAMS")]
+    for one in data:
+        name, engine = render.safe(one["name"]), str(one["engine"])
+        if one["state"] == "dead":
+            at = f"at {render.short(one['head'])}" if one["head"] else "never committed"
+            rows.append((name, engine, "-", "dead", at, f"`{render.safe(one['restore'])}`"))
+            continue
+        jobs = ", ".join(_job(job) for job in one["jobs"]) or "-"
+        age = f"{one['age']:.0f} s" if one["age"] < 120 else f"{one['age'] / 60:.0f} min"
+        rows.append((name, engine, str(one["pid"]), age, render.size(one["memory"]), jobs))
+    yield from call.table(rows)
+    for one in data:
+        for process in one.get("processes", ()):
+            command = render.safe(" ".join(process.cmdline) or process.name)
+            yield f"  {render.safe(one['name'])}  {process.pid:>5}  {command}"
+
+
+def _job(job: dict[str, Any]) -> str:
+    ended = "" if job["code"] is None else f" (ended {job['code']})"
+    return f"{render.safe(job['name'])}{ended}"
+
+
+@verb(context_settings={"allow_interspersed_args": False})
+@which
+@click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
+@click.argument("job", metavar="NAME")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def spawn(call: Call, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:
+    """Start a program that goes on, under a NAME, in a machine that lives on.
+
+    Without -w it is the private machine of this directory, which is started when it does not live.
+    One word is given to sh, several are executed as they are.
+
+    \b
+    Example:
+      ortet spawn web -- python3 -m http.server 8000
+      ortet spawn -w proj-live/1 watch "make -s watch"
+    """
+    from ortet.machine.command import argv_of, environment
+    from ortet.machine.folder import inside
+    from ortet.session.alive import check_job
+    from ortet.surface import machines
+
+    words = list(command[1:] if command[0] == "--" else command)
+    if not words:
+        raise click.UsageError("COMMAND is missing: give it after --")
+    one = machines.begin(call, name)
+    mark = os.urandom(8).hex()
+    started = one.ask().spawn(
+        check_job(job),
+        argv_of(words[0] if len(words) == 1 else words),
+        env=environment({}, mark),
+        cwd=os.path.join(one.directory, inside(cwd)),
+        mark=mark,
+        declared=True,
+    )
+    data = {"machine": one.name, "name": job, "pid": started.pid}
+    call.emit(data, [f"{render.safe(job)} runs in {one.name} as {started.pid}"])
+
+
+@verb()
+@click.argument("job", metavar="NAME")
+@which
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
+@click.option("-n", "--last", type=int, metavar="BYTES", help="Only the last so many bytes.")
+def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | None) -> None:
+    """Show what a program has written; the last megabyte is kept.
+
+    \b
+    Example:
+      ortet logs web
+      ortet logs -w proj-live/1 web --follow
+    """
+    from ortet.surface import machines
+
+    one = machines.need(call, name)
+    found = one.ask().job(job)
+    if call.json:
+        call.emit({"name": job, "text": found.logs(last).decode("utf-8", "replace")})
+        return
+    if not follow:
+        _write(found.logs(last))
+        return
+    cursor, kept = 0, found.logs(last) if last is not None else b""
+    _write(kept)
+    while True:
+        piece = found.read(cursor, _WAIT, stream="output")
+        if last is None or cursor:
+            _write(piece.data)
+        cursor = piece.cursor
+        if piece.eof or (piece.code is not None and not piece.data):
+            return
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+@verb()
+@click.argument("port", type=int)
+@which
+@click.option("--at", type=int, default=0, metavar="PORT", help="The host's port; else any free.")
+def expose(call: Call, port: int, name: str | None, at: int) -> None:
+    """Let connections to a loopback port of this host into a machine's PORT.
+
+    It closes with the machine.
+
+    \b
+    Example:
+      ortet expose 8000
+      ortet expose -w proj-live/1 8000 --at 8001
+    """
+    from ortet.surface import machines
+
+    one = machines.need(call, name)
+    words = ["machine", "expose", "-w", one.name, str(port), "--at", str(at)]
+    told = machines.order(call, one.name, words)
+    call.emit(told, [f"127.0.0.1:{told['at']} leads to port {port} of {one.name}"])
+
+
+@verb()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("-m", "--message", default="stopped", metavar="TEXT", help="Of the commit.")
+def stop(call: Call, names: tuple[str, ...], message: str) -> None:
+    """Commit machines that live, with what runs in them, then end them.
+
+    `ortet start NAME` goes on from there.
+
+    \b
+    Example:
+      ortet stop proj-live
+    """
+    _end(call, names, ["--commit", message])
+
+
+@verb()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def kill(call: Call, names: tuple[str, ...]) -> None:
+    """End machines at once, without a commit.
+
+    Files that they have changed stay and are there at the next start; what ran comes back as of the
+    last commit.
+
+    \b
+    Example:
+      ortet kill proj-live/2
+    """
+    _end(call, names, [])
+
+
+def _end(call: Call, names: tuple[str, ...], options: list[str]) -> None:
+    from ortet.surface import lives, machines
+
+    ended = []
+    for name in names:
+        if name in lives.remembered(call.hub.root) and name not in machines.living(call.hub.root):
+            lives.forget(call.hub.root, name)  # it is dead already: not to be spoken of any more
+            continue
+        one = machines.need(call, name)
+        ended.append(machines.order(call, one.name, ["machine", "close", "-w", one.name, *options]))
+    call.emit(ended, [_ended(one) for one in ended])
+
+
+def _ended(one: dict[str, Any]) -> str:
+    return f"{one['name']} ended, at {render.short(one['oid']) if one['oid'] else 'no commit'}"
+
+
+@verb()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Do not commit what is not committed.")
+def rm(call: Call, names: tuple[str, ...], force: bool) -> None:
+    """End machines and forget their workspaces with all private files.
+
+    What is not committed is committed first, unless --force is given. Branches stay: `ortet restore
+    BRANCH --to DIR` brings the files back, `ortet branch -d` deletes one.
+
+    \b
+    Example:
+      ortet rm proj-live/1 proj-live/2
+    """
+    from ortet.surface import lives, machines
+
+    for name in names:
+        if call.hub.registry.need(name).files != "private":
+            raise NotFound(
+                "not_private", f"{name} is a directory in place: `ortet drop {name}` forgets it"
+            )
+    for name in names:
+        if name in machines.living(call.hub.root):
+            words = ["machine", "remove", "-w", name, *(["--discard"] if force else [])]
+            machines.order(call, name, words)
+        else:
+            call.hub.drop(name, discard=force)
+            lives.forget(call.hub.root, name)
+    call.emit({"removed": list(names)}, [f"removed {name}" for name in names])

@@ -1,0 +1,316 @@
+"""Machines that live on in the host agent: started, used, attached to, killed and brought back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ortet as library
+from ortet.machine.mounts import privileged
+
+from .conftest import Ortet
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+
+_TICKER = "import time\nwhile True: print('tick', flush=True); time.sleep(0.05)"
+_WAITS = 400
+
+
+@pytest.fixture
+def proj(tmp_path: Path) -> Path:
+    place = tmp_path / "proj"
+    place.mkdir()
+    (place / "page").write_text("first\n")
+    return place
+
+
+@pytest.fixture
+def live(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+    """A directory with a private machine that lives, called proj-live."""
+    ortet.env["ORTET_AGENT"] = "on"
+    for name in ("ORTET_CRIU",):
+        if name in os.environ:
+            ortet.env[name] = os.environ[name]
+    ortet("init", cwd=proj)
+    ortet("commit", "-m", "first", cwd=proj)
+    ortet("start", cwd=proj)
+    yield ortet
+    ortet("agent", "stop", "--force", cwd=proj)
+
+
+def machines(ortet: Ortet, proj: Path) -> dict[str, Any]:
+    return {one["name"]: one for one in ortet.json("ps", cwd=proj)}
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Each try is a command, or a moment: so this ends."""
+    for _ in range(_WAITS):
+        if what():
+            return
+        select.select([], [], [], 0.02)
+    raise AssertionError("it never came")
+
+
+def test_a_program_goes_on_between_commands(live: Ortet, proj: Path) -> None:
+    assert machines(live, proj)["proj-live"]["jobs"] == []
+    live("spawn", "ticker", "--", "python3", "-c", _TICKER, cwd=proj)
+    one = machines(live, proj)["proj-live"]
+    assert [job["name"] for job in one["jobs"]] == ["ticker"]
+    assert one["state"] == "live" and one["memory"] > 0 and one["age"] >= 0
+    until(lambda: "tick\ntick\n" in live("logs", "ticker", cwd=proj).out)
+    done = live("run", "-w", "proj-live", "--", "sh", "-c", "echo hi; exit 3", cwd=proj, code=3)
+    assert done.out == "hi\n"
+    assert live.kind("spawn", "ticker", "--", "true", cwd=proj, code=5) == "name_taken"
+    assert live.kind("logs", "nobody", cwd=proj, code=4) == "no_job"
+
+
+def test_the_directory_stays_as_it_is_until_it_lands(live: Ortet, proj: Path) -> None:
+    live("run", "-w", "proj-live", "echo second > page", cwd=proj)
+    assert (proj / "page").read_text() == "first\n"
+    status = live.json("status", "-w", "proj-live", cwd=proj)
+    assert [change["path"] for change in status["changes"]] == ["page"]
+    live("land", "proj-live", cwd=proj)  # done where the machine is
+    assert (proj / "page").read_text() == "second\n"
+
+
+def test_stopped_and_started_its_programs_go_on(live: Ortet, proj: Path) -> None:
+    counter = "import time\nn = 0\nwhile True: n += 1; print(n, flush=True); time.sleep(0.02)"
+    live("spawn", "counter", "--", "python3", "-c", counter, cwd=proj)
+    until(lambda: "\n5\n" in live("logs", "counter", cwd=proj).out)
+    live("stop", "proj-live", cwd=proj)
+    assert machines(live, proj) == {}
+    assert live.kind("logs", "counter", cwd=proj, code=4) == "not_live"
+    live("start", "proj-live", cwd=proj)
+    if machines(live, proj)["proj-live"]["engine"] != "criu":
+        pytest.skip("processes are carried by the criu engine only")
+    said = [int(line) for line in live("logs", "counter", cwd=proj).out.split()]
+    assert said == list(range(1, len(said) + 1)) and len(said) >= 5
+    live("verify", cwd=proj)
+
+
+def test_forks_live_and_are_told_apart(live: Ortet, proj: Path) -> None:
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
+    if machines(live, proj)["proj-live"]["engine"] != "criu":
+        pytest.skip("processes are carried by the criu engine only")
+    live("fork", "-w", "proj-live", "-n", "2", cwd=proj)
+    found = machines(live, proj)
+    assert sorted(found) == ["proj-live", "proj-live/1", "proj-live/2"]
+    assert all(one["jobs"][0]["name"] == "sleeper" for one in found.values())
+    live("run", "-w", "proj-live/1", "echo mine > page", cwd=proj)
+    assert live("run", "-w", "proj-live/2", "cat page", cwd=proj).out == "first\n"
+    live("rm", "proj-live/1", cwd=proj)
+    assert sorted(machines(live, proj)) == ["proj-live", "proj-live/2"]
+    back = proj.with_name("back")
+    live("restore", "proj-live/1", "--to", str(back), cwd=proj)  # it was committed first
+    assert (back / "page").read_text() == "mine\n"
+
+
+def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> None:
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
+    live("commit", "-w", "proj-live", "-m", "with a sleeper", cwd=proj)
+    live("run", "-w", "proj-live", "echo later > page", cwd=proj)
+    before = machines(live, proj)["proj-live"]
+    told = live.json("agent", "status", cwd=proj)
+    pids = [told["pid"], *(worker["pid"] for worker in told["workers"])]
+    fds = [os.pidfd_open(pid) for pid in (*pids, before["pid"])]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for fd in fds:  # the machine dies with them
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert poll.poll(30_000)
+        os.close(fd)
+    dead = machines(live, proj)["proj-live"]
+    assert dead["state"] == "dead" and dead["restore"] == "ortet start proj-live"
+    assert dead["head"] == live.json("log", "proj-live", cwd=proj)[0]["oid"]
+    doctor = live.json("doctor", "--clean", cwd=proj)
+    assert {one["what"] for one in doctor["leftovers"]} <= {"socket", "stage", "group"}
+    live("start", "proj-live", cwd=proj)
+    found = machines(live, proj)["proj-live"]
+    assert [job["name"] for job in found["jobs"]] == ["sleeper"]
+    assert live("run", "-w", "proj-live", "cat page", cwd=proj).out == "first\n"
+    kept = live.json("log", "HEAD@{1}", "-w", "proj-live", cwd=proj)[0]
+    assert kept["message"] == "before restore"  # what it had changed since is not lost
+
+
+def test_kill_and_rm(live: Ortet, proj: Path) -> None:
+    live("run", "-w", "proj-live", "echo later > page", cwd=proj)
+    live("kill", "proj-live", cwd=proj)
+    assert machines(live, proj) == {}
+    live("start", "proj-live", cwd=proj)
+    assert live("run", "-w", "proj-live", "cat page", cwd=proj).out == "later\n"
+    assert live.kind("rm", "proj", cwd=proj, code=4) == "not_private"
+    live("rm", "--force", "proj-live", cwd=proj)
+    assert live.kind("run", "-w", "proj-live", "true", cwd=proj, code=4) == "no_workspace"
+
+
+def test_an_agent_with_machines_is_not_stopped_by_the_way(live: Ortet, proj: Path) -> None:
+    assert live.kind("agent", "stop", cwd=proj, code=5) == "machines_live"
+    assert "proj-live" in machines(live, proj)
+    assert live.json("doctor", cwd=proj)["agent"]["running"]
+
+
+def test_without_an_agent_it_says_so(live: Ortet, proj: Path) -> None:
+    done = live("--json", "start", "x", cwd=proj, code=4, env={"ORTET_AGENT": "off"})
+    assert done.error["kind"] == "no_workspace"
+    live("kill", "proj-live", cwd=proj)
+    done = live("--json", "start", "proj-live", cwd=proj, code=9, env={"ORTET_AGENT": "off"})
+    assert done.error["kind"] == "agent_off"
+
+
+def test_a_port_leads_into_it(live: Ortet, proj: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("python3", "-m", "http.server", str(port))
+    live("spawn", "web", "--", *words, cwd=proj)
+    at = live.json("expose", str(port), cwd=proj)["at"]
+
+    def answers() -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", at), 5) as sock:
+                sock.sendall(b"GET /page HTTP/1.0\r\n\r\n")
+                return sock.makefile("rb").read().endswith(b"first\n")
+        except OSError:
+            return False
+
+    until(answers)
+    assert live.kind("expose", "70000", cwd=proj, code=2) == "bad_port"
+
+
+def test_files_in_and_out(live: Ortet, proj: Path, tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "f").write_bytes(bytes(range(256)) * 1000)
+    (tmp_path / "in" / "link").symlink_to("/etc/hostname")
+    live("cp", str(tmp_path / "in"), "proj-live:there", cwd=proj)
+    done = live("run", "-w", "proj-live", "find there | sort", cwd=proj)
+    assert done.out.split() == ["there", "there/deep", "there/deep/f", "there/link"]
+    live("cp", "proj-live:there/deep", str(tmp_path / "out"), cwd=proj)
+    assert (tmp_path / "out" / "f").read_bytes() == bytes(range(256)) * 1000
+    live("cp", "proj-live:page", ".", cwd=tmp_path, env={"ORTET_URL": str(live.store)})
+    assert (tmp_path / "page").read_text() == "first\n"
+    live("cp", str(proj / "page"), "proj-live:/tmp/other", cwd=proj)
+    assert live("run", "-w", "proj-live", "cat /tmp/other", cwd=proj).out == "first\n"
+    assert live.kind("cp", "proj-live:none", ".", cwd=proj, code=4) == "no_file"
+    assert live.kind("cp", "a", "b", cwd=proj, code=2) == "bad_usage"
+    live("run", "-w", "proj-live", "ln -s /etc/hosts evil", cwd=proj)
+    assert live("cp", "proj-live:evil", str(tmp_path / "got"), cwd=proj, code=None).code
+    assert not (tmp_path / "got").is_symlink()
+
+
+class Terminal:
+    """`ortet attach` at a terminal of its own."""
+
+    def __init__(self, ortet: Ortet, *args: str, cwd: Path) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        self.fd, self.theirs = ours, theirs
+        self.process = subprocess.Popen(
+            ortet.argv("attach", *args),
+            cwd=cwd,
+            env=ortet.env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        self.seen = b""
+
+    def expect(self, text: bytes) -> None:
+        while text not in self.seen:
+            assert select.select([self.fd], [], [], 30)[0], f"{text!r} did not come: {self.seen!r}"
+            self.seen += os.read(self.fd, 4096)
+        self.seen = self.seen.partition(text)[2]
+
+    def write(self, data: bytes) -> None:
+        os.write(self.fd, data)
+
+    def end(self) -> int:
+        """It has ended, and the terminal is as it was."""
+        code = self.process.wait(30)
+        assert termios.tcgetattr(self.theirs) == self.before
+        os.close(self.fd)
+        os.close(self.theirs)
+        return code
+
+
+def test_attach_leave_and_come_back(live: Ortet, proj: Path) -> None:
+    first = Terminal(live, "proj-live", cwd=proj)
+    first.expect(b"leaves it running")
+    first.expect(b"# ")
+    first.write(b"x=4$((1+1)); stty size; echo got-$x\r")
+    first.expect(b"30 100")
+    first.expect(b"got-42")
+    fcntl.ioctl(first.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    first.process.send_signal(signal.SIGWINCH)
+    first.write(b"stty size\r")
+    first.expect(b"40 120")
+    first.write(b"\x1d")
+    first.expect(b"comes back")
+    assert first.end() == 0
+    live("commit", "-w", "proj-live", "-m", "with a shell", cwd=proj)
+    second = Terminal(live, "proj-live", cwd=proj)
+    second.expect(b"# ")
+    second.write(b"echo again-$x\r")
+    second.expect(b"again-42")
+    live("commit", "-w", "proj-live", "-m", "while somebody is at it", cwd=proj)
+    second.write(b"echo still-$x\r")
+    second.expect(b"still-42")
+    second.write(b"\r~.")
+    second.expect(b"comes back")
+    assert second.end() == 0
+    third = Terminal(live, "proj-live", cwd=proj)
+    third.expect(b"# ")
+    third.write(b"exit 5\r")
+    third.expect(b"ended with 5")
+    assert third.end() == 5
+
+
+def test_attach_needs_a_terminal(live: Ortet, proj: Path) -> None:
+    assert live.kind("attach", cwd=proj, code=2) == "no_terminal"
+
+
+def test_logs_are_followed_to_the_end(live: Ortet, proj: Path) -> None:
+    live(
+        "spawn", "short", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done", cwd=proj
+    )
+    assert live("logs", "short", "--follow", cwd=proj).out == "1\n2\n3\n"
+
+
+def test_what_is_left_of_a_machine_is_found_and_removed(live: Ortet, proj: Path) -> None:
+    """Processes among mounts of a home that nobody has open."""
+    live("kill", "proj-live", cwd=proj)
+    with library.open(live.store) as hub:
+        home = live.store / "local" / "machines" / hub.registry.need("proj-live").machine
+    for name in ("up", "work", "at"):
+        (home / name).mkdir()
+    options = f"lowerdir=/etc,upperdir={home}/up,workdir={home}/work"
+    program = f"mount -t overlay x -o {options} {home}/at && echo ready && exec sleep 1000"
+    argv = ["unshare", "-m", "sh", "-c", program]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as left:
+        assert left.stdout is not None
+        if left.stdout.readline() != b"ready\n":
+            pytest.skip("no overlay of this directory")
+        found = live.json("doctor", cwd=proj)["leftovers"]
+        assert {"what": "process", "path": str(home), "pid": left.pid} in found
+        live("doctor", "--clean", cwd=proj)
+        assert left.wait(30) == -9
+    assert live.json("doctor", cwd=proj)["leftovers"] == []
+
+
+if sys.platform != "linux":  # pragma: no cover
+    pytest.skip("live machines need Linux", allow_module_level=True)
