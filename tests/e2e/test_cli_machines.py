@@ -257,8 +257,8 @@ def test_attach_leave_and_come_back(live: Ortet, proj: Path) -> None:
     first.expect(b"got-42")
     fcntl.ioctl(first.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     first.process.send_signal(signal.SIGWINCH)
-    first.write(b"stty size\r")
-    first.expect(b"40 120")
+    first.write(b"until stty size | grep -q '40 120'; do sleep 0.02; done; echo resi''zed\r")
+    first.expect(b"resized")
     first.write(b"\x1d")
     first.expect(b"comes back")
     assert first.end() == 0
