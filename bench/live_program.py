@@ -60,7 +60,9 @@ def main() -> None:
     if kind == "server":
         serve()
     talk = socket.create_connection(("127.0.0.1", PORT)) if kind == "client" else None
-    held = b"".join(os.urandom(1 << 20) for _ in range(int(kind))) if kind.isdigit() else b""
+    held = bytearray(int(kind) << 20 if kind.isdigit() else 0)
+    for at in range(0, len(held), 1 << 20):
+        held[at : at + (1 << 20)] = os.urandom(1 << 20)
     ticker = Ticker()
     if kind == "ticker":
         threading.Thread(target=ticker.run, daemon=True).start()

@@ -14,6 +14,7 @@ from ortet.machine.criumachine import CriuMachine
 from ortet.machine.jobs import Job
 
 MB = 1_000_000
+PATIENCE = 600.0  # seconds: gigabytes of random bytes take long
 PROGRAM = Path(__file__).with_name("live_program.py")
 
 
@@ -235,7 +236,7 @@ def ask(job: Job, line: str) -> str:
 def _line(job: Job, cursor: int) -> str:
     seen = b""
     while not seen.endswith(b"\n"):
-        piece = job.read(cursor, 60.0)
+        piece = job.read(cursor, PATIENCE)
         if not piece.data:
             raise SystemExit(f"{job.name} does not answer: {job.logs()[-2000:]!r}")
         seen, cursor = seen + piece.data, piece.cursor
