@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from ortet.machine.command import run_command
-from ortet.machine.descendants import MARK, find_run
+from ortet.machine.descendants import MARK, find_run, kill_run
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -108,3 +109,20 @@ def test_an_unprivileged_user_can_kill_its_own() -> None:
     exit_code, pid = outcome.stdout.split()
     assert exit_code == "124"
     assert not _alive(int(pid))
+
+
+def test_one_that_lives_on_without_its_first_thread(tmp_path: Path) -> None:
+    number = 60 if platform.machine() == "x86_64" else 93  # exit, of one thread
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        f"ctypes.CDLL(None).syscall({number}, 0)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        state = Path(f"/proc/{process.pid}/status")
+        while "State:\tZ" not in state.read_text():
+            assert process.poll() is None
+        assert find_run("nobody's", process.pid) == {process.pid}
+        kill_run("nobody's", process.pid)
+        assert find_run("nobody's", process.pid) == set()
+        assert process.wait() == -9

@@ -23,7 +23,7 @@ from ortet.machine.caller import unfrozen
 from ortet.machine.carried import Carried, put_services
 from ortet.machine.cgroups import Group
 from ortet.machine.command import argv_of, environment
-from ortet.machine.criurpc import Failed, Worker, messages
+from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
 from ortet.machine.folder import inside
 from ortet.machine.heldfiles import Held
@@ -32,7 +32,7 @@ from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_elsewhere
 from ortet.machine.liveground import LiveGround
-from ortet.machine.liveguard import LiveGuard
+from ortet.machine.liveguard import LiveGuard, not_frozen, passing
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
 from ortet.machine.memoryrestore import read_processes, restore_to
@@ -45,6 +45,7 @@ from ortet.store.faults import reach
 
 FORKED, RESTORED = "on-fork", "on-restore"
 _IMAGES = "images"
+_TRIES = 5  # of a dump that meets a process which is about to end
 _HOSTNAME = 12  # letters of the machine's id
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
 
@@ -304,6 +305,17 @@ class CriuMachine(OverlayMachine):
         return self._seen(self._mapped(), quiet=False)
 
     def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._dump_once(images, frozen, watched)
+            except Failed as failed:
+                if not (left and passing(failed)):
+                    raise not_frozen(failed) from failed
+            preflight.check(self._guard.pid)
+            self._home.empty(images.name)
+        raise AssertionError("not reached")
+
+    def _dump_once(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
         guard = self._guard
         worker = self._worker or self._ground.keeper.worker(guard.pid)
         self._worker = None
@@ -313,13 +325,6 @@ class CriuMachine(OverlayMachine):
             guard.indoors.leave()
             try:
                 worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
-            except Failed as failed:
-                why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
-                raise Conflict(
-                    "cannot_freeze",
-                    f"CRIU could not freeze this machine ({why}); its processes go on: stop the "
-                    "one that it names, or commit when it has ended",
-                ) from failed
             finally:
                 guard.indoors.welcome()
                 self._hire()

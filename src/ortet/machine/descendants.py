@@ -16,6 +16,9 @@ GIVE_UP = 10.0
 """Seconds after which a process that outlives SIGKILL (it waits for a device) is left alone."""
 
 
+_THREADS = 17  # where, behind the command's name, /proc/PID/stat has their number
+
+
 class _Process(NamedTuple):
     pid: int
     parent: int
@@ -71,8 +74,9 @@ def _processes() -> list[_Process]:
             continue
         text = _read(f"/proc/{name}/stat")
         # the command's name stands in parentheses and may itself hold spaces and parentheses
-        fields = text[text.rfind(b")") + 1 :].split(None, 4)
-        if len(fields) == 5 and fields[0] not in (b"Z", b"X"):
+        fields = text[text.rfind(b")") + 1 :].split(None, _THREADS + 1)
+        # one whose first thread has ended is a zombie by its state, and lives on in the others
+        if len(fields) > _THREADS and (fields[0] not in (b"Z", b"X") or int(fields[_THREADS]) > 1):
             found.append(_Process(int(name), int(fields[1]), int(fields[3])))
     return found
 

@@ -23,6 +23,7 @@ LAZY = 64 << 20
 """Bytes of memory from which on processes begin before all of it is there."""
 
 _PAGES = "lazy-pages.socket"
+_ENDING = "Zombies with threads"
 _PATIENCE = 30.0
 _BY_CRIU = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
@@ -145,6 +146,20 @@ def restore(
 def memory_in(images: Path) -> int:
     """Bytes of memory in a dump."""
     return sum(file.stat().st_size for file in images.glob("pages-*.img"))
+
+
+def passing(failed: Failed) -> bool:
+    """Did it fail over a process that was just ending, so that the next try may do better?"""
+    return any(_ENDING in said for said in messages(failed.log))
+
+
+def not_frozen(failed: Failed) -> Conflict:
+    why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
+    return Conflict(
+        "cannot_freeze",
+        f"CRIU could not freeze this machine ({why}); its processes go on: stop the one that it "
+        "names, or commit when it has ended",
+    )
 
 
 def _not_restored(failed: Failed) -> Conflict:

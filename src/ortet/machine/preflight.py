@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -22,6 +23,9 @@ _ANON = {
     "anon_inode:kvm-vm": ("it runs a virtual machine", "stop that first"),
     "anon_inode:bpf-map": ("it has loaded BPF programs", "start it without"),
 }
+_ENDING = "its first thread has ended and others have not"
+_WAIT = "stop it, or commit when it has ended"
+_PATIENCE, _MOMENT = 5.0, 0.001  # seconds
 _INOTIFY = "anon_inode:inotify"
 _DEVICES = {
     "/dev/fuse": ("it serves a FUSE file system", "unmount that first"),
@@ -49,6 +53,11 @@ class Findings(msgspec.Struct, frozen=True):
     obstacles: list[Obstacle] = []
     watching: bool = False
 
+    @property
+    def ending(self) -> bool:
+        """Is there nothing but processes that have ended in part?"""
+        return bool(self.obstacles) and all(one.what == _ENDING for one in self.obstacles)
+
 
 def look(init: int) -> Findings:
     """At every process of the machine whose pid 1 is `init`."""
@@ -60,6 +69,9 @@ def look(init: int) -> Findings:
         if name.isdigit():
             with suppress(OSError):  # it has just ended
                 place = f"{inside}/{name}"
+                if _is_ending(place):
+                    found.append(Obstacle(int(name), _command(place), _ENDING, _WAIT))
+                    continue
                 opened = _opened(place)
                 watching |= _INOTIFY in opened
                 found += [
@@ -70,8 +82,12 @@ def look(init: int) -> Findings:
 
 
 def check(init: int) -> Findings:
-    """Conflict("cannot_freeze") that names what is in the way."""
+    """Conflict("cannot_freeze") that names what is in the way; waits for what is about to end."""
+    until = time.monotonic() + _PATIENCE
     found = look(init)
+    while found.ending and time.monotonic() < until:
+        time.sleep(_MOMENT)
+        found = look(init)
     if found.obstacles:
         raise Conflict(
             "cannot_freeze",
@@ -81,6 +97,13 @@ def check(init: int) -> Findings:
             obstacles=[msgspec.to_builtins(one) for one in found.obstacles],
         )
     return found
+
+
+def _is_ending(place: str) -> bool:
+    """A process of several threads whose first has ended, and not all others: CRIU refuses it."""
+    with open(f"{place}/stat", "rb") as file:
+        state = file.read().rpartition(b")")[2].split()[0]
+    return state in b"ZX" and len(os.listdir(f"{place}/task")) > 1
 
 
 def _opened(place: str) -> set[str]:

@@ -27,6 +27,7 @@ class Found(NamedTuple):
     ticks: bytes
     """When it began, in clock ticks since boot."""
     pages: int
+    threads: int
 
     @property
     def born(self) -> Birth:
@@ -42,7 +43,7 @@ def found() -> list[Found]:
 
 def living() -> list[Found]:
     """Every process but this one that can still do something."""
-    return [one for one in found() if one.state not in "ZX"]
+    return [one for one in found() if one.state not in "ZX" or one.threads > 1]
 
 
 def unmarked(pid: int) -> bool:
@@ -138,4 +139,5 @@ def _look(number: str) -> Found | None:
         session=int(fields[3]),
         ticks=fields[19],
         pages=int(fields[21]),
+        threads=int(fields[17]),
     )
