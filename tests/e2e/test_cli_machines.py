@@ -207,7 +207,7 @@ def test_files_in_and_out(live: Ortet, proj: Path, tmp_path: Path) -> None:
     assert live.kind("cp", "proj-live:none", ".", cwd=proj, code=4) == "no_file"
     assert live.kind("cp", "a", "b", cwd=proj, code=2) == "bad_usage"
     live("run", "-w", "proj-live", "ln -s /etc/hosts evil", cwd=proj)
-    assert live("cp", "proj-live:evil", str(tmp_path / "got"), cwd=proj, code=None).code
+    assert live.kind("cp", "proj-live:evil", str(tmp_path / "got"), cwd=proj, code=5)
     assert not (tmp_path / "got").is_symlink()
 
 

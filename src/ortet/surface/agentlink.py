@@ -129,15 +129,24 @@ def ask(store: str, kind: str, key: str = "") -> str:
 
 
 def perform(
-    store: str, key: str, words: Sequence[str], streams: tuple[int, int, int] = (0, 1, 2)
+    store: str,
+    key: str,
+    words: Sequence[str],
+    *,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    patience: float = _PATIENCE,
 ) -> int:
     """Have the agent do what these words of a command line say, with our directory, variables and
-    `streams`; returns the exit code. NoAgent: nothing was begun. Lost: something may have been."""
+    `streams`, when it is our turn; returns the exit code.
+
+    NoAgent: nothing was begun. Lost: something may have been.
+    """
     sock = connect(store)
     try:
         try:
             hello(sock, "verb", key)
             _send_request(sock, words, streams)
+            sock.settimeout(patience)
             _begun(sock)
         except OSError as error:
             raise NoAgent(str(error)) from error

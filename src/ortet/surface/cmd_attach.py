@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound, Unsupported
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
@@ -127,6 +127,10 @@ def _run(ask: Indoors, argv: list[str], stdin: bytes | None = None) -> tuple[int
 
 
 def _out(ask: Indoors, path: str, target: Path) -> int:
+    if not hasattr(tarfile, "data_filter"):
+        raise Unsupported(
+            "old_python", "copying out safely needs Python 3.11.4 or later: upgrade Python"
+        )
     path = os.path.normpath(path)
     argv = ["tar", "-C", os.path.dirname(path), "-cf", "-", "--", os.path.basename(path) or "."]
     code, data, said = _run(ask, argv)
@@ -143,7 +147,12 @@ def _out(ask: Indoors, path: str, target: Path) -> int:
                 member.name = name + member.name[len(top) :]
                 if member.islnk():
                     member.linkname = name + member.linkname[len(top) :]
-        archive.extractall(into, members, filter="data")
+        try:
+            archive.extractall(into, members, filter="data")
+        except tarfile.TarError as error:
+            raise Conflict(
+                "not_copied", f"{path} cannot be copied out ({error}): leave that file out"
+            ) from error
     return len(members)
 
 

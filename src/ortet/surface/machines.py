@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ortet.machine.indoors import Indoors
     from ortet.surface.call import Call
 
+_PATIENCE = 3600.0  # seconds: what is done with a machine before may be a dump of much memory
+
 
 class Living(msgspec.Struct, frozen=True):
     """A machine that the agent holds: what its door is, and since when it lives."""
@@ -76,7 +78,7 @@ def by_its_agent(words: Sequence[str], error: OrtetError) -> int | None:
     if name is None:
         return None
     try:
-        return agentlink.perform(str(store), name, words)
+        return agentlink.perform(str(store), name, words, patience=_PATIENCE)
     except (agentlink.NoAgent, agentlink.Lost):
         return None
 
@@ -154,7 +156,7 @@ def order(call: Call, key: str, words: Sequence[str], *, start: bool = False) ->
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         given = ["--json", *words] if call.json else list(words)
-        code = agentlink.perform(str(store), key, given, (0, write, 2))
+        code = agentlink.perform(str(store), key, given, streams=(0, write, 2), patience=_PATIENCE)
     except agentlink.NoAgent as error:
         os.close(read)
         raise Unavailable(
