@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -127,6 +127,17 @@ class Machine(ABC):
     ) -> Result:
         """Run to its end with the workspace as working directory; at the time-out it and all its
         descendants are killed. `output` is called with each chunk as it comes."""
+
+    def run_with(
+        self,
+        secrets: Mapping[str, str],
+        command: Command,
+        *,
+        env: Mapping[str, str | None],
+        **options: Any,
+    ) -> Result:
+        """The same, with variables that only this command has: no image ever holds them."""
+        return self.run(command, env={**env, **secrets}, **options)
 
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:

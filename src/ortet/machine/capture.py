@@ -119,6 +119,8 @@ def _file(
                 sync(fd)
                 st = os.fstat(fd)
             holes = find_holes(fd, st)
+            if objects.search is not None:
+                objects.search.file(fd, st.st_size, path)
             data = put_file(objects, fd, st.st_size, holes) if st.st_size else b""
             xattrs = put_xattrs(objects, fd)
             now = os.fstat(fd)

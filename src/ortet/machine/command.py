@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import selectors
 import subprocess
 import threading
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from ortet.errors import Invalid, NotFound
-from ortet.given import BYTES, CALL, DICT, NUMBER, TEXT, check_text, may_be
+from ortet.given import BYTES, CALL, DICT, NUMBER, TEXT, check_text, check_texts, may_be
 from ortet.ids import Random
 from ortet.machine.abc import Command, Output, Result
 from ortet.machine.descendants import MARK, kill_run
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 LIMIT = 64 * 1024 * 1024
 """Bytes of each stream that a Result keeps; `output` sees all of them."""
 
@@ -252,8 +254,16 @@ def check_run(
     timeout: float | None = None,
     stdin: bytes | str | None = None,
     output: Output | None = None,
+    secrets: Mapping[str, str] | Sequence[str] | None = None,
 ) -> None:
     """Invalid for what no machine could run, before it is begun."""
+    for name, secret in names_of(secrets).items():
+        check_text(**{"a name in secrets": secret})
+        if not _VARIABLE.match(name):
+            raise Invalid(
+                "bad_name",
+                f"{name!r} cannot name a variable: give secrets={{'TOKEN': {name!r}}}, say",
+            )
     argv_of(command)
     may_be(DICT, env=env)
     check_text(cwd=cwd)
@@ -263,6 +273,13 @@ def check_run(
     for name, value in (env or {}).items():
         check_text(**{"a name in env": name})
         may_be(TEXT, **{f"env {name}": value})
+
+
+def names_of(secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Variable -> name in the vault, of secrets for a command; a list means both alike."""
+    if isinstance(secrets, Mapping):
+        return dict(secrets)
+    return {name: name for name in check_texts("secrets", secrets or [])}
 
 
 def argv_of(command: Command) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,24 @@ from ortet.errors import Conflict, OrtetError
 from ortet.graph.records import Image, Layer
 from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
-from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result, Spec
+from ortet.machine.abc import Loss, Machine, Report, Spec
 from ortet.machine.bases import Stack
 from ortet.machine.caller import unfrozen
 from ortet.machine.carried import Carried, put_services
 from ortet.machine.cgroups import Group
-from ortet.machine.command import argv_of, environment
 from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
-from ortet.machine.folder import inside
 from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
-from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_elsewhere
 from ortet.machine.liveground import LiveGround
 from ortet.machine.liveguard import LiveGuard, not_frozen, passing
+from ortet.machine.liveruns import LiveRuns
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
 from ortet.machine.memoryrestore import read_processes, restore_to
 from ortet.machine.overlaybody import Fork
-from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.scratch import Scratch, give_back
 from ortet.machine.seat import Seat
 from ortet.store.abc import Kind
@@ -50,7 +47,7 @@ _HOSTNAME = 12  # letters of the machine's id
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
 
 
-class CriuMachine(OverlayMachine):
+class CriuMachine(LiveRuns):
     """As an overlay machine, but what runs in it is carried along. Its pid 1 is a program inside.
 
     With `processes` it starts as they were when that was frozen; `hooks` are run in it then.
@@ -58,7 +55,6 @@ class CriuMachine(OverlayMachine):
 
     engine = "criu"
     _ground: LiveGround
-    _running: LiveGuard | None
 
     def __init__(
         self,
@@ -179,16 +175,6 @@ class CriuMachine(OverlayMachine):
         self._doors.close()
         super().close()
 
-    @property
-    def _guard(self) -> LiveGuard:
-        assert self._running is not None
-        return self._running
-
-    @property
-    def indoors(self) -> Indoors:
-        """Its pid 1, to be asked."""
-        return self._guard.indoors
-
     def _jobs_now(self) -> list[JobInfo]:
         return self.indoors.jobs()
 
@@ -197,33 +183,6 @@ class CriuMachine(OverlayMachine):
         return []
 
     # what it does
-
-    def run(
-        self,
-        command: Command,
-        *,
-        env: Mapping[str, str | None] | None = None,
-        cwd: str = "",
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        output: Output | None = None,
-    ) -> Result:
-        argv, where = argv_of(command), inside(cwd)
-        self._check_directory(where)
-        mark = os.urandom(8).hex()
-        self._busy = True
-        group = self._guard.group
-        kills = group.kills()
-        result = self.indoors.run(
-            argv,
-            env=environment(env or {}, mark),
-            cwd=os.path.join(str(self._spec.path), where),
-            timeout=timeout,
-            stdin=stdin,
-            output=output,
-            mark=mark,
-        )
-        return group.explain(result, kills)
 
     def seat(self) -> Seat:
         return self._seat
@@ -276,6 +235,7 @@ class CriuMachine(OverlayMachine):
         with self._seat.away():
             self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
         reach("criu.dumped")
+        self._search(images)
         files, covers = found[0]
         kept = keep(
             self._ground.objects,
@@ -291,6 +251,15 @@ class CriuMachine(OverlayMachine):
         self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
         self._unsettled = True
         return self._frozen
+
+    def _search(self, images: Path) -> None:
+        ground = self._ground
+        if ground.objects.search is not None:
+            try:
+                ground.objects.search.images(images, ground.host.page_size, self._guard.tell)
+            except BaseException:
+                self._home.drop(images.name)
+                raise
 
     def _idle(self) -> bool:
         """Asked each time: programs of others may have started something in it."""

@@ -132,7 +132,7 @@ class OverlayMachine(Branching):
             process, pidfd = spawn(
                 self._supervisor,
                 argv,
-                env=environment(env or {}, mark),
+                env=self._environment(env or {}, mark),
                 cwd=os.path.join(str(self._spec.path), where),
                 stdin=stdin is not None,
             )
@@ -167,7 +167,7 @@ class OverlayMachine(Branching):
         return self.indoors.spawn(
             name,
             argv,
-            env=environment(env or {}, mark),
+            env=self._environment(env or {}, mark),
             cwd=os.path.join(str(self._spec.path), where),
             kind=kind,
             tty=tty,
@@ -216,6 +216,10 @@ class OverlayMachine(Branching):
         except Unavailable:  # killed, or closed with the machine's mounts
             self._household = None
             return []
+
+    def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
+        """What a command has: this process's own, and these."""
+        return environment(env, mark)
 
     def _present(self) -> Image:
         """What is there now, to be compared."""

@@ -44,6 +44,13 @@ def looks_secret(name: str, value: str) -> bool:
     )
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether it surely is one: by its name and by itself."""
+    if name.upper() in _HARMLESS or not _NAMES.search(name):
+        return False
+    return bool(_VALUES.search(value)) or any(_is_random(word) for word in _WORD.findall(value))
+
+
 def _is_random(word: str) -> bool:
     if not any(c.isdigit() for c in word) or not any(c.isalpha() for c in word):
         return False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.errors import Invalid
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.given import TEXT, must_be
 from ortet.ids import Oid
-from ortet.machine.abc import Command, Door, Machine, Report
+from ortet.machine.abc import Command, Door, Machine, Output, Report, Result
+from ortet.machine.secrets import is_secret
 from ortet.session.onbranch import OnBranch
 from ortet.session.turns import Turn
 
@@ -29,6 +31,72 @@ class Alive(OnBranch):
     """
 
     _turn: Turn
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        output: Output | None = None,
+        secrets: Mapping[str, str] | Sequence[str] | None = None,
+    ) -> Result:
+        """Run a command in the machine, with the workspace as working directory. It has this
+        process's environment, the variables its session has recorded, and `env`; None unsets.
+
+        `secrets` are names in the vault, or variable -> name: the command has their values in its
+        environment, and until it has ended nothing is committed.
+        """
+        from ortet.machine.command import check_run
+
+        options: dict[str, Any] = {"cwd": cwd, "timeout": timeout, "stdin": stdin, "output": output}
+        check_run(command, env=env, secrets=secrets, **options)
+        if isinstance(stdin, str):
+            options["stdin"] = stdin.encode("utf-8", "surrogateescape")
+        machine, given = self._live(), {**self.company.variables(), **(env or {})}
+        hidden = self.secrets_of(secrets)
+        if not hidden:
+            return machine.run(command, env=given, **options)
+        with self._in_use(hidden):
+            return machine.run_with(hidden, command, env=given, **options)
+
+    def secrets_of(self, secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+        """Their values now, by variable."""
+        if not secrets:
+            return {}
+        from ortet.machine.command import names_of
+
+        return {name: self._secret(one) for name, one in names_of(secrets).items()}
+
+    def _secret(self, name: str) -> str:
+        """Of the vault; else one of this process's own environment, which machines do not get."""
+        try:
+            return self.hub.vault.get(name)
+        except NotFound:
+            value = self.hub.environ.get(name, "")
+            if not is_secret(name, value):
+                raise
+            return value
+
+    @contextmanager
+    def _in_use(self, secrets: Mapping[str, str]) -> Iterator[None]:
+        names = list(secrets)
+        self._using.append(names)
+        try:
+            yield
+        finally:
+            self._using.remove(names)
+
+    def _check_unused(self) -> None:
+        if self._using:
+            names = ", ".join(sorted({name for names in self._using for name in names}))
+            raise Conflict(
+                "secret_in_use",
+                f"a command that was given {names} is running, and a commit could hold it: wait "
+                "until it has ended",
+            )
 
     def spawn(
         self,

@@ -88,6 +88,7 @@ class Hub(Minding, Keeping, Custody, Asides):
             if epoch != self._epoch:  # pages of trees nothing refers to may be gone
                 self.trees.forget()
                 self._epoch = epoch
+            self.objects.search = self.known_secrets()
             try:
                 yield
             except BaseException:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,6 +18,7 @@ from ortet.session.places import existing, keep_apart
 from ortet.session.registry import Files, Registry, WorkspaceRow
 
 if TYPE_CHECKING:
+    from ortet.machine.searching import Known
     from ortet.session.hub import Hub
     from ortet.session.ledger import Durability
     from ortet.session.lifecycle import SessionRow
@@ -38,6 +39,8 @@ class Minding:
     registry: Registry
     _parts: Parts
     _sessions: Sessions | None = None
+    _allowing = False
+    _known: tuple[list[tuple[str, int]], Known] | None = None
 
     def session(
         self,
@@ -115,6 +118,28 @@ class Minding:
 
         parts = self._parts
         return Vault(parts.catalog, parts.vault, clock=parts.clock, random=parts.random)
+
+    def known_secrets(self) -> Known | None:
+        """What no commit may hold: the vault's secrets, and those in the environment. None where
+        there are none, or one is allowed to be stored."""
+        if self._allowing:
+            return None
+        rows = [row for row in self.catalog.rows("vault") if not row.key.startswith("browser/")]
+        versions = [(row.key, row.version) for row in rows]
+        if self._known is None or self._known[0] != versions:
+            from ortet.session.hiding import known_secrets
+
+            self._known = versions, known_secrets(self.vault, versions, self._parts.environ)
+        return self._known[1] or None
+
+    @contextmanager
+    def allowing(self, allow: bool) -> Iterator[None]:
+        """During the block a commit may hold secrets."""
+        before, self._allowing = self._allowing, self._allowing or allow
+        try:
+            yield
+        finally:
+            self._allowing = before
 
     @property
     def swarms(self) -> Swarms:

@@ -40,9 +40,15 @@ class Moving(Surrounded):
     @abstractmethod
     def machine(self) -> Workspace: ...
 
-    def commit(self, message: str = "") -> CommitInfo:
-        """Record mind and files together; with nothing new, the head is returned."""
+    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
+        """Record mind and files together; with nothing new, the head is returned. One that would
+        hold a secret that is known is Refused("secret_found"), unless you allow it."""
         check_text(message=message)
+        must_be(FLAG, allow_secrets=allow_secrets)
+        with self._hub.allowing(allow_secrets):
+            return self._commit(message)
+
+    def _commit(self, message: str) -> CommitInfo:
         self._live()
         self._take_in()
         began = self._now()

@@ -35,6 +35,7 @@ class OnBranch:
         self._journal: bytes = b""  # of the head
         self._sealed: bytes = b""  # of the commit that is being made
         self._moves = 0
+        self._using: list[list[str]] = []  # secrets of commands that run
         self.look()
 
     @property

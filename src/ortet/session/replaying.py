@@ -250,15 +250,15 @@ class Rehearsal(Session):
             raise _replaying("use a machine")
         return super().machine
 
-    def commit(self, message: str = "") -> CommitInfo:
+    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
         """While replaying nothing is new: the head."""
         cursor, head = self._ledger.cursor, self.head
         if cursor is None:
-            return super().commit(message)
+            return super().commit(message, allow_secrets=allow_secrets)
         if head is not None and (cursor.expected is not None or not self._live_then):
             return head
         self._must_be_live("commit")
-        return super().commit(message)
+        return super().commit(message, allow_secrets=allow_secrets)
 
     def _must_move(self, verb: str) -> None:
         self._must_be_live(verb)

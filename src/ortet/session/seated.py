@@ -69,8 +69,8 @@ class Seated(Alive):
 
     def _keep_unless(self, image: Oid) -> None:
         """Commit the present files, unless they are those of an image."""
-        with self._looking() as machine:
-            now = machine.freeze()
+        with self._looking():
+            now = self._freeze()
             if now != image:
                 self._record(now, "before keeping a fork of a kernel")
 

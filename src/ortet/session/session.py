@@ -187,7 +187,7 @@ class Session(Inside):
                 key=key,
                 scope=scope,
                 name="run",
-                record=recorded,
+                record=lambda result: recorded(self._redacted(result, options)),
                 recall=recalled,
             )
         return result
@@ -195,6 +195,14 @@ class Session(Inside):
     def _get_ready(self) -> None:
         """Killed while the machine starts, no command was begun."""
         _ = self.machine
+
+    def _redacted(self, result: Result, options: Mapping[str, Any]) -> Result:
+        if not options.get("secrets"):
+            return result
+        from ortet.session.hiding import redacted
+
+        values: dict[str, str] = self.machine.secrets_of(options["secrets"])
+        return redacted(result, values)
 
     def _run_here(self, command: Command, **options: Any) -> Result:
         return self.machine.run(command, **options)

@@ -180,12 +180,19 @@ class Surrounded(Making):
 
     def _note(self, parts: Mapping[str, Any], now: Environment, *, asked: bool) -> None:
         if parts:
+            self._check_secrets(now)
             if asked:
                 self._touch()
             data = {"parts": parts, **({"asked": True} if asked else {})}
             self._ledger.add(Draft("environment", data, self._hub.author))
         self._around = now
         self._own.recorded()
+
+    def _check_secrets(self, now: Environment) -> None:
+        known = self._hub.known_secrets()
+        for name, one in now.variables.items() if known else ():
+            if known and one.value:
+                known.text(one.value, f"variable {name}")
 
     def _known(self) -> Environment | None:
         if self._around is None:

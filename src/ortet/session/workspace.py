@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.machine.abc import Command, Loss, Machine, Output, Report, Result
+from ortet.machine.abc import Loss, Machine, Report
 from ortet.session.company import Together
 from ortet.session.guest import going
 from ortet.session.machines import Live
@@ -90,32 +90,15 @@ class Workspace(Seated):
         """What the last commit could not capture."""
         return self._machine.losses
 
-    def run(
-        self,
-        command: Command,
-        *,
-        env: Mapping[str, str | None] | None = None,
-        cwd: str = "",
-        timeout: float | None = None,
-        stdin: bytes | str | None = None,
-        output: Output | None = None,
-    ) -> Result:
-        """Run a command in the machine, with the workspace as working directory. It has this
-        process's environment, the variables its session has recorded, and `env`; None unsets."""
-        from ortet.machine.command import check_run
-
-        check_run(command, env=env, cwd=cwd, timeout=timeout, stdin=stdin, output=output)
-        data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
-        machine, given = self._live(), {**self.company.variables(), **(env or {})}
-        return machine.run(command, env=given, cwd=cwd, timeout=timeout, stdin=data, output=output)
-
     # commit
 
-    def commit(self, message: str = "") -> CommitInfo:
-        """Record the present state; with nothing changed, the head is returned."""
+    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
+        """Record the present state; with nothing changed, the head is returned. One that would hold
+        a secret that is known is Refused("secret_found"), unless you allow it."""
         must_be(TEXT._replace(kind="bad_message"), message=message)
-        with self._looking() as machine:
-            return self._record(machine.freeze(), message)
+        must_be(FLAG, allow_secrets=allow_secrets)
+        with self.hub.allowing(allow_secrets), self._looking():
+            return self._record(self._freeze(), message)
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
         """Commits reachable from `ref`, by default from this branch, newest first."""
@@ -190,7 +173,7 @@ class Workspace(Seated):
         """n private copies as of now, each a branch of its own; all or none."""
         must_be(TIMES, n=n)
         with self._looking() as machine:
-            point = self._record(machine.freeze(), "fork point")
+            point = self._record(self._freeze(), "fork point")
             return self.hub.fork(self.row, machine, from_hex(point.oid), n)
 
     def fork_at(
@@ -254,7 +237,7 @@ class Workspace(Seated):
 
     def keep(self, message: str) -> Oid:
         """Within `moving`: commit what is not committed; returns the head."""
-        return from_hex(self._record(self._machine.freeze(), message).oid)
+        return from_hex(self._record(self._freeze(), message).oid)
 
     def go(
         self,
@@ -304,7 +287,7 @@ class Workspace(Seated):
         """Within `moving`: make the files those of an image and commit them with these parents."""
         with self._undone_to(parents[0]):
             self._machine.thaw(self.hub.objects.put(Kind.IMAGE, encode(image)))
-            return self._record(self._machine.freeze(), message, parents, "merge")
+            return self._record(self._freeze(), message, parents, "merge")
 
     # inside
 
@@ -331,6 +314,10 @@ class Workspace(Seated):
             safety = self._put_commit(state, message, [before])
             self._move([(before, safety), (safety, before)], "restore", message)
             self._machine.settle(image)
+
+    def _freeze(self) -> Oid:
+        self._check_unused()
+        return self._machine.freeze()
 
     @contextmanager
     def _looking(self) -> Iterator[Machine]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -46,10 +48,20 @@ Walk = Callable[[Kind, bytes], Iterable[Link]]
 """The references inside an object; the graph layer supplies it: the store knows no records."""
 
 
+class Search(Protocol):
+    """Looks for what must not be stored, and refuses."""
+
+    def file(self, fd: int, size: int, path: bytes) -> None: ...
+
+    def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None: ...
+
+
 class Objects(ABC):
     """Write-once objects named by the hash of their bytes. Safe to call from several threads."""
 
     hasher: Hasher
+    search: Search | None = None
+    """Whoever puts the content of files or processes has it searched before."""
 
     @abstractmethod
     def put(self, kind: Kind, data: bytes) -> Oid:

@@ -42,7 +42,10 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_artifact": ("artifact",),
         "cmd_money": ("budget", "bill"),
     },
-    "The world around": {"cmd_records": ("collab", "window", "token", "vault")},
+    "The world around": {
+        "cmd_records": ("collab", "window", "token", "vault"),
+        "cmd_secret": ("secret",),
+    },
     "Runs": {"cmd_replay": ("replay", "whatif", "diff-runs")},
     "Life of a session": {
         "cmd_life": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),

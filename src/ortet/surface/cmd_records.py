@@ -218,6 +218,13 @@ def vault_put(call: Call, name: str, more: tuple[str, ...]) -> None:
     Example:
       ortet vault put github-ci < token.txt
     """
+    value = read_value(more)
+    call.open_hub(create=True).vault.put(name, value)
+    call.emit({"name": name}, [f"kept {name}"])
+
+
+def read_value(more: tuple[str, ...]) -> str:
+    """A secret, asked for or from standard input; `more` is what was said instead."""
     if more:  # and do not print it
         raise Invalid(
             "bad_usage",
@@ -225,14 +232,11 @@ def vault_put(call: Call, name: str, more: tuple[str, ...]) -> None:
             "one",
         )
     if sys.stdin.isatty():
-        value = str(click.prompt("secret", hide_input=True, err=True))
-    else:
-        try:
-            value = sys.stdin.read().removesuffix("\n")
-        except UnicodeDecodeError:
-            raise Invalid("bad_value", "standard input is no UTF-8 text") from None
-    call.open_hub(create=True).vault.put(name, value)
-    call.emit({"name": name}, [f"kept {name}"])
+        return str(click.prompt("secret", hide_input=True, err=True))
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise Invalid("bad_value", "standard input is no UTF-8 text") from None
 
 
 @verb("ls")

@@ -104,8 +104,9 @@ def _status_lines(call: Call, workspace: Workspace, found: Status) -> Iterator[s
 
 @verb()
 @click.option("-m", "--message", default="", metavar="TEXT", help="What this state is.")
+@click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
 @which
-def commit(call: Call, message: str, name: str | None) -> None:
+def commit(call: Call, message: str, allow_secrets: bool, name: str | None) -> None:
     """Record the present state of everything in the workspace.
 
     With nothing changed it returns the head and records nothing.
@@ -119,7 +120,7 @@ def commit(call: Call, message: str, name: str | None) -> None:
     before = workspace.head
     began = time.perf_counter()
     with call.progress("commit"):
-        info = workspace.commit(as_text(message))
+        info = workspace.commit(as_text(message), allow_secrets=allow_secrets)
     took = time.perf_counter() - began
     created = before is None or before.oid != info.oid
     changed = 0 if call.quiet or not created else _count(call, before, info)
@@ -152,6 +153,7 @@ def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
     "--timeout", type=float, metavar="SECONDS", help="Kill it and its children after this."
 )
 @click.option("--env", multiple=True, metavar="K=V", help="Set a variable; may be repeated.")
+@click.option("--secret", multiple=True, metavar="NAME", help="Give it a secret; may be repeated.")
 @click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
 @click.option("-i", "--stdin", "stdin", is_flag=True, help="Give it our standard input.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -162,6 +164,7 @@ def run(
     name: str | None,
     timeout: float | None,
     env: tuple[str, ...],
+    secret: tuple[str, ...],
     cwd: str,
     stdin: bool,
 ) -> None:
@@ -183,6 +186,7 @@ def run(
         timeout=timeout,
         stdin=sys.stdin.buffer.read() if stdin else None,
         output=screen.show,
+        secrets=secret,
     )
     if call.json:
         call.emit(result)
@@ -190,6 +194,8 @@ def run(
         sys.stderr.write(result.stderr)
     if result.timed_out:
         call.note(f"killed after {timeout:g} s")
+    if result.oom:
+        call.note("the machine reached its memory limit, and a process was killed")
     call.exit_code = result.exit_code
 
 

@@ -1,0 +1,85 @@
+"""Commands in a live machine, run by its pid 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ortet.machine.abc import Command, Result
+from ortet.machine.command import argv_of
+from ortet.machine.folder import inside
+from ortet.machine.handing import handed
+from ortet.machine.indoors import Indoors
+from ortet.machine.liveguard import LiveGuard
+from ortet.machine.overlaymachine import OverlayMachine
+from ortet.machine.secrets import is_secret
+
+
+class LiveRuns(OverlayMachine):
+    """The part of a live machine that runs commands to their end."""
+
+    _running: LiveGuard | None
+
+    @property
+    def _guard(self) -> LiveGuard:
+        assert self._running is not None
+        return self._running
+
+    @property
+    def indoors(self) -> Indoors:
+        """Its pid 1, to be asked."""
+        return self._guard.indoors
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        **options: Any,
+    ) -> Result:
+        argv, where = argv_of(command), inside(cwd)
+        self._check_directory(where)
+        return self._attended(argv, where, os.urandom(8).hex(), env=env, **options)
+
+    def run_with(
+        self,
+        secrets: Mapping[str, str],
+        command: Command,
+        *,
+        env: Mapping[str, str | None],
+        cwd: str = "",
+        **options: Any,
+    ) -> Result:
+        argv, where = argv_of(command), inside(cwd)
+        self._check_directory(where)
+        mark = os.urandom(8).hex()
+        with handed(self._guard.pid, mark, secrets) as before:
+            return self._attended([*before, *argv], where, mark, env=env, **options)
+
+    def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
+        """Not those of ours that are secret: they would be in the memory that a commit keeps."""
+        own = {name: None for name, value in os.environ.items() if is_secret(name, value)}
+        return super()._environment({**own, **env}, mark)
+
+    def _attended(
+        self,
+        argv: list[str],
+        where: str,
+        mark: str,
+        *,
+        env: Mapping[str, str | None] | None,
+        **options: Any,
+    ) -> Result:
+        self._busy = True
+        group = self._guard.group
+        kills = group.kills()
+        result = self.indoors.run(
+            argv,
+            env=self._environment(env or {}, mark),
+            cwd=os.path.join(str(self._spec.path), where),
+            mark=mark,
+            **options,
+        )
+        return group.explain(result, kills)
