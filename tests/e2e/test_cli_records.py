@@ -115,3 +115,21 @@ class TestVault:
             check=True,
         ).stdout.decode()
         assert "HOME=" in inside and env["ORTET_VAULT_KEY"] not in inside
+
+
+class TestSecret:
+    def test_for_one_command_and_no_commit(self, ortet: Ortet, here: Path) -> None:
+        here = here / "proj"
+        here.mkdir()
+        ortet("init", cwd=here)
+        done = ortet("secret", "set", "DEPLOY", cwd=here, stdin=f"{VALUE}\n".encode())
+        assert VALUE not in done.out + done.err
+        assert ortet.json("secret", "ls", cwd=here) == ["DEPLOY"]
+        told = ortet("run", "--secret", "DEPLOY", "echo $DEPLOY > config", cwd=here)
+        assert VALUE not in told.out + told.err
+        assert (here / "config").read_text() == f"{VALUE}\n"
+        assert ortet.kind("commit", "-m", "no", cwd=here, code=6) == "secret_found"
+        assert ortet.json("commit", "-m", "yes", "--allow-secrets", cwd=here)["created"]
+        ortet("secret", "rm", "DEPLOY", cwd=here)
+        assert ortet.json("secret", "ls", cwd=here) == []
+        assert ortet.kind("run", "--secret", "DEPLOY", "true", cwd=here, code=4) == "no_secret"

@@ -176,7 +176,10 @@ class TestNothingIsLeft:
         hub.close()
         assert not any(path.exists() for path in paths)
 
-    def test_of_a_process_that_was_killed(self, place: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("keeper", [False, True])
+    def test_of_a_process_that_was_killed(
+        self, place: Path, tmp_path: Path, *, keeper: bool
+    ) -> None:
         program = (
             "import ortet, sys\n"
             "hub = ortet.open(sys.argv[1])\n"
@@ -190,23 +193,24 @@ class TestNothingIsLeft:
         ) as one:
             assert one.stdout is not None
             paths = [Path(path) for path in one.stdout.readline().split()]
-            pids = {
-                int(pid) for path in paths for pid in (path / "cgroup.procs").read_text().split()
-            }
-            dying = [os.pidfd_open(pid) for pid in pids]
+            (init,) = (paths[0] / "cgroup.procs").read_text().split()
+            parent = int(Path(f"/proc/{init}/stat").read_text().rsplit(")")[1].split()[1])
+            dying = [os.pidfd_open(pid) for pid in (int(init), parent)]
+            if keeper:  # which else removes them even then
+                os.kill(parent, signal.SIGKILL)
             one.send_signal(signal.SIGKILL)
         for fd in dying:
-            signal_gone(fd)
+            wait_for(fd)
         assert len(paths) == 2
         with ortet.open(tmp_path / "store") as hub:
-            found = [left for left in hub.leftovers() if left.what == "group"]
-            assert sorted(left.path for left in found) == sorted(map(str, paths))
+            found = [left.path for left in hub.leftovers() if left.what == "group"]
+            assert sorted(found) == (sorted(map(str, paths)) if keeper else [])
             hub.tidy()
             assert not any(path.exists() for path in paths)
             assert hub.leftovers() == []
 
 
-def signal_gone(fd: int) -> None:
+def wait_for(fd: int) -> None:
     """Wait for the end of a process."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)

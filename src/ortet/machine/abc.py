@@ -139,6 +139,10 @@ class Machine(ABC):
         """The same, with variables that only this command has: no image ever holds them."""
         return self.run(command, env={**env, **secrets}, **options)
 
+    def withheld(self) -> dict[str, str | None]:
+        """Variables of this process that its programs do not get: None each."""
+        return {}
+
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         """Open copies of this machine as of the last settled image, one a spec; all or none."""

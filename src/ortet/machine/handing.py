@@ -26,7 +26,7 @@ try:
 except OSError as error:
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     why = "command not found" if missing else error.strerror
-    print(f"{sys.argv[2]}: {why}", file=sys.stderr)
+    sys.stderr.write(f"{sys.argv[2]}: {why}\\n")
     sys.exit(127 if missing else 126)
 """
 

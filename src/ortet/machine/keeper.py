@@ -9,6 +9,7 @@ too, so that this holds for restored machines as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import os
@@ -16,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,6 +41,7 @@ _MACHINE = (
     | mounts.CLONE_NEWUTS
     | mounts.CLONE_NEWNET
 )
+_ROUNDS, _ROUND = 200, 0.01  # how long dying processes are waited for, in seconds
 _SIOCSIFFLAGS = 0x8914
 _CACHE = "/run/criu.kdat"
 _UP_AND_RUNNING = 0x41
@@ -57,6 +60,7 @@ def main() -> None:
         try:
             request, fds = wire.receive(sock)
         except wire.Closed:
+            keeper.leave()
             os._exit(0)
         try:
             reply = keeper.do(request, fds)
@@ -78,6 +82,7 @@ class Keeper:
         self._sock = sock
         self._criu = criu
         self._known = known  # what CRIU found out about this kernel
+        self._groups: set[str] = set()
 
     def prime(self) -> None:
         """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
@@ -104,8 +109,23 @@ class Keeper:
             os.dup2(nothing, number)
         os.chdir("/")
 
+    def leave(self) -> None:
+        """The hub is gone, perhaps killed: end its machines, and remove their control groups."""
+        for group in self._groups:
+            with contextlib.suppress(OSError), open(f"{group}/cgroup.procs") as file:
+                for pid in file.read().split():
+                    with contextlib.suppress(OSError):
+                        os.kill(int(pid), signal.SIGKILL)
+        for _ in range(_ROUNDS):
+            self._groups = {group for group in self._groups if not _removed(group)}
+            if not self._groups:
+                return
+            time.sleep(_ROUND)
+
     def do(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         what = request["do"]
+        self._groups = {group for group in self._groups if os.path.isdir(group)}
+        self._groups.update(request.get("groups", ()))
         if what == "start":
             return self._fork(_MACHINE, lambda: self._start(request, fds), fds)
         if what == "worker":
@@ -199,6 +219,14 @@ def _copy(source: str, target: str) -> None:
 def _boot() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
+
+
+def _removed(group: str) -> bool:
+    try:
+        os.rmdir(group)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 def raise_loopback() -> None:

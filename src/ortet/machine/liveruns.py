@@ -58,10 +58,12 @@ class LiveRuns(OverlayMachine):
         with handed(self._guard.pid, mark, secrets) as before:
             return self._attended([*before, *argv], where, mark, env=env, **options)
 
+    def withheld(self) -> dict[str, str | None]:
+        """Secrets of ours: they would be in the memory that a commit keeps."""
+        return {name: None for name, value in os.environ.items() if is_secret(name, value)}
+
     def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
-        """Not those of ours that are secret: they would be in the memory that a commit keeps."""
-        own = {name: None for name, value in os.environ.items() if is_secret(name, value)}
-        return super()._environment({**own, **env}, mark)
+        return super()._environment({**self.withheld(), **env}, mark)
 
     def _attended(
         self,

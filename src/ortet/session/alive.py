@@ -89,7 +89,8 @@ class Alive(OnBranch):
         finally:
             self._using.remove(names)
 
-    def _check_unused(self) -> None:
+    def _freeze(self) -> Oid:
+        """The present state, to be committed."""
         if self._using:
             names = ", ".join(sorted({name for names in self._using for name in names}))
             raise Conflict(
@@ -97,6 +98,7 @@ class Alive(OnBranch):
                 f"a command that was given {names} is running, and a commit could hold it: wait "
                 "until it has ended",
             )
+        return self._live().freeze()
 
     def spawn(
         self,

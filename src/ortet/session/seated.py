@@ -64,7 +64,7 @@ class Seated(Alive):
         if self._kernels is None:
             seat = machine.seat()
             self._kernels = Kernels(seat, looking=self._looking, safe=self._keep_unless)
-        given = {**self.company.variables(), **(env or {})}
+        given = {**machine.withheld(), **self.company.variables(), **(env or {})}
         return self._kernels.get(name, python=python, env=given)
 
     def _keep_unless(self, image: Oid) -> None:

@@ -315,10 +315,6 @@ class Workspace(Seated):
             self._move([(before, safety), (safety, before)], "restore", message)
             self._machine.settle(image)
 
-    def _freeze(self) -> Oid:
-        self._check_unused()
-        return self._machine.freeze()
-
     @contextmanager
     def _looking(self) -> Iterator[Machine]:
         """No other process moves the files during the block, and no sweep takes objects."""
