@@ -49,14 +49,13 @@ class Groups:
     def make(self, machine: str, limits: Limits, home: Path, *, restoring: bool = False) -> Group:
         """A group for a machine that is about to begin; what cannot be limited here is in its
         `losses`. With `restoring` there is room for CRIU too, until `tighten`."""
-        left = remove_recorded(home)
+        remove_recorded(home)
         group = Group(limits, home)
-        number = 1
-        while any(path.name == f"{_PREFIX}{machine}-{number}" for path in left):
-            number += 1
-        for name in CONTROLLERS:
-            if getattr(limits, name):
-                group.add(name, self.places.get(name), f"{_PREFIX}{machine}-{number}")
+        # never the name of one before: whoever is to remove that must not find this
+        name = f"{_PREFIX}{machine}-{os.urandom(4).hex()}"
+        for controller in CONTROLLERS:
+            if getattr(limits, controller):
+                group.add(controller, self.places.get(controller), name)
         group.write(_with_spare(limits) if restoring else limits)
         return group
 
