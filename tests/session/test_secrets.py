@@ -241,6 +241,17 @@ class TestProcesses:
         assert commit.message == "on purpose"
         assert in_store(tmp_path) != []
 
+    def test_in_a_file_beside_what_runs(self, live: Workspace, tmp_path: Path) -> None:
+        live.spawn("server", ["sleep", "1000"])
+        before = live.commit("before")
+        for path in ("config", "/tmp/config"):
+            live.run(["sh", "-c", 'echo "$DEPLOY" > $0', path], secrets=["DEPLOY"])
+            assert path.lstrip("/") in str(refused(live))
+            live.run(["rm", path])
+        assert [job.code for job in live.jobs()] == [None]
+        assert live.commit("after").parents == [before.oid]
+        assert in_store(tmp_path) == []
+
     def test_a_command_leaves_no_trace_in_the_machine(self, live: Workspace) -> None:
         live.spawn("server", ["sleep", "1000"])
         for _ in range(3):

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, OrtetError
+from ortet.errors import Conflict, OrtetError, Refused
 from ortet.graph.records import Image, Layer
 from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
@@ -232,10 +232,14 @@ class CriuMachine(LiveRuns):
             found.append((files, self._look_aside(files, images)))
 
         self._was_busy = True
-        with self._seat.away():
-            self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
-        reach("criu.dumped")
-        self._search(images)
+        try:
+            with self._seat.away():
+                self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
+            reach("criu.dumped")
+            self._search(images)
+        except Refused:  # what holds a secret is not to lie about
+            self._home.drop(images.name)
+            raise
         files, covers = found[0]
         kept = keep(
             self._ground.objects,
@@ -253,13 +257,9 @@ class CriuMachine(LiveRuns):
         return self._frozen
 
     def _search(self, images: Path) -> None:
-        ground = self._ground
-        if ground.objects.search is not None:
-            try:
-                ground.objects.search.images(images, ground.host.page_size, self._guard.tell)
-            except BaseException:
-                self._home.drop(images.name)
-                raise
+        search, page = self._ground.objects.search, self._ground.host.page_size
+        if search is not None:
+            search.images(images, page, self._guard.tell)
 
     def _idle(self) -> bool:
         """Asked each time: programs of others may have started something in it."""
