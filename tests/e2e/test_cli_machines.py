@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,22 @@ def test_attach_leave_and_come_back(live: Ortet, proj: Path) -> None:
     third.write(b"exit 5\r")
     third.expect(b"ended with 5")
     assert third.end() == 5
+
+
+def test_commands_run_beside_commits(live: Ortet, proj: Path) -> None:
+    """No connection is on its way while the machine is frozen."""
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
+
+    def runs(number: int) -> list[str]:
+        words = ("run", "-w", "proj-live", f"echo {number}")
+        return [live(*words, cwd=proj).out for _ in range(5)]
+
+    with ThreadPoolExecutor(2) as pool:
+        outs = [pool.submit(runs, number) for number in range(2)]
+        for number in range(5):
+            live("commit", "-w", "proj-live", "-m", f"beside {number}", cwd=proj)
+        assert [out.result() for out in outs] == [["0\n"] * 5, ["1\n"] * 5]
+    live("verify", cwd=proj)
 
 
 def test_attach_needs_a_terminal(live: Ortet, proj: Path) -> None:
