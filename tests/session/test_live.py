@@ -167,6 +167,15 @@ class TestCopies:
         assert len({name[0] for name in names}) == len({name[1] for name in names}) == 2
         assert session.run("cat hooked").exit_code != 0
 
+    def test_the_system_is_looked_at_after_a_live_commit(self, hub: Hub, place: Path) -> None:
+        workspace = hub.workspace(place, engine="criu")
+        workspace.spawn("sleeper", "sleep 1000")
+        workspace.commit("before")
+        for number in range(2):
+            workspace.run(f"echo {number} > /etc/ortet-test-{number}")
+            (fork,) = workspace.fork(1)
+            assert fork.run(f"cat /etc/ortet-test-{number}").stdout == f"{number}\n"
+
     def test_a_name_of_its_own_is_no_change(self, hub: Hub, place: Path) -> None:
         workspace = hub.workspace(place, engine="criu")
         before = workspace.commit("as it is")

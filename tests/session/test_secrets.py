@@ -244,7 +244,7 @@ class TestProcesses:
     def test_in_a_file_beside_what_runs(self, live: Workspace, tmp_path: Path) -> None:
         live.spawn("server", ["sleep", "1000"])
         before = live.commit("before")
-        for path in ("config", "/tmp/config"):
+        for path in ("config", "/tmp/config", "/etc/config"):
             live.run(["sh", "-c", 'echo "$DEPLOY" > $0', path], secrets=["DEPLOY"])
             assert path.lstrip("/") in str(refused(live))
             live.run(["rm", path])

@@ -305,7 +305,7 @@ class CriuMachine(LiveRuns):
             place, objects, trees = str(self._spec.path), ground.objects, ground.trees
             held = Held(objects, trees, place=place, covers=covers)
             own = [os.path.realpath(path) for path in (self._spec.path, *self._spec.hide)]
-            self._scratch = Scratch(objects, trees, covers, own=own, watch=ground.watch, held=held)
+            self._scratch = Scratch(objects, trees, covers, own=own, watch=ground.aside, held=held)
         inside = Path(f"/proc/{self._guard.pid}/root")
         return self._scratch.look(ground.horizon(), files, images=images, inside=inside)
 

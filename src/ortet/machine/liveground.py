@@ -15,6 +15,7 @@ from ortet.machine.ground import Ground
 from ortet.machine.likehost import this_host
 from ortet.machine.live import Keeper
 from ortet.machine.memory import Kept
+from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import Cover, Mounted, Step, live_steps
 from ortet.store.abc import Objects
 
@@ -29,6 +30,8 @@ class LiveGround(Ground):
         self.keeper = Keeper(criu, bases.area)
         self.host = this_host(".".join(map(str, version(criu))))
         self.groups = Groups()
+        # a watch tells one who looks at a directory, and scratch looks at the system's own
+        self.aside = UpperWatch()
         self.images: dict[bytes, tuple[Path, Kept]] = {}
         """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
 
