@@ -297,6 +297,16 @@ def test_commands_run_beside_commits(live: Ortet, proj: Path) -> None:
     live("verify", cwd=proj)
 
 
+def test_a_secret_is_for_one_command(live: Ortet, proj: Path) -> None:
+    live("secret", "set", "TOKEN_A", cwd=proj, stdin=b"a-value-nobody-guesses")
+    words = ("run", "-w", "proj-live", "--secret", "TOKEN_A", "echo ${#TOKEN_A}")
+    assert live(*words, cwd=proj).out == "22\n"
+    done = live("run", "-w", "proj-live", "echo ${TOKEN_A:-unset}", cwd=proj)
+    assert done.out == "unset\n"
+    live("run", "-w", "proj-live", "--secret", "TOKEN_A", "echo $TOKEN_A > leak", cwd=proj)
+    assert live.kind("commit", "-w", "proj-live", cwd=proj, code=6) == "secret_found"
+
+
 def test_attach_needs_a_terminal(live: Ortet, proj: Path) -> None:
     assert live.kind("attach", cwd=proj, code=2) == "no_terminal"
 

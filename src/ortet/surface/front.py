@@ -91,7 +91,7 @@ def understand(words: Sequence[str]) -> Asked | None:
     directory = verb = name = ""
     rest = iter(words)
     for word in rest:
-        if word in ("--json", "-q", "--quiet"):
+        if word in ("--json", "-q", "--quiet", "--allow-secrets"):
             continue
         if word == "-C" and not verb:
             directory = os.path.join(directory, next(rest, ""))

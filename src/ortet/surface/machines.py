@@ -47,8 +47,11 @@ class Living(msgspec.Struct, frozen=True):
         timeout: float | None = None,
         stdin: bytes | None = None,
         output: Output | None = None,
+        secrets: Sequence[str] = (),
     ) -> Result:
-        """As Workspace.run, beside whatever else is done with the machine."""
+        """As Workspace.run, beside whatever else is done with the machine. `secrets` must be none:
+        no commit may be made meanwhile, and of that only the agent can take care."""
+        assert not secrets
         from ortet.machine.command import argv_of, check_run, environment
         from ortet.machine.folder import inside
 
