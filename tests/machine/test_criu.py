@@ -189,6 +189,23 @@ class TestRestore:
             thread.join()
         assert count(first) and count(second) and count(counting) > point
 
+    def test_a_machine_that_changed_its_system_goes_on_through_generations(
+        self, counting: Workspace
+    ) -> None:
+        counting.run("echo changed > /etc/ortet-test; rm -f /etc/motd", timeout=30)
+        one = counting
+        for generation in range(3):
+            (one,) = one.fork(1)
+            assert one.run("cat /etc/ortet-test; ls /etc/motd").stdout == "changed\n"
+            one.run(f"echo {generation} >> /etc/ortet-generations")
+            assert count(one) > 0
+        commit = one.commit("third")
+        one.run("rm /etc/ortet-test")
+        one.restore(commit.oid)
+        told = one.run("cat /etc/ortet-test /etc/ortet-generations").stdout
+        assert told == "changed\n0\n1\n2\n"
+        assert not Path("/etc/ortet-test").exists()
+
     def test_what_the_host_had_mounted_may_be_gone(self, hub: Hub, tmp_path: Path) -> None:
         """Its processes saw the mount; in the copy its place is there, with what lies below."""
         disk, place = tmp_path / "disk", tmp_path / "work"

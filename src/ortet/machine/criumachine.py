@@ -261,6 +261,9 @@ class CriuMachine(LiveRuns):
         if search is not None:
             search.images(images, page, self._guard.tell)
 
+    def _laid_out(self) -> Standing:
+        return replace(self._standing, system=None)  # which is in the upper directories themselves
+
     def _idle(self) -> bool:
         """Asked each time: programs of others may have started something in it."""
         self._mapped()

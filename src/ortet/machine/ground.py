@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ortet.graph.records import Image, System
+from ortet.graph.records import Image, Layer, System
 from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Loss, Spec
@@ -117,17 +117,20 @@ class Ground:
     def _cover(self, home: Home, standing: Standing, at: str, *, state: bool) -> Cover:
         name = home.outer(standing, at)
         upper = home.place / name
-        if not upper.is_dir():
+        fresh = not upper.is_dir()
+        if fresh:
             upper.mkdir()
             _dress(upper, at)
         work = home.empty(name.replace("host", "hostwork", 1))
-        layers = () if standing.system is None else standing.system.layers
-        places = [
-            stack_system(self.objects, self.trees, self.bases, layer)
-            for layer in layers
-            if layer.mount == os.fsencode(at)
-        ]
-        return Cover(at, state, upper, work, tuple(places))
+        known = () if standing.system is None else standing.system.layers
+        layers = [layer for layer in known if layer.mount == os.fsencode(at)]
+        return Cover(at, state, upper, work, self._between(layers, upper if fresh else None))
+
+    def _between(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
+        """What lies between a directory of the host and an upper directory; `fresh` is that one
+        when it is new."""
+        del fresh
+        return tuple(stack_system(self.objects, self.trees, self.bases, one) for one in layers)
 
 
 def _dress(upper: Path, at: str) -> None:

@@ -18,7 +18,7 @@ _INIT = str(Path(__file__).with_name("init.py"))
 def move_in(guard: Guard) -> Indoors:
     """Start an init among the processes of a machine, to be asked like the pid 1 of a live one."""
     place = f"/tmp/.ortet-{os.urandom(8).hex()}"
-    program = [os.path.realpath(sys.executable), "-I", "-S", _INIT, "3", f"{place}/init.sock"]
+    program = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT, "3", f"{place}/init.sock"]
     argv = ["/bin/sh", "-c", f"mkdir -m 700 {place} && exec 3>&1 && exec {shlex.join(program)}"]
     process, pidfd = spawn(guard, argv, env=without_key(), cwd="/", stdin=False)
     assert process.stdout is not None

@@ -38,7 +38,8 @@ class Keeper:
     def start(self, plan: dict[str, Any], hostname: str, groups: Sequence[str] = ()) -> Starting:
         """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
         it."""
-        argv = [os.path.realpath(sys.executable), "-I", "-S", _INIT]
+        # -B: what it compiles would be a change of the machine's system
+        argv = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT]
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
         request = {"do": "start", "plan": plan, "hostname": hostname, "argv": argv, "env": env}
         request["groups"] = list(groups)

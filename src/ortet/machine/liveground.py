@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ortet.graph.records import Layer
 from ortet.graph.tree import Trees
 from ortet.ids import Clock
 from ortet.machine.abc import Spec
@@ -15,6 +16,7 @@ from ortet.machine.ground import Ground
 from ortet.machine.likehost import this_host
 from ortet.machine.live import Keeper
 from ortet.machine.memory import Kept
+from ortet.machine.system import lay
 from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import Cover, Mounted, Step, live_steps
 from ortet.store.abc import Objects
@@ -34,6 +36,15 @@ class LiveGround(Ground):
         self.aside = UpperWatch()
         self.images: dict[bytes, tuple[Path, Kept]] = {}
         """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
+
+    def _between(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
+        """Nothing: a difference of the system is written into the upper directory itself. As a
+        layer it needs an overlay below another, and what is mapped from there has a mount that is
+        not the machine's: CRIU could not dump it."""
+        if fresh is not None:
+            for layer in layers:
+                lay(self.objects, self.trees, layer, fresh)
+        return ()
 
     def _steps(self, spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover]) -> list[Step]:
         return live_steps(spec, host, covers, area=self.bases.area)

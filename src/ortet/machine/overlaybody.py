@@ -127,10 +127,14 @@ class Body(Machine):
                 self._ground,
                 self._spec,
                 self._home,
-                standing=self._standing,
+                standing=self._laid_out(),
                 covers=self._covers,
                 view=self._stable,
             )
+
+    def _laid_out(self) -> Standing:
+        """What lies below the upper directories."""
+        return self._standing
 
     def _look(self) -> Image:
         busy_before = self._was_busy
