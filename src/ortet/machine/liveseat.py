@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ortet.errors import NotFound, OrtetError
-from ortet.ids import Oid
 from ortet.machine.indoors import Indoors
-from ortet.machine.seat import Branch, Ends, Entered, Grown, Seat, Seen, no_fork
+from ortet.machine.seat import Ends, Entered, Seat
 
 _START = 30.0  # seconds until a new interpreter listens
 _LOOK = 0.005  # between two looks whether it does
@@ -87,11 +86,6 @@ class LiveSeat(Seat):
             return job.logs().decode("utf-8", "replace")
         return ""
 
-    def launch(
-        self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
-    ) -> tuple[int, int]:
-        raise NotImplementedError  # see enter
-
     def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
         del mark, spare
         name = self._names.pop(pid, None)
@@ -101,24 +95,6 @@ class LiveSeat(Seat):
     def code(self, pid: int) -> int | None:
         del pid
         return None
-
-    def glance(self) -> Seen:
-        raise no_fork(self.engine)
-
-    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
-        del n, residents, seen
-        raise no_fork(self.engine)
-
-    def basis(self, branch: Branch) -> Oid:
-        del branch
-        raise no_fork(self.engine)
-
-    def take(self, branch: Branch, residents: Collection[int]) -> int:
-        del branch, residents
-        raise no_fork(self.engine)
-
-    def drop(self, branch: Branch) -> None:
-        del branch
 
 
 def _job(name: str) -> str:

@@ -16,7 +16,7 @@ from ortet.machine.bases import DEEPEST, Stack
 from ortet.machine.home import layer_name
 from ortet.machine.mounts import CAP_SYS_CHROOT
 from ortet.machine.overlaybody import Body
-from ortet.machine.seat import Branch, Grown, Seat, Seen
+from ortet.machine.seat import Branch, Entered, Grown, Seat, Seen, enter_by
 from ortet.store.faults import reach
 
 
@@ -39,7 +39,11 @@ class Branching(Body, Seat):
     def seat(self) -> Seat:
         return self
 
-    def launch(
+    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
+        del name
+        return enter_by(self._launch, argv, env)
+
+    def _launch(
         self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
     ) -> tuple[int, int]:
         request = {"do": "run", "argv": list(argv), "env": dict(env), "cwd": self.place}

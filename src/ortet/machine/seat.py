@@ -71,21 +71,9 @@ class Seat(ABC):
     contained = True  # its processes end with the hub by themselves
     carries = False  # its processes are part of what is frozen
 
+    @abstractmethod
     def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
         """Start an interpreter. OSError when it cannot be executed."""
-        del name
-        ends = open_ends()
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        out, err, sock = ends.theirs
-        try:
-            pid, pidfd = self.launch(argv, env=env, fds=[null, out, err, sock])
-        except BaseException:
-            close_ends(ends)
-            raise
-        finally:
-            for fd in (null, out, err, sock):
-                os.close(fd)
-        return Entered(ends._replace(theirs=[]), pid, pidfd)
 
     def find(self, name: str) -> Entered | None:
         """One that is there already, as after a restore of a machine with its processes."""
@@ -102,43 +90,61 @@ class Seat(ABC):
         del leave, welcome
 
     @abstractmethod
-    def launch(
-        self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
-    ) -> tuple[int, int]:
-        """Start a program that stays, in the workspace, with these as its descriptors from 0 on and
-        the right to change its root directory; returns its pid inside, and a pidfd."""
-
-    @abstractmethod
     def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
         """Kill it with all it started, but for other kernels; -1 for one that has ended."""
 
     @abstractmethod
     def code(self, pid: int) -> int | None:
-        """How one that `launch` started ended; called once. None: nobody knows."""
+        """How one that was started here ended; called once. None: nobody knows."""
 
-    @abstractmethod
+    # files of their own for forks: what a machine without them refuses
+
     def glance(self) -> Seen:
-        """What the machine's files are now, for `branch`; Unsupported with `no_fork` where there
-        can be no forks."""
+        """What the machine's files are now, for `branch`."""
+        raise no_fork(self.engine)
 
-    @abstractmethod
     def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
         """Files for n forks, as they were `seen`. `residents` are the kernels: they can follow.
 
         What changes there later shows neither in the machine nor in another branch.
         """
+        del n, residents, seen
+        raise no_fork(self.engine)
 
-    @abstractmethod
     def basis(self, branch: Branch) -> Oid:
         """The image that a branch began from."""
+        del branch
+        raise no_fork(self.engine)
 
-    @abstractmethod
     def take(self, branch: Branch, residents: Collection[int]) -> int:
         """Make a branch's files those of the machine; returns the machine's root, open."""
+        del branch, residents
+        raise no_fork(self.engine)
 
-    @abstractmethod
     def drop(self, branch: Branch) -> None:
         """Delete the files of a branch, or what `take` left of it."""
+        del branch
+
+
+Launch = Callable[..., tuple[int, int]]
+"""(argv, *, env, fds) -> pid inside and pidfd: starts a program that stays, in the workspace, with
+`fds` as its descriptors from 0 on and the right to change its root directory."""
+
+
+def enter_by(launch: Launch, argv: Sequence[str], env: Mapping[str, str]) -> Entered:
+    """Start an interpreter that has its socket and streams from us."""
+    ends = open_ends()
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    out, err, sock = ends.theirs
+    try:
+        pid, pidfd = launch(argv, env=env, fds=[null, out, err, sock])
+    except BaseException:
+        close_ends(ends)
+        raise
+    finally:
+        for fd in (null, out, err, sock):
+            os.close(fd)
+    return Entered(ends._replace(theirs=[]), pid, pidfd)
 
 
 def no_fork(engine: str) -> Unsupported:
@@ -160,7 +166,11 @@ class HostSeat(Seat):
         self.view = place
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
-    def launch(
+    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
+        del name
+        return enter_by(self._launch, argv, env)
+
+    def _launch(
         self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
     ) -> tuple[int, int]:
         number = fds[FDS - 1]
@@ -194,24 +204,6 @@ class HostSeat(Seat):
     def code(self, pid: int) -> int | None:
         process = self._started.pop(pid, None)
         return None if process is None else process.wait()
-
-    def glance(self) -> Seen:
-        raise no_fork(self.engine)
-
-    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
-        del n, residents, seen
-        raise no_fork(self.engine)
-
-    def basis(self, branch: Branch) -> Oid:
-        del branch
-        raise no_fork(self.engine)
-
-    def take(self, branch: Branch, residents: Collection[int]) -> int:
-        del branch, residents
-        raise no_fork(self.engine)
-
-    def drop(self, branch: Branch) -> None:
-        del branch
 
 
 def open_ends() -> Ends:
