@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,7 @@ _FIELDS = {
 _SKIP = 3  # network_lock: a machine's network has nobody else in it
 _GHOSTS = 1 << 30  # bytes of a deleted file that is still open, kept in the image
 _LARGEST = 1 << 20
+_POINTS = (b"post-dump", b"pre-resume")  # where all stands still and is complete
 _HARMLESS = "rlimit: Can't setup RLIMIT_NOFILE"  # it does without
 
 Value = int | str | bytes
@@ -84,7 +86,8 @@ class Worker:
         options: dict[str, Value] = {"pid": pid, "leave_running": int(leave), "notify_scripts": 1}
         if watched:
             options["force_irmap"] = 1
-        said = self._call(_DUMP, images, images, _encode(options, external, watched), frozen)
+        body = _encode(options, external, watched)
+        said = self._call(_DUMP, images, images, body, lambda _: frozen())
         if not said.get(2, [0])[0]:
             raise Failed("dump", images / "dump.log")
 
@@ -97,19 +100,23 @@ class Worker:
         external: Sequence[str],
         net: int,
         lazy: bool = False,
+        restored: Callable[[int], None] | None = None,
     ) -> int:
         """Bring the process tree of a directory back below `root`; returns its pid. `lazy`: memory
-        comes from a pager that listens in `work`, when it is first touched."""
+        comes from a pager that listens in `work`, when it is first touched. `restored` is called
+        with the pid when all is there, and nothing runs yet."""
         inherit = _field(1, "extnet") + _field(2, net)
         options: dict[str, Value] = {"root": str(root), "rst_sibling": 1, "inherit_fd": inherit}
         if lazy:
             options["lazy_pages"] = 1
-        said = self._call(_RESTORE, images, work, _encode(options, external))
+        if restored is not None:
+            options["notify_scripts"] = 1
+        said = self._call(_RESTORE, images, work, _encode(options, external), restored or _nothing)
         if not said.get(2, [0])[0]:
             raise Failed("restore", work / "restore.log")
-        (restored,) = said[4]
-        assert isinstance(restored, bytes)
-        return int(parse(restored)[1][0])
+        (answer,) = said[4]
+        assert isinstance(answer, bytes)
+        return int(parse(answer)[1][0])
 
     def close(self) -> None:
         self._sock.close()
@@ -121,7 +128,7 @@ class Worker:
         images: Path,
         work: Path,
         options: bytes,
-        frozen: Callable[[], None] = lambda: None,
+        reached: Callable[[int], None],
     ) -> dict[int, list[int | bytes]]:
         self._begun()
         images_fd = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -131,24 +138,27 @@ class Worker:
         body = _encode({**told, "log_file": log}) + _COMMON + options
         try:
             self._send(_field(1, kind) + _field(2, body))
-            return self._hear(frozen)
+            return self._hear(reached)
         finally:
             os.close(images_fd)
             os.close(work_fd)
             self.close()
 
-    def _hear(self, frozen: Callable[[], None]) -> dict[int, list[int | bytes]]:
+    def _hear(self, reached: Callable[[int], None]) -> dict[int, list[int | bytes]]:
         """The answer; on the way there it tells how far it is, and waits for leave to go on."""
+        pid = 0
         while True:
             said = parse(self._receive())
             if said[1][0] != _NOTIFY:
                 return said
             (told,) = said[5]
             assert isinstance(told, bytes)
+            fields = parse(told)
+            pid = int(fields.get(2, [pid])[0])  # which not every message has
             good = False
             try:
-                if parse(told)[1][0] == b"post-dump":
-                    frozen()
+                if fields[1][0] in _POINTS:
+                    reached(pid)
                 good = True
             finally:
                 with suppress(OSError):
@@ -179,6 +189,21 @@ def messages(log: Path) -> list[str]:
             if mark and _HARMLESS not in rest:
                 found.append(rest.partition("): ")[2].strip())
     return found
+
+
+def entries(image: Path) -> Iterator[bytes]:
+    """What is in one of its files, each as it wrote it; nothing if it wrote no such file."""
+    with suppress(FileNotFoundError):
+        data = image.read_bytes()
+        at = 8  # behind two magic numbers
+        while at < len(data):
+            (size,) = struct.unpack_from("<I", data, at)
+            yield data[at + 4 : at + 4 + size]
+            at += 4 + size
+
+
+def _nothing(pid: int) -> None:
+    del pid
 
 
 def _gone() -> Unavailable:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ortet.machine.abc import Loss
 from ortet.machine.apply import Writer
 from ortet.machine.build import Item, build
 from ortet.machine.capture import capture, put_xattrs, state_time
-from ortet.machine.criurpc import parse
+from ortet.machine.criurpc import entries, parse
 from ortet.machine.dirs import directory
 from ortet.machine.view import Cover, within
 from ortet.store.abc import Objects
@@ -63,8 +62,8 @@ class Held:
         system = () if image.system is None else image.system.layers
         known = {layer.mount: layer.root for layer in system} | {WORKSPACE: image.root}
         found: dict[bytes, dict[bytes, Entry]] = {}
-        entries = read_entries(images)
-        self._read = {one: self._read.get(one) or list(names_in(one)) for one in entries}
+        files = entries(images / _FILES)
+        self._read = {one: self._read.get(one) or list(names_in(one)) for one in files}
         for name in sorted({name for names in self._read.values() for name in names}):
             mount = self._mount(name)
             if mount is not None:
@@ -151,16 +150,6 @@ def give_held(objects: Objects, trees: Trees, upper: Path, layers: Sequence[Laye
             with directory(upper) as fd:
                 build(objects, fd, items, writer=writer)
     return writer.losses
-
-
-def read_entries(images: Path) -> Iterator[bytes]:
-    """All open files that CRIU wrote down, each as it did."""
-    data = (images / _FILES).read_bytes()
-    at = 8  # behind two magic numbers
-    while at < len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        yield data[at + 4 : at + 4 + size]
-        at += 4 + size
 
 
 def names_in(entry: bytes) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.indoors import Indoors
 from ortet.machine.keeper import NET_FD
 from ortet.machine.live import Starting
+from ortet.machine.relock import Relock
 from ortet.machine.view import parse_mounts
 
 LAZY = 64 << 20
@@ -138,13 +139,28 @@ def restore(
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
+        locks = Relock(images)
         lazy = pager is not None and memory_in(images) >= LAZY
         if pager is not None and lazy:
             guard.paged_by(pager(images, work), work / _PAGES)
         try:
-            return worker.restore(images, work, root=root, external=external, net=NET_FD, lazy=lazy)
+            pid = worker.restore(
+                images,
+                work,
+                root=root,
+                external=external,
+                net=NET_FD,
+                lazy=lazy,
+                restored=locks.hold if locks.needed else None,
+            )
         except Failed as failed:
             raise _not_restored(failed) from failed
+        try:
+            locks.take()
+        except BaseException:  # without its locks it would do harm
+            os.kill(pid, signal.SIGKILL)
+            raise
+        return pid
 
     guard = LiveGuard(begin, place, group)
     return guard
