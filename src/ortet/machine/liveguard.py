@@ -100,10 +100,7 @@ class LiveGuard:
         if self._indoors is not None:
             self._indoors.close()
         if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            readable(self._pidfd, None)
-            os.close(self._pidfd)
+            _end(self._pidfd)
             self._pidfd = -1
         if self._pager >= 0:  # without its processes it has nothing to do
             with suppress(ProcessLookupError):
@@ -158,12 +155,20 @@ def restore(
         try:
             locks.take()
         except BaseException:  # without its locks it would do harm
-            os.kill(pid, signal.SIGKILL)
+            _end(os.pidfd_open(pid))
             raise
         return pid
 
     guard = LiveGuard(begin, place, group)
     return guard
+
+
+def _end(pidfd: int) -> None:
+    """Kill a pid 1, and wait for it: all others of its machine end before it does."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    readable(pidfd, None)
+    os.close(pidfd)
 
 
 def memory_in(images: Path) -> int:

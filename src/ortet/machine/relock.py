@@ -76,8 +76,8 @@ class Relock:
         except (OSError, Refusal) as error:
             raise Conflict(
                 "cannot_restore",
-                "a process holds a lock on a file that it has mapped, which CRIU loses, and it could "
-                f"not be taken again ({error}): restore the files alone with only={{'files'}}",
+                "a process holds a lock on a file that it has mapped, which CRIU loses, and it "
+                f"could not be taken again ({error}): restore the files alone, only={{'files'}}",
             ) from error
         finally:
             self._lost = {}

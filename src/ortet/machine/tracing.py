@@ -51,12 +51,7 @@ class Tracer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ask(_SET, 0, self._before)
         self._ask(_SET_MASK, 8, self._mask)
         self._ask(_DETACH)
