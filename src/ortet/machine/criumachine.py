@@ -164,6 +164,7 @@ class CriuMachine(LiveRuns):
         self._dismiss()
         with suppress(OrtetError):
             self._worker = self._ground.keeper.worker(self._guard.pid)
+        self._ground.keeper.refill()
 
     def _dismiss(self) -> None:
         if self._worker is not None:

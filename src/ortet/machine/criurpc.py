@@ -168,15 +168,15 @@ class Worker:
         try:
             self._sock.send(data)
         except OSError as error:
-            raise _gone() from error
+            raise gone() from error
 
     def _receive(self) -> bytes:
         try:
             data = self._sock.recv(_LARGEST)
         except OSError as error:
-            raise _gone() from error
+            raise gone() from error
         if not data:
-            raise _gone()
+            raise gone()
         return data
 
 
@@ -206,7 +206,8 @@ def _nothing(pid: int) -> None:
     del pid
 
 
-def _gone() -> Unavailable:
+def gone() -> Unavailable:
+    """CRIU has ended before it was done."""
     return Unavailable("criu_died", "CRIU was killed while it worked: nothing changed, try again")
 
 

@@ -104,10 +104,6 @@ class Keeper:
         self._kernel.mount("tmpfs", "/run", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
         with contextlib.suppress(OSError):
             _copy(self._known, _CACHE)
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        os.chdir("/")
 
     def leave(self) -> None:
         """The hub is gone, perhaps killed: end its machines, and remove their control groups."""
@@ -128,14 +124,16 @@ class Keeper:
         self._groups.update(request.get("groups", ()))
         if what == "start":
             return self._fork(_MACHINE, lambda: self._start(request, fds), fds)
+        # the rest makes its namespaces itself: we have others to serve
         if what == "worker":
-            return self._fork(mounts.CLONE_NEWNS, lambda: self._worker(fds), fds)
+            return self._fork(0, lambda: self._worker(fds), fds)
         if what == "pager":
-            return self._fork(mounts.CLONE_NEWNS, lambda: self._pager(request), fds)
+            return self._fork(0, lambda: self._pager(request), fds)
         if what == "porter":
             return self._fork(0, lambda: self._porter(request["port"], fds), fds)
-        flags = mounts.CLONE_NEWNS | mounts.CLONE_NEWNET
-        return self._fork(flags, lambda: self._restorer(request, fds), fds)
+        if what == "spare":
+            return self._fork(0, lambda: self._spare(fds), fds)
+        return self._fork(0, lambda: self._fit(request, fds), fds)
 
     def _fork(self, flags: int, child: Callable[[], NoReturn], fds: list[int]) -> dict[str, Any]:
         pid = self._kernel.fork_into(flags)
@@ -171,7 +169,9 @@ class Keeper:
     def _worker(self, fds: list[int]) -> NoReturn:
         """CRIU in the network namespace of a machine: it then leaves that alone."""
         talk, net, _ = fds
+        self._kernel.unshare(mounts.CLONE_NEWNS)
         self._kernel.enter(net, mounts.CLONE_NEWNET)
+        self._own_run()
         self._execute(talk)
 
     def _porter(self, port: int, fds: list[int]) -> NoReturn:
@@ -181,18 +181,28 @@ class Keeper:
         os.close(told)
         porter.serve(socket.socket(fileno=listener), machine, port)
 
-    def _restorer(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """CRIU where the mounts of a machine are, and a new network for it. What it restores is in
-        the control groups that it is in."""
-        join(request["groups"])
-        mounter.Mounter(self._kernel, request["plan"]).build_aside()
+    def _spare(self, fds: list[int]) -> NoReturn:
+        """CRIU that will restore something, with a new network for it; `_fit` gives it mounts."""
+        self._kernel.unshare(mounts.CLONE_NEWNS | mounts.CLONE_NEWNET)
+        self._kernel.private()
         raise_loopback()
         net = os.open("/proc/self/ns/net", os.O_RDONLY)
         os.dup2(net, NET_FD)
         self._execute(fds[0])
 
+    def _fit(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+        """Make the mounts of a machine where a CRIU is, and have it in that machine's control
+        groups: what it restores is in them too."""
+        join(request["groups"], request["pid"])
+        self._kernel.setns(fds[0])
+        mounter.Mounter(self._kernel, request["plan"]).build_aside()
+        self._own_run()
+        os._exit(0)
+
     def _pager(self, request: dict[str, Any]) -> NoReturn:
         """CRIU that hands out memory after the processes that it belongs to have begun."""
+        self._kernel.unshare(mounts.CLONE_NEWNS)
+        self._own_run()
         self._criu_with("lazy-pages", "-D", request["images"], "-W", request["work"])
 
     def _execute(self, talk: int) -> NoReturn:
@@ -200,15 +210,14 @@ class Keeper:
         self._criu_with("swrk", str(talk))
 
     def _criu_with(self, *arguments: str) -> NoReturn:
-        self._own_run()
         os.execve(self._criu, [self._criu, *arguments], {"PATH": os.defpath})
 
 
-def join(groups: list[str]) -> None:
-    """Enter control groups, and with us all that we start from now on."""
+def join(groups: list[str], pid: int = 0) -> None:
+    """Have a process, or this one, in control groups, and all that it starts from now on."""
     for group in groups:
         with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
-            file.write("0")
+            file.write(str(pid))
 
 
 def _copy(source: str, target: str) -> None:

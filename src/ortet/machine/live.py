@@ -17,11 +17,12 @@ from ortet.errors import OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
 from ortet.machine.command import without_key
 from ortet.machine.criurpc import Worker
+from ortet.machine.spares import Spare, Spares, mounted
 
 _START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
 _INIT = str(Path(__file__).with_name("init.py"))
 _LARGEST = 1 << 16
-_ANEW = ("start", "restorer")  # requests that do not depend on what the keeper has
+_ANEW = ("start", "spare")  # requests that do not depend on what the keeper has
 
 
 class Keeper:
@@ -34,6 +35,7 @@ class Keeper:
         self._sock: socket.socket | None = None
         self._end: Callable[[], object] = lambda: None
         self._lock = Lock()
+        self._spares = Spares()
 
     def start(self, plan: dict[str, Any], hostname: str, groups: Sequence[str] = ()) -> Starting:
         """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
@@ -56,7 +58,25 @@ class Keeper:
     def restorer(self, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
         """CRIU, ready to restore a machine in these control groups and with these mounts, which are
         made meanwhile."""
-        return self._criu_for({"do": "restorer", "plan": plan, "groups": list(groups)}, [])
+        spare = self._spares.take() or self._spare()
+        try:
+            with spare.space() as space:
+                request = {"do": "fit", "pid": spare.pid, "plan": plan, "groups": list(groups)}
+                fitting = self._begin(request, [space])
+        except BaseException:
+            spare.close()
+            raise
+        return Worker(spare.sock, fitting.wait, fitting.close)
+
+    def refill(self) -> None:
+        """Have CRIUs ready for the next restores: starting one takes as long as a small restore."""
+        with suppress(OrtetError):
+            self._spares.fill(self._spare)
+
+    def _spare(self) -> Spare:
+        mounts = mounted()
+        sock, starting = self._hire({"do": "spare"}, [])
+        return Spare(sock, starting.pid, mounts, starting.wait, starting.close)
 
     def pager(self, images: Path, work: Path) -> int:
         """CRIU that hands out the memory of a dump to processes that run already; returns its pid.
@@ -80,18 +100,22 @@ class Keeper:
             os.close(machine)
 
     def close(self) -> None:
+        self._spares.close()
         self._sock = None
         self._end()
 
     # inside
 
     def _criu_for(self, request: dict[str, Any], fds: list[int]) -> Worker:
+        sock, starting = self._hire(request, fds)
+        return Worker(sock, starting.wait, starting.close)
+
+    def _hire(self, request: dict[str, Any], fds: list[int]) -> tuple[socket.socket, Starting]:
         # CRIU takes descriptors in a request for those of whoever made the socket: that is us
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                starting = self._begin(request, [theirs.fileno(), *fds])
-            return Worker(ours, starting.wait, starting.close)
+                return ours, self._begin(request, [theirs.fileno(), *fds])
         except BaseException:
             ours.close()
             raise
