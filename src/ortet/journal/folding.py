@@ -166,9 +166,20 @@ def _begun(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         actor=event.actor,
     )
     mind.effects.set(effect.id, effect)
+    names = secrets_in(data)
+    if names:
+        mind.change(secrets={**mind.core.secrets, **dict.fromkeys(names, event.seq)})
     approval = mind.approvals.get(data.get("approval", ""))
     if approval is not None:
         mind.approvals.set(approval.id, msgspec.structs.replace(approval, used=effect.id))
+
+
+def secrets_in(data: dict[str, Any]) -> list[str]:
+    """Names in the vault of what a command was given."""
+    said = data.get("kwargs")
+    given = said.get("secrets") if isinstance(said, dict) and data.get("name") == "run" else None
+    names = given.values() if isinstance(given, dict) else given
+    return [name for name in names or () if isinstance(name, str)]
 
 
 def _asked(mind: Mind, event: Event, data: dict[str, Any]) -> None:

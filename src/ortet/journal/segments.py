@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from ortet.backend.abc import EventRow
 from ortet.codec import decode, encode
@@ -12,9 +13,14 @@ from ortet.ids import Oid
 from ortet.journal.events import Body
 from ortet.store.abc import Kind, Objects
 
+_ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), `ortet erase`)"
+
 
 def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
     """Store these events, which follow those of segment `before`; returns the new segment."""
+    if objects.search is not None:
+        for row in rows:
+            objects.search.data(row.body, partial(_told, row), _ERASE)
     bodies = objects.put(Kind.BODIES, encode(Bodies([(row.salt, row.body) for row in rows])))
     refs: dict[tuple[bytes, int], None] = {}
     for row in rows:
@@ -28,6 +34,11 @@ def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: byte
         refs=list(refs),
     )
     return objects.put(Kind.SEGMENT, encode(segment))
+
+
+def _told(row: EventRow) -> str:
+    header = decode(Header, row.head)
+    return f"event {header.seq} ({header.kind})"
 
 
 def unseal(objects: Objects, segment: Segment) -> list[EventRow]:

@@ -135,5 +135,6 @@ class Core(Thing, frozen=True):
     calling: list[Call] = []  # of the last assistant message, without a result yet
     environment: dict[str, int] = {}  # part of the environment -> the event that told it last
     environment_first: dict[str, int] = {}  # the same of the first that did
+    secrets: dict[str, int] = {}  # name of each that a command was given -> the last such event
     last: bytes = b""  # of the hash of the last event: minds of other events are other folds,
     # so that what stands for one of them after an erasure does not stand for the other

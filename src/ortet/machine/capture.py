@@ -199,6 +199,8 @@ def _other(
     target, rdev = b"", 0
     if stat.S_ISLNK(st.st_mode):
         target = os.readlink(name, dir_fd=dirfd)
+        if objects.search is not None:
+            objects.search.data(target, f"link {os.fsdecode(name)}")
     elif stat.S_ISCHR(st.st_mode) or stat.S_ISBLK(st.st_mode):
         rdev = st.st_rdev
     xattrs = put_xattrs(objects, b"/proc/self/fd/%d/%s" % (dirfd, name))

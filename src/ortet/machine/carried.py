@@ -37,6 +37,11 @@ def put_services(objects: Objects, jobs: Sequence[JobInfo], place: str) -> bytes
         for job in sorted(jobs, key=lambda job: job.name)
         if job.declared and job.code is None
     ]
+    if objects.search is not None:
+        for one in found:
+            where = f"the command of service {one.name!r}"
+            objects.search.text(shlex.join(one.argv), where, "end it, and give secrets to s.run")
+            objects.search.data("\0".join(one.argv).encode("utf-8", "surrogateescape"), where)
     return objects.put(Kind.META, encode(found)) if found else b""
 
 

@@ -7,44 +7,56 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from ortet.errors import Refused
+from ortet.codec import encode
+from ortet.errors import OrtetError, Refused
 from ortet.machine.memory import list_images
+from ortet.machine.needles import Needles, forms
 from ortet.machine.pagemaps import read_laid
-
-SHORTEST = 8
-"""Bytes: what is shorter is found everywhere, and proves nothing."""
 
 _WINDOW = 1 << 20
 _PROCESS = re.compile(r"(?:pagemap|core|mm)-(\d+)\.img")
 _FEW = 5
+_OUT_OF_FILES = "take it out of there (a file may be named in .ortetignore, a process ended)"
 
 
 class Known:
-    """Secrets by name. What is found is told by its name and its place, never by its value."""
+    """Secrets by name. What is found is told by its name and its place, never by its value.
+
+    In files, artifacts, events and variables they are found encoded too (see needles); in the
+    memory of processes, which may be gigabytes, only as they are.
+    """
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        coded = ((name, os.fsencode(value)) for name, value in values.items())
-        self._values = [(name, value) for name, value in coded if len(value) >= SHORTEST]
-        self._longest = max((len(value) for _, value in self._values), default=0)
+        self._forms = [(name, form) for name, value in values.items() for form in forms(value)]
+        plain = [(name, found[0]) for name, value in values.items() if (found := forms(value))]
+        self._plain, self._all = Needles(plain), Needles(self._forms)
 
     def __bool__(self) -> bool:
-        return bool(self._values)
+        return len(self._plain) > 0
 
     def __repr__(self) -> str:
-        return f"<Known {len(self._values)}>"
+        return f"<Known {len(self._plain)}>"
+
+    # refusing
 
     def file(self, fd: int, size: int, path: bytes) -> None:
-        """Refused("secret_found") if the first `size` bytes of an open file hold one."""
-        for data in _windows(fd, size, self._longest - 1):
-            name = self._in(data)
-            if name:
-                raise found(name, f"file {os.fsdecode(path)}")
+        """Refused("secret_found") if the first `size` bytes of an open file hold one, or its path
+        does."""
+        where = f"file {os.fsdecode(path)}"
+        for number, data in enumerate(_windows(fd, size, self._all.longest - 1)):
+            self.data(data if number else b"%b\0%b" % (path, data), where)
 
-    def text(self, text: str, where: str) -> None:
-        name = self._in(os.fsencode(text))
+    def data(self, data: bytes, where: str | Callable[[], str], remedy: str = "") -> None:
+        """The same of bytes; `remedy` is what can be done about it."""
+        name = self._all.find(data)
         if name:
-            raise found(name, where)
+            place: str = self._without(where if isinstance(where, str) else where())
+            raise found(name, place, remedy)
+
+    def text(self, text: str, where: str, remedy: str = "") -> None:
+        self.data(os.fsencode(text), where, remedy)
 
     def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None:
         """The same of what CRIU wrote about processes; `tell` says which one has a pid."""
@@ -54,24 +66,51 @@ class Known:
                 continue
             with (
                 (directory / image).open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data,
             ):
-                name = self._in(data)
+                name = self._plain.find(data)
             if name:
                 seen.setdefault(name, []).append(image)
         for name, images in seen.items():
             places = _owners(directory, images, page, tell)
             raise found(name, ", ".join(places[:_FEW]))
 
-    def _in(self, data: bytes | mmap.mmap) -> str:
-        return next((name for name, value in self._values if data.find(value) >= 0), "")
+    # hiding
+
+    def hidden(self, value: Any) -> Any:
+        """Plain data in which names stand for secrets; what holds none is given back as it is."""
+        try:
+            data = encode(value)
+        except (OrtetError, TypeError, ValueError):  # whoever stores it says what is wrong with it
+            return value
+        return self._without(value) if self._all.find(data) else value
+
+    def bytes_without(self, data: bytes) -> bytes:
+        if self._all.find(data):
+            for name, form in self._by_length():
+                data = data.replace(form, f"[{name}]".encode())
+        return data
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for name, form in self._by_length():
+                value = value.replace(form.decode("utf-8", "surrogateescape"), f"[{name}]")
+            return value
+        if isinstance(value, dict):
+            return {self._without(key): self._without(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._without(item) for item in value]
+        return value
+
+    def _by_length(self) -> list[tuple[str, bytes]]:
+        return sorted(self._forms, key=lambda named: -len(named[1]))
 
 
-def found(name: str, where: str) -> Refused:
+def found(name: str, where: str, remedy: str = "") -> Refused:
     return Refused(
         "secret_found",
-        f"secret {name!r} is in {where}, and a commit would keep it: take it out of there (a file "
-        "may be named in .ortetignore, a process ended), or commit with allow_secrets",
+        f"secret {name!r} is in {where}, and a commit would keep it: {remedy or _OUT_OF_FILES}, or "
+        "commit with allow_secrets",
         secret=name,
         where=where,
     )

@@ -73,7 +73,7 @@ def store(objects: Objects, data: bytes) -> Content:
     return Content(put_bytes(objects, data).hex(), len(data))
 
 
-def store_file(objects: Objects, path: Path) -> Content:
+def store_file(objects: Objects, path: Path, name: str) -> Content:
     """The same with the bytes of a file, as one moment saw it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -87,6 +87,8 @@ def store_file(objects: Objects, path: Path) -> Content:
         before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
             raise Invalid("not_a_file", f"{path} is no regular file: give one, or data=…")
+        if objects.search is not None:
+            objects.search.file(fd, before.st_size, os.fsencode(name))
         oid = put_file(objects, fd, before.st_size)
         after = os.fstat(fd)
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from ortet.errors import Conflict, Invalid
 from ortet.given import FLAG, check_text, must_be
 
@@ -87,6 +89,7 @@ class Asides:
                 "on",
                 status=row.status,
             )
+        draft = msgspec.structs.replace(draft, data=hub.hidden(draft.data))
         event = put(hub.catalog, row.id, draft, clock=hub.clock, random=hub.random)
         hub.tell(f"session:{row.id}")
         return event

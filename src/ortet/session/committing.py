@@ -34,6 +34,13 @@ def put_commit(
     return oid
 
 
+def check_message(objects: LocalObjects, message: str) -> None:
+    """Before anything is sealed: what is refused later would leave a mind half stored."""
+    if objects.search is not None:
+        text = message.encode("utf-8", "surrogatepass")
+        objects.search.data(text, "the message of this commit", "say it without")
+
+
 def _storable(message: str) -> str:
     """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
     return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -61,6 +61,14 @@ def deeds_of(catalog: Catalog, family: str) -> list[Deed]:
     return found
 
 
+def done_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
+    """What a session did behind an event, on whatever timeline it was then."""
+    mine = (deed for deed in deeds_of(catalog, row.family) if deed.session == row.id)
+    return [
+        deed.effect for deed in mine if deed.effect.state != _FAILED and deed.effect.begun > seq
+    ]
+
+
 def carried(row: SessionRow, deeds: Sequence[Deed]) -> list[RowChange]:
     """Rows by which a new family knows of deeds that were done, or begun, in another store."""
     found: list[RowChange] = []
@@ -107,7 +115,7 @@ class Deeds:
         """`record` makes plain data of what the function returned, `recall` the reverse."""
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         check_text(why=why)
-        said = arguments(args, kwargs)
+        said, why = self._hub.hidden(arguments(args, kwargs)), self._hub.hidden(why)
         before, version = self._before(action)
         if before is not None and before.effect.state == _DONE:
             return recall(outcome_of(before.effect.name, before.outcome))
@@ -139,11 +147,6 @@ class Deeds:
                 "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
             )
         return self._end(deed, _FAILED if failed else _DONE, outcome=outcome, settled=True)
-
-    def since(self, seq: int) -> list[Effect]:
-        """What this session did behind an event, on whatever timeline it was then."""
-        mine = (d for d in deeds_of(self._hub.catalog, self._row.family) if self._is_mine(d))
-        return [deed.effect for deed in mine if deed.effect.begun > seq]
 
     def _is_mine(self, deed: Deed) -> bool:
         return deed.session == self._row.id and deed.effect.state != _FAILED
@@ -277,6 +280,7 @@ class Deeds:
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
+        outcome, error = self._hub.hidden(outcome), self._hub.hidden(error)
         data: dict[str, Any] = {"id": deed.effect.id, "state": state}
         if outcome is not None:
             data["outcome"] = outcome

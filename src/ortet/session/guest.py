@@ -121,8 +121,8 @@ def standing_of(sessions: Sessions, row: SessionRow) -> Standing:
 def seal(sessions: Sessions, line: Line, mind: Mind, tip: Tip) -> Journal:
     """Put what is not sealed yet into the store."""
     reach("journal.before-seal")
-    fold = mind.save(sessions.hub.objects)
-    return Journal(line.seal(tip), tip.seq, tip.hash, fold)
+    segment = line.seal(tip)  # which refuses what must not be stored
+    return Journal(segment, tip.seq, tip.hash, mind.save(sessions.hub.objects))
 
 
 def put(sessions: Sessions, journal: Journal) -> Oid:

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from ortet.errors import OrtetError
 from ortet.machine.abc import Result
-from ortet.machine.searching import SHORTEST, Known
+from ortet.machine.needles import SHORTEST
+from ortet.machine.searching import Known
 from ortet.machine.secrets import is_secret
 from ortet.session.vault import Vault
 
@@ -21,7 +22,7 @@ def known_secrets(
     values = {name: value for name, value in environ.items() if is_secret(name, value)}
     for name, _ in entries:
         try:
-            values[name] = vault.get(name)
+            values[name] = vault.value(name)
         except OrtetError:  # sealed with a key that is elsewhere: then its value is not known here
             continue
     return Known(values)

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from threading import Condition, RLock, Thread
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from ortet.backend.abc import Catalog, EventRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Refused
 from ortet.ids import Clock
@@ -25,7 +27,8 @@ _MANY = 2000
 
 
 class Ledger:
-    """Safe to use from several threads. `told` is called after events became durable."""
+    """Safe to use from several threads. `told` is called after events became durable; `hide` gives
+    the data of an event without secrets."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Ledger:
         durability: Durability = "event",
         group_ms: float = 5.0,
         told: Callable[[], None] = lambda: None,
+        hide: Callable[[Any], Any] = lambda data: data,
     ) -> None:
         if durability not in ("event", "group", "commit"):
             raise Invalid(
@@ -55,6 +59,7 @@ class Ledger:
         self._durability = durability
         self._group_s = group_ms / 1000
         self._told = told
+        self._hide = hide
         self._lock = RLock()
         self._some = Condition(self._lock)
         self._waiting: list[EventRow] = []
@@ -72,7 +77,7 @@ class Ledger:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()
             tip, made, events = self._from(), [], []
-            for draft in drafts:
+            for draft in map(self.hidden, drafts):
                 row, event = self._chain.make(tip, draft, self._clock.now_ns())
                 tip = Tip(event.seq, event.hash, event.time)
                 made.append(row)
@@ -87,6 +92,11 @@ class Ledger:
             self.tip = tip
             fold(self.mind, events)
         return events
+
+    def hidden(self, draft: Draft) -> Draft:
+        """As it is recorded: names stand for secrets."""
+        data = self._hide(draft.data)
+        return draft if data is draft.data else replace(draft, data=data)
 
     def alone(self) -> AbstractContextManager[Any]:
         """While it is held no other thread appends: for what depends on the events so far."""

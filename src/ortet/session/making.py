@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ortet.errors import Invalid, OrtetError, Refused
-from ortet.given import DICT, check_text, may_be
+from ortet.given import DICT, FLAG, check_text, may_be, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.journal.events import Draft, Event
 from ortet.journal.things import Artifact
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
 
 _SPENT = "the budget is spent"
+_WITHOUT = "make it without (variables of a kernel: declare others)"
 
 
 class Making(Outside):
@@ -93,7 +94,8 @@ class Making(Outside):
         response: Any = None,
     ) -> Event:
         """Record a call that was made, and spend its usage; see `spend`. Request and response are
-        stored apart and named by the event, which is returned."""
+        stored apart, with names for secrets that are known, and named by the event, which is
+        returned."""
         may_be(DICT, params=params, usage=usage)
         usage = dict(usage or {})
         data = described(provider, model, dict(params or {}), usage)
@@ -104,7 +106,7 @@ class Making(Outside):
         with self._hub.writing():  # until the event is there, a sweep must not take them
             refs = []
             for name, content in said.items():
-                stored = artifacts.store(self._hub.objects, content)
+                stored = artifacts.store(self._hub.objects, self._hub.without_secrets(content))
                 data[name] = {"oid": stored.oid, "size": stored.size}
                 refs += stored.refs
             self._hub.objects.flush()
@@ -134,13 +136,17 @@ class Making(Outside):
         media: str = "",
         link: str = "",
         why: str = "",
+        allow_secrets: bool = False,
     ) -> Artifact:
         """Keep a thing that was made: `data`, or the file of this name, or only a `link` to it.
 
         The same name again is the next version. Made within an action, it remembers which one.
+        One that holds a secret that is known is Refused("secret_found"), unless you allow it.
         """
         check_text(kind=kind, media=media, link=link, why=why)
-        made, kept = self._made(name, kind=kind, data=data, media=media, link=link, why=why)
+        must_be(FLAG, allow_secrets=allow_secrets)
+        with self._hub.allowing(allow_secrets):
+            made, kept = self._made(name, kind=kind, data=data, media=media, link=link, why=why)
         self._keep_pace("artifact", made)
         return kept
 
@@ -159,10 +165,13 @@ class Making(Outside):
         with self._hub.writing():  # until the event is there, a sweep must not take it
             content = Content("", 0)
             if data is not None:
-                content = artifacts.store(self._hub.objects, as_bytes(data))
+                held = as_bytes(data)
+                if search := self._hub.objects.search:
+                    search.data(held, f"artifact {text}", _WITHOUT)
+                content = artifacts.store(self._hub.objects, held)
             elif not link:
                 text, path = artifacts.locate(text, self._root())
-                content = artifacts.store_file(self._hub.objects, path)
+                content = artifacts.store_file(self._hub.objects, path, text)
             self._hub.objects.flush()
             reach("artifact.stored")
             with self._ledger.alone():  # two threads must not make the same version

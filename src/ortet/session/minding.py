@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ortet.session.vault import Vault
     from ortet.session.view import View
 
+_SOON = 1_000_000_000
+
 
 class Minding:
     """The half of Hub that deals with minds. A command about files alone loads nothing of it."""
@@ -41,6 +43,7 @@ class Minding:
     _sessions: Sessions | None = None
     _allowing = False
     _known: tuple[list[tuple[str, int]], Known] | None = None
+    _looked: tuple[int, int] = (0, 0)  # when, and how often the vault had been changed then
 
     def session(
         self,
@@ -124,13 +127,38 @@ class Minding:
         there are none, or one is allowed to be stored."""
         if self._allowing:
             return None
-        rows = [row for row in self.catalog.rows("vault") if not row.key.startswith("browser/")]
-        versions = [(row.key, row.version) for row in rows]
+        versions, after = list[tuple[str, int]](), ""
+        while page := self.catalog.rows("vault", after):
+            versions += [(r.key, r.version) for r in page if not r.key.startswith("browser/")]
+            after = page[-1].key
         if self._known is None or self._known[0] != versions:
             from ortet.session.hiding import known_secrets
 
             self._known = versions, known_secrets(self.vault, versions, self._parts.environ)
+        self._looked = self._parts.clock.now_ns(), self._puts
         return self._known[1] or None
+
+    def hidden(self, value: Any) -> Any:
+        """Plain data as it may be recorded: names stand for secrets. What another process has just
+        put into the vault may take a second to be known; a commit looks anew."""
+        when, puts = self._looked
+        if self._allowing:
+            return value
+        if puts != self._puts or not 0 <= self._parts.clock.now_ns() - when < _SOON:
+            self.known_secrets()
+        known = self._known[1] if self._known is not None else None
+        return known.hidden(value) if known else value
+
+    def without_secrets(self, data: bytes) -> bytes:
+        """The same of bytes."""
+        known = self.known_secrets()
+        return known.bytes_without(data) if known else data
+
+    @property
+    def _puts(self) -> int:
+        """How often this process has changed the vault."""
+        vault: Vault | None = self.__dict__.get("vault")
+        return vault.changes if vault is not None else 0
 
     @contextmanager
     def allowing(self, allow: bool) -> Iterator[None]:

@@ -16,6 +16,9 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.around import staying
 from ortet.session.branch import Branch
+from ortet.session.committing import check_message
+from ortet.session.environments import recorded_in, recorded_of
+from ortet.session.lapsed import deeds_since, lapsed
 from ortet.session.outcome import MACHINE, PARTS, Restored, check_parts
 from ortet.session.surrounded import Surrounded
 
@@ -80,6 +83,7 @@ class Moving(Surrounded):
         if at is not None and self._host.unchanged(at, self._image):
             return self._hub.history.info(at)
         with self._hub.writing():
+            check_message(self._hub.objects, message)
             head = self._hub.history.state(at) if at else State()
             state = State(journal=self._host.journal(head.journal), machine=self._image)
             info = self._branch.record(state, message, lease=self.holding.lease)
@@ -129,9 +133,11 @@ class Moving(Surrounded):
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole="files" in parts)
-        deeds = self._deeds.since(self.line.base.seq)
+        deeds = deeds_since(self._hub, self._row, target)
         around = self._since_restore(mind="mind" in parts)
-        return Restored(to_hex(target), report, deeds, staying(self, deeds), around)
+        then = recorded_of(self)[1] if "mind" in parts else recorded_in(self._sessions, target)
+        secrets = lapsed(self._sessions, target, then)
+        return Restored(to_hex(target), report, deeds, staying(self, deeds), around, secrets)
 
     def _leave_behind(self, verb: str) -> None:
         """What belongs to the state that it is in, and to no other: that is committed."""

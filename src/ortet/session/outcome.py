@@ -12,6 +12,7 @@ from ortet.journal.around import Collaboration
 from ortet.journal.environment import Difference
 from ortet.journal.things import Effect
 from ortet.machine.abc import Report, Result
+from ortet.session.expiry import shown
 
 _KEPT = 32 * 1024
 """Characters of an output that are recorded from each of its ends."""
@@ -31,6 +32,7 @@ class Restored(msgspec.Struct, frozen=True):
     deeds: list[Effect]
     collaborations: list[Collaboration] = []  # which those deeds made
     environment: list[Difference] = []
+    secrets: list[Lapsed] = []  # which it refers to, and which cannot be had here now
 
     def __str__(self) -> str:
         told = f"at {self.to[:12]}"
@@ -39,11 +41,34 @@ class Restored(msgspec.Struct, frozen=True):
             told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"
         if self.collaborations:
             told += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
+        if self.secrets:
+            told += f"; {'; '.join(map(str, self.secrets))}"
         if self.environment:
             more = len(self.environment) - _FEW
             told += f"; around it: {'; '.join(map(str, self.environment[:_FEW]))}"
             told += f" and {more} more" if more > 0 else ""
         return told
+
+
+class Lapsed(msgspec.Struct, frozen=True):
+    """A secret that something of a commit needs and that this host cannot give. `state`: "missing",
+    "expired" (at `expired`, ns since 1970), or "no_key": it was sealed with another host's key.
+    `used`: by what, as "run", "token github", "variable API_KEY"."""
+
+    name: str
+    state: str
+    used: list[str]
+    expired: int = 0
+
+    def __str__(self) -> str:
+        why = {
+            "expired": f"expired at {shown(self.expired)}",
+            "no_key": "was sealed with a key that is not here",
+        }.get(self.state, "is missing")
+        if all(one.startswith("variable ") for one in self.used):
+            return f"secret {self.name} {why}: set that variable, for {', '.join(self.used)}"
+        again = f"`ortet secret set {self.name}`"
+        return f"secret {self.name} {why}: set it again with {again}, for {', '.join(self.used)}"
 
 
 def _shown(one: Collaboration) -> str:

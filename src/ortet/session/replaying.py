@@ -61,7 +61,7 @@ class Stage(Ledger):
     def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
         with self._lock:
             found: list[Event] = []
-            for at, draft in enumerate(drafts):
+            for at, draft in enumerate(map(self.hidden, drafts)):
                 if self.cursor is None:
                     return [*found, *super().add(*drafts[at:], rows=rows, now=now)]
                 event = self.tell(draft)
@@ -119,7 +119,7 @@ class Recalled(Deeds):
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         stage, live = self._ledger, super().act
         if stage.cursor is not None:
-            said = arguments(args, kwargs)
+            said = self._hub.hidden(arguments(args, kwargs))
             mark = self.mark(action, said)
             found = stage.recall(action.name, mark)
             if found is not None and self._is_known(action, found):

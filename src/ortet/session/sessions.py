@@ -334,6 +334,7 @@ class Sessions:
             holding=holding,
             durability=profile.durability,
             told=lambda: hub.tell(f"session:{row.id}"),
+            hide=hub.hidden,
         )
         session = session_of(
             self,

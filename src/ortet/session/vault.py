@@ -14,6 +14,7 @@ from ortet.codec import Hasher, decode, encode
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
 from ortet.given import check_text
 from ortet.ids import Clock, Random
+from ortet.session.expiry import Expires, is_over, moment, shown
 from ortet.session.vaultkeys import Keyring
 from ortet.store.faults import reach
 
@@ -31,13 +32,14 @@ _TRIES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class Sealed(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry as it is stored. The name is bound to it: an entry cannot stand for another."""
 
     key: bytes  # id of the key it was sealed with
     nonce: bytes
     box: bytes
     time: int
+    expires: int = 0  # ns since 1970, 0: never
 
 
 class Secret(str):
@@ -62,6 +64,7 @@ class Vault:
     put is one transaction, the last one counts, and other hosts of the store see it."""
 
     def __init__(self, catalog: Catalog, keyring: Keyring, *, clock: Clock, random: Random) -> None:
+        self.changes = 0  # made by this process
         self._catalog = catalog
         self._keyring = keyring
         self._clock = clock
@@ -70,22 +73,42 @@ class Vault:
     def __repr__(self) -> str:
         return "<Vault>"
 
-    def put(self, name: str, value: str) -> None:
-        """Keep a secret; under a name that is taken it replaces the one before."""
+    def put(self, name: str, value: str, *, expires: Expires = None) -> None:
+        """Keep a secret; under a name that is taken it replaces the one before.
+
+        `expires`: from when on it is of no use: a datetime, a timedelta from now, seconds since
+        1970, or text as "2027-01-31", "90d" or "12h". It is not given to anybody then.
+        """
         if _checked(name).startswith(BROWSERS):
             raise Invalid("bad_name", f"names in {BROWSERS} are for browsers: give another")
-        change = self.sealed(name, value)
+        change = self.sealed(name, value, moment(expires, self._clock.now_ns()))
         assert change.value is not None
         reach("vault.before-put")
         self._catalog.put_row(KIND, change.key, change.value)
+        self.changes += 1
         reach("vault.after-put")
 
     def get(self, name: str) -> Secret:
-        """What it is now."""
-        row = self._catalog.row(KIND, _checked(name))
-        if row is None:
-            raise _missing(name)
-        return Secret.of(name, self._open(row, self._keyring.keys()).decode())
+        """What it is now; Refused("secret_expired") when it is of no use any more."""
+        row = self._row(name)
+        expires = self._sealed(row).expires
+        if is_over(expires, self._clock.now_ns()):
+            raise Refused(
+                "secret_expired",
+                f"secret {name!r} expired at {shown(expires)}: get a new one and set it again with "
+                f"`ortet secret set {name}` or hub.vault.put({name!r}, …, expires=…)",
+                secret=name,
+                expires=expires,
+            )
+        return self._read(row)
+
+    def value(self, name: str) -> Secret:
+        """The same, also of one that expired: to know it where it must not be."""
+        return self._read(self._row(name))
+
+    def expires(self, name: str) -> int:
+        """When that is, in ns since 1970; 0: never."""
+        return self._sealed(self._row(name)).expires
 
     def has(self, name: str) -> bool:
         return self._catalog.row(KIND, _checked(name)) is not None
@@ -105,6 +128,7 @@ class Vault:
             gone = [RowChange(KIND, name, None) for name in names]
             self._catalog.move([], verb="vault", detail="forget", rows=gone)
             self._catalog.scrub()
+            self.changes += 1
 
     def rotate(self) -> int:
         """Seal every entry under another key; returns how many. All of them, or none.
@@ -116,7 +140,13 @@ class Vault:
         for _ in range(_TRIES):
             rows = list(self._rows())
             changes = [
-                self._change(row.key, self._open(row, keys), keys[0], expect=row.version)
+                self._change(
+                    row.key,
+                    self._open(row, keys),
+                    keys[0],
+                    expires=self._sealed(row).expires,
+                    expect=row.version,
+                )
                 for row in rows
             ]
             reach("vault.rotate")
@@ -132,7 +162,7 @@ class Vault:
 
     # for who writes an entry together with an event
 
-    def sealed(self, name: str, value: str) -> RowChange:
+    def sealed(self, name: str, value: str, expires: int = 0) -> RowChange:
         """The change that puts an entry."""
         if not isinstance(value, str) or not value:
             raise Invalid("bad_value", f"the secret for {name!r} is no text, or empty: give a str")
@@ -144,7 +174,7 @@ class Vault:
             raise Invalid("bad_value", f"the secret for {name!r} has more than {LARGEST} bytes")
         _cipher(bytes(32))  # before a key is made
         keys = self._keyring.keys() or self._keyring.add(self._random)
-        return self._change(_checked(name), data, keys[0])
+        return self._change(_checked(name), data, keys[0], expires=expires)
 
     def mark(self, value: str) -> str:
         """The same for the same value, and no help in guessing it without the key."""
@@ -163,17 +193,31 @@ class Vault:
             yield from page
             after = page[-1].key
 
-    def _change(self, name: str, data: bytes, key: bytes, expect: int | None = None) -> RowChange:
+    def _row(self, name: str) -> Row:
+        row = self._catalog.row(KIND, _checked(name))
+        if row is None:
+            raise _missing(name)
+        return row
+
+    def _read(self, row: Row) -> Secret:
+        return Secret.of(row.key, self._open(row, self._keyring.keys()).decode())
+
+    def _sealed(self, row: Row) -> Sealed:
+        try:
+            return decode(Sealed, row.value)
+        except Corrupt:
+            raise _damaged(row.key) from None
+
+    def _change(
+        self, name: str, data: bytes, key: bytes, *, expires: int, expect: int | None = None
+    ) -> RowChange:
         nonce = self._random(_NONCE_BYTES)
-        box = _cipher(key).encrypt(nonce, data, _BOUND + name.encode())
-        entry = Sealed(_id(key), nonce, box, self._clock.now_ns())
+        box = _cipher(key).encrypt(nonce, data, _bound(name, expires))
+        entry = Sealed(_id(key), nonce, box, self._clock.now_ns(), expires)
         return RowChange(KIND, name, encode(entry), expect=expect)
 
     def _open(self, row: Row, keys: list[bytes]) -> bytes:
-        try:
-            entry = decode(Sealed, row.value)
-        except Corrupt:
-            raise _damaged(row.key) from None
+        entry = self._sealed(row)
         key = next((key for key in keys if _id(key) == entry.key), None)
         if key is None:
             raise Refused(
@@ -185,7 +229,7 @@ class Vault:
         from cryptography.exceptions import InvalidTag
 
         try:
-            return cipher.decrypt(entry.nonce, entry.box, _BOUND + row.key.encode())
+            return cipher.decrypt(entry.nonce, entry.box, _bound(row.key, entry.expires))
         except (InvalidTag, ValueError):
             raise _damaged(row.key) from None
 
@@ -199,6 +243,11 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
             "the vault needs the package cryptography: run pip install 'ortet[vault]'",
         ) from None
     return ChaCha20Poly1305(key)
+
+
+def _bound(name: str, expires: int) -> bytes:
+    """What an entry is bound to: nobody can make it another's, or last longer."""
+    return _BOUND + name.encode() + (b"\0%d" % expires if expires else b"")
 
 
 def _id(key: bytes) -> bytes:

@@ -20,6 +20,7 @@ from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Loss, Machine, Report
+from ortet.session.committing import check_message
 from ortet.session.company import Together
 from ortet.session.guest import going
 from ortet.session.machines import Live
@@ -98,6 +99,7 @@ class Workspace(Seated):
         must_be(TEXT._replace(kind="bad_message"), message=message)
         must_be(FLAG, allow_secrets=allow_secrets)
         with self.hub.allowing(allow_secrets), self._looking():
+            check_message(self.hub.objects, message)
             return self._record(self._freeze(), message)
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:

@@ -53,6 +53,10 @@ class Search(Protocol):
 
     def file(self, fd: int, size: int, path: bytes) -> None: ...
 
+    def data(self, data: bytes, where: str | Callable[[], str], remedy: str = "") -> None: ...
+
+    def text(self, text: str, where: str, remedy: str = "") -> None: ...
+
     def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None: ...
 
 
@@ -61,7 +65,7 @@ class Objects(ABC):
 
     hasher: Hasher
     search: Search | None = None
-    """Whoever puts the content of files or processes has it searched before."""
+    """Whoever puts what was not made here (files, events, processes) has it searched before."""
 
     @abstractmethod
     def put(self, kind: Kind, data: bytes) -> Oid:

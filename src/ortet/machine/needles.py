@@ -1,0 +1,101 @@
+"""How a secret may be written, and whether bytes hold one: as it is, or encoded."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from urllib.parse import quote, quote_plus
+
+SHORTEST = 8
+"""Bytes: what is shorter is found everywhere, and proves nothing."""
+
+Find = Callable[[int, int, bytes, int], int | None]
+
+
+def forms(value: str) -> list[bytes]:
+    """A value as files and messages have it: itself first, then in base64 (wherever it lies in what
+    was encoded), as hexadecimal digits, in a URL, in JSON."""
+    try:
+        data = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return []
+    if len(data) < SHORTEST:
+        return []
+    return list(dict.fromkeys([data, *_encoded(value, data)]))
+
+
+def _encoded(value: str, data: bytes) -> Iterator[bytes]:
+    for shift in range(3):
+        inner = _base64(data, shift)
+        yield inner
+        yield inner.translate(bytes.maketrans(b"+/", b"-_"))
+    yield data.hex().encode()
+    yield data.hex().upper().encode()
+    for form in (quote(data, safe=""), quote(data), quote_plus(data)):
+        yield form.encode()
+    with_pairs = quote(data, safe="")
+    yield "".join(_lowered(with_pairs)).encode()
+    yield json.dumps(value)[1:-1].encode()
+    yield json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "surrogateescape")
+
+
+def _base64(data: bytes, shift: int) -> bytes:
+    """The letters that are the same whatever stands before (`shift` bytes of it in the first group)
+    and behind."""
+    coded = base64.b64encode(bytes(shift) + data).rstrip(b"=")
+    own = (shift + len(data)) * 8 // 6  # whose six bits are all of ours
+    return coded[-(-shift * 8 // 6) : own]
+
+
+def _lowered(text: str) -> Iterator[str]:
+    first, *rest = text.split("%")
+    yield first
+    for part in rest:
+        yield f"%{part[:2].lower()}{part[2:]}"
+
+
+class Needles:
+    """Values by name, to be looked for in bytes."""
+
+    def __init__(self, named: Sequence[tuple[str, bytes]]) -> None:
+        self._named = [*named]
+        self.longest = max((len(value) for _, value in named), default=0)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def find(self, data: bytes | mmap.mmap) -> str:
+        """The name of the first that is there, "" for none. A map must be a private one that may be
+        written to, as its address is asked for."""
+        if not len(data):
+            return ""
+        find = _memmem()
+        if find is None:
+            return next((name for name, one in self._named if data.find(one) >= 0), "")
+        if isinstance(data, bytes):
+            at = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+            return self._at(find, at, len(data))
+        held = (ctypes.c_char * len(data)).from_buffer(data)
+        try:
+            return self._at(find, ctypes.addressof(held), len(data))
+        finally:
+            del held  # else the map cannot be closed
+
+    def _at(self, find: Find, at: int, size: int) -> str:
+        return next((name for name, one in self._named if find(at, size, one, len(one))), "")
+
+
+@cache
+def _memmem() -> Find | None:
+    """The C library's own search, which is many times as fast as bytes.find."""
+    try:
+        function = ctypes.CDLL(None).memmem
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    return function

@@ -1,0 +1,66 @@
+"""What a restore of a mind cannot undo or give back: deeds that were done since, and secrets that
+its commands, tokens and variables name and that are not to be had here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ortet.codec import decode
+from ortet.errors import NotFound, OrtetError, Refused
+from ortet.graph.records import Journal
+from ortet.ids import Oid
+from ortet.journal.environment import Environment
+from ortet.journal.mind import Mind
+from ortet.journal.things import Effect
+from ortet.machine.secrets import is_secret
+from ortet.session.deeds import done_since
+from ortet.session.outcome import Lapsed
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.sessions import Sessions
+
+
+def deeds_since(hub: Hub, row: SessionRow, commit: Oid) -> list[Effect]:
+    """What a session has done since a commit of it; a restore does not undo it."""
+    journal = _journal(hub, commit)
+    return done_since(hub.catalog, row, journal.seq if journal is not None else 0)
+
+
+def lapsed(sessions: Sessions, commit: Oid, then: Environment | None) -> list[Lapsed]:
+    """Secrets that a commit, and what surrounded it then, refer to and that this host cannot give
+    now, by name."""
+    hub, journal = sessions.hub, _journal(sessions.hub, commit)
+    if journal is None:
+        return []
+    mind = Mind.load(sessions.maps, hub.objects, journal.fold)
+    used: dict[str, list[str]] = {name: ["run"] for name in mind.core.secrets}
+    for token in mind.tokens:
+        used.setdefault(token.vault, []).append(f"token {token.service}")
+    found = [one for name in used if (one := _looked_up(hub, name, used[name])) is not None]
+    for name, variable in then.variables.items() if then is not None else ():
+        if variable.ref and name not in used and name not in hub.environ:
+            found.append(Lapsed(name, "missing", [f"variable {name}"]))
+    return sorted(found, key=lambda one: one.name)
+
+
+def _looked_up(hub: Hub, name: str, used: list[str]) -> Lapsed | None:
+    try:
+        hub.vault.get(name)
+    except NotFound:
+        if is_secret(name, hub.environ.get(name, "")):  # which a command is given as well
+            return None
+        return Lapsed(name, "missing", used)
+    except Refused as error:
+        if error.kind == "secret_expired":
+            return Lapsed(name, "expired", used, error.details["expires"])
+        return Lapsed(name, "no_key", used)
+    except OrtetError:  # damaged, or no package to read it with
+        return Lapsed(name, "missing", used)
+    return None
+
+
+def _journal(hub: Hub, commit: Oid) -> Journal | None:
+    state = hub.history.state(commit)
+    return decode(Journal, hub.objects.get(Oid(state.journal))) if state.journal else None
