@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,34 @@ class TestSecret:
         ortet("secret", "rm", "DEPLOY", cwd=here)
         assert ortet.json("secret", "ls", cwd=here) == []
         assert ortet.kind("run", "--secret", "DEPLOY", "true", cwd=here, code=4) == "no_secret"
+
+    def test_one_that_ends(self, ortet: Ortet, here: Path) -> None:
+        here = here / "proj"
+        here.mkdir()
+        (here / "file").write_text("one")
+        ortet("init", cwd=here)
+        put = ("secret", "set", "A", "--expires")
+        ends = ortet("--json", *put, "1s", cwd=here, stdin=b"value-of-a-1").data
+        ortet("secret", "set", "B", "--expires", "90d", cwd=here, stdin=b"value-of-b-1")
+        assert "until 2" in ortet("secret", "ls", "--long", cwd=here).out
+        code = "import ortet\nwith ortet.open() as h, h.session('p', workspace='.') as s:\n"
+        code += " s.act(lambda: 1, name='early')\n s.run('true', secrets=['B'])\n"
+        code += " print(s.commit('c').oid)\n s.act(lambda: 1, name='publish')\n"
+        python, env = [sys.executable, "-c", code], ortet.env
+        oid = subprocess.run(python, cwd=here, env=env, stdout=-1, check=True).stdout.decode()
+        oid = oid.strip()
+        while time.time_ns() <= ends["expires"]:
+            pass
+        assert ortet.kind("run", "--secret", "A", "true", cwd=here, code=6) == "secret_expired"
+        (one, two) = ortet.json("secret", "ls", "--long", cwd=here)
+        assert (one["expired"], two["expired"]) == (True, False)
+        ortet("secret", "rm", "B", cwd=here)
+        (here / "file").write_text("two")
+        told = ortet.json("restore", oid, cwd=here)
+        assert [(one["name"], one["state"]) for one in told["secrets"]] == [("B", "missing")]
+        assert [deed["name"] for deed in told["deeds"]] == ["publish"]
+        out = ortet("restore", oid, cwd=here).out
+        assert "1 deed done since stay done: publish" in out
+        assert "secret B is missing" in out
+        wrong = ortet("--json", *put, "x", cwd=here, stdin=b"value-of-a-1", code=2).error
+        assert wrong["kind"] == "bad_time"

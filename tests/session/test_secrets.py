@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
+from ortet.session.session import Session
 from ortet.session.workspace import Workspace
 
 VALUE = "correct-horse-battery-9f27"
@@ -273,3 +277,251 @@ class TestProcesses:
             seen = work.kernel().run("import os; os.environ.get('GITHUB_TOKEN')")
             assert seen.value is None
             assert work.commit("clean").oid
+
+
+class TestJournal:
+    """What is said, done and learned is recorded before any commit: names stand for secrets."""
+
+    def test_names_are_recorded(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+        with hub.session("s", workspace=place) as session:
+            session.say("user", f"deploy with {VALUE}!")
+            session.say("user", [{"type": "text", "text": VALUE}], note={VALUE: 1})
+            session.note("token", VALUE)
+            session.learn(f"the token is {VALUE}")
+            session.decide("go", why=VALUE)
+            assert session.act(lambda token: [token, "done"], VALUE, name="deploy", key="k") == [
+                VALUE,
+                "done",
+            ]
+            session.run(f"echo {VALUE}", why=f"see {VALUE}")
+            coded = base64.b64encode(f"user:{VALUE}".encode()).decode()
+            session.run(["echo", f"Authorization: Basic {coded}"])
+            with pytest.raises(ValueError, match=VALUE):
+                session.act(fail_with, VALUE)
+            hub.comment(session, f"use {VALUE}")
+            session.commit("recorded")
+            assert session.messages()[0].content == "deploy with [DEPLOY]!"
+            assert [fact.text for fact in session.facts()] == ["the token is [DEPLOY]"]
+            again = session.act(lambda token: [token, "twice"], VALUE, name="deploy", key="k")
+            assert again == ["[DEPLOY]", "done"]
+        hub.close()
+        assert in_store(tmp_path) == []
+
+    def test_a_replay_finds_what_was_said_and_done(self, hub: Hub) -> None:
+        def program(session: Session, token: str) -> str:
+            session.say("user", f"log in with {token}")
+            done: str = session.act(lambda given: f"in with {given}", token, name="login")
+            return done
+
+        with hub.session("s") as session:
+            assert program(session, VALUE) == f"in with {VALUE}"
+            session.commit("done")
+        hub.vault.put("DEPLOY", "rotated-since-then")
+        with hub.session("s", replay=True) as again:
+            assert program(again, "rotated-since-then") == "in with [DEPLOY]"
+
+    def test_a_secret_that_was_said_before_it_was_known(self, hub: Hub, tmp_path: Path) -> None:
+        late = "told-before-4711"
+        with hub.session("s") as session:
+            session.commit("before")
+            session.say("user", f"my password is {late}")
+            hub.vault.put("LATE", late)
+            head = session.head
+            with pytest.raises(Refused) as caught:
+                session.commit("no")
+            assert "'LATE' is in event" in str(caught.value)
+            assert "(message)" in str(caught.value)
+            assert late not in str(caught.value)
+            assert session.head == head
+            (seq,) = (event.seq for event in session.events() if event.kind == "message")
+            session.learn("goes on")
+        with pytest.raises(Refused), hub.session("s") as session:
+            session.commit("still not")
+        hub.erase("s", seqs=[seq])
+        with hub.session("s") as session:
+            session.commit("without")
+            assert [fact.text for fact in session.facts()] == ["goes on"]
+        assert hub.verify()
+
+    def test_the_flag_allows_what_was_said_before(self, hub: Hub) -> None:
+        with hub.session("s") as session:
+            session.say("user", "told-before-4711")
+            hub.vault.put("LATE", "told-before-4711")
+            assert session.commit("on purpose", allow_secrets=True).message == "on purpose"
+            session.learn("more")
+            assert session.commit("what is sealed is not looked at again").oid
+
+    def test_another_process_puts_a_secret(self, hub: Hub, tmp_path: Path) -> None:
+        with hub.session("s") as session:
+            with ortet.open(tmp_path / "store") as other:
+                other.vault.put("OTHER", "put-elsewhere-4711")
+            session.commit("which looks anew")
+            session.say("user", "put-elsewhere-4711")
+            assert session.messages()[0].content == "[OTHER]"
+
+    def test_the_message_of_a_commit(self, hub: Hub, place: Path) -> None:
+        with hub.session("s", workspace=place) as session:
+            session.learn("a")
+            with pytest.raises(Refused, match="the message of this commit"):
+                session.commit(f"with {VALUE}")
+            assert session.commit("without").message == "without"
+            assert [fact.text for fact in session.facts()] == ["a"]
+        with hub.session("mind") as session:
+            session.learn("a")
+            with pytest.raises(Refused, match="the message of this commit"):
+                session.commit(f"with {VALUE}")
+            assert session.commit("without").message == "without"
+        assert hub.verify()
+
+    def test_more_secrets_than_one_page_of_rows(self, hub: Hub) -> None:
+        rows = [hub.vault.sealed(f"N{n:04}", f"value-number-{n:04}") for n in range(1100)]
+        hub.catalog.move([], verb="vault", rows=rows)
+        with hub.session("s") as session:
+            session.say("user", "value-number-1099")
+            assert session.messages()[0].content == "[N1099]"
+
+
+class TestArtifacts:
+    def test_refused_before_it_is_stored(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+        with hub.session("s", workspace=place) as session:
+            for data in (f"a {VALUE}", f"b {VALUE}".encode(), VALUE.encode().hex()):
+                with pytest.raises(Refused, match="'DEPLOY' is in artifact report"):
+                    session.artifact("report", data=data)
+            (place / "large").write_bytes(b"x" * (1 << 20) + VALUE.encode())
+            with pytest.raises(Refused, match="file large"):
+                session.artifact("large")
+            (place / "large").unlink()
+            assert session.artifacts() == []
+            assert session.artifact("report", data="clean").version == 1
+            session.commit("clean")
+        hub.close()
+        assert in_store(tmp_path) == []
+
+    def test_a_flag_allows_it(self, hub: Hub) -> None:
+        with hub.session("s") as session:
+            made = session.artifact("report", data=VALUE, allow_secrets=True)
+            assert session.artifact_data("report") == VALUE.encode()
+            assert made.version == 1
+            assert session.commit("content is looked at once").oid
+
+    def test_calls_of_models_are_kept_without(self, hub: Hub, tmp_path: Path) -> None:
+        with hub.session("s") as session:
+            session.model_call("p", "m", request={"auth": VALUE}, response=f"{VALUE} is yours")
+            (call,) = session.model_calls()
+            assert session.content(call.request) == b'{"auth":"[DEPLOY]"}'
+            assert session.content(call.response) == b"[DEPLOY] is yours"
+            session.commit("called")
+        hub.close()
+        assert in_store(tmp_path) == []
+
+    def test_declared_variables_of_a_kernel(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+        with hub.session("s", workspace=place) as session:
+            session.commit("before")
+            kernel = session.kernel(keep=["x"])
+            kernel.run("x = ['correct-horse-', 'battery-9f27']; x = ''.join(x)")
+            with pytest.raises(Refused, match="artifact kernel/main"):
+                session.commit("no")
+            assert in_store(tmp_path) == []
+            kernel.run("x = 5")
+            session.commit("other")
+            assert in_store(tmp_path) == []
+
+
+class TestServices:
+    def test_the_command_of_a_service(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="overlay")
+        job = work.spawn("server", ["sh", "-c", "sleep 1000", VALUE])
+        assert "service 'server'" in str(refused(work))
+        job.kill()
+        job.wait()
+        assert work.commit("ended").oid
+
+    def test_a_link_and_a_name(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place)
+        (place / "link").symlink_to(f"https://{VALUE}@host.example/")
+        assert "link link" in str(refused(work))
+        (place / "link").unlink()
+        (place / VALUE).touch()
+        assert "file [DEPLOY]" in str(refused(work))
+
+
+class TestExpiry:
+    def test_an_expired_one_is_not_given(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+        hub.vault.put("SHORT_LIVED", "ends-very-soon-4711", expires=timedelta(milliseconds=1))
+        work = hub.workspace(place)
+        while hub.clock.now_ns() < hub.vault.expires("SHORT_LIVED"):
+            pass
+        with pytest.raises(Refused) as caught:
+            work.run("true", secrets=["SHORT_LIVED"])
+        assert caught.value.kind == "secret_expired"
+        assert "ortet secret set SHORT_LIVED" in str(caught.value)
+        (place / "config").write_text("ends-very-soon-4711")
+        refused(work)  # it is known all the same
+        hub.vault.put("SHORT_LIVED", "another-value-4711", expires="90d")
+        assert work.run("echo $SHORT_LIVED", secrets=["SHORT_LIVED"]).exit_code == 0
+        until = hub.vault.expires("SHORT_LIVED")
+        hub.vault.rotate()
+        assert hub.vault.expires("SHORT_LIVED") == until
+        assert hub.vault.get("SHORT_LIVED") == "another-value-4711"
+
+    def test_a_restore_tells_which_cannot_be_had(
+        self, hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MY_API_TOKEN", "ghp_16C7e42F292c6912E7710c838347Ae178B4a")
+        with hub.session("s", workspace=place) as session:
+            for name in ("GONE", "OVER", "FINE"):
+                hub.vault.put(name, f"value-of-{name}")
+            session.run("true", secrets=["GONE", "FINE"])
+            session.run("true", secrets={"TOKEN": "OVER"})
+            session.token("host.example", "OVER")
+            commit = session.commit("with all of them")
+            (place / "file").write_text("two\n")
+            session.act(lambda: 1, name="publish")
+            session.commit("later")
+            assert session.restore(commit.oid).secrets == []
+            hub.vault.forget("GONE")
+            hub.vault.put("OVER", "value-of-OVER", expires=timedelta(milliseconds=1))
+            while hub.clock.now_ns() < hub.vault.expires("OVER"):
+                pass
+            monkeypatch.delenv("MY_API_TOKEN")
+            session.say("user", "go on")
+            for only in (None, {"files"}):
+                report = session.restore(commit.oid, only=only)
+                told = {one.name: (one.state, one.used) for one in report.secrets}
+                assert told == {
+                    "GONE": ("missing", ["run"]),
+                    "OVER": ("expired", ["run", "token host.example"]),
+                    "MY_API_TOKEN": ("missing", ["variable MY_API_TOKEN"]),
+                }
+                assert [deed.name for deed in report.deeds] == ["publish"]
+                assert "secret OVER expired at" in str(report)
+                assert "ortet secret set GONE" in str(report)
+                assert "publish" in str(report)
+
+    @pytest.mark.parametrize("wrong", ["soon", "", "2020-01-01", -5, True, "99999999d", [1]])
+    def test_wrong_times(self, hub: Hub, wrong: Any) -> None:
+        with pytest.raises(Invalid) as caught:
+            hub.vault.put("X", "a-value-1234", expires=wrong)
+        assert caught.value.kind == "bad_time"
+        assert not hub.vault.has("X")
+
+    @pytest.mark.parametrize(
+        "when",
+        [
+            "2100-01-31",
+            "2100-01-31T12:00+02:00",
+            datetime(2100, 1, 1, tzinfo=UTC),
+            4_102_444_800,
+            "2w",
+        ],
+    )
+    def test_right_times(self, hub: Hub, when: Any) -> None:
+        hub.vault.put("X", "a-value-1234", expires=when)
+        assert hub.vault.expires("X") > hub.clock.now_ns()
+        assert hub.vault.get("X") == "a-value-1234"
+        hub.vault.put("X", "a-value-1234")
+        assert hub.vault.expires("X") == 0
+
+
+def fail_with(token: str) -> None:
+    raise ValueError(token)

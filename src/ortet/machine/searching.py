@@ -45,6 +45,8 @@ class Known:
         """Refused("secret_found") if the first `size` bytes of an open file hold one, or its path
         does."""
         where = f"file {os.fsdecode(path)}"
+        if not size:
+            self.data(path, where)
         for number, data in enumerate(_windows(fd, size, self._all.longest - 1)):
             self.data(data if number else b"%b\0%b" % (path, data), where)
 

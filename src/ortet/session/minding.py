@@ -18,10 +18,13 @@ from ortet.session.places import existing, keep_apart
 from ortet.session.registry import Files, Registry, WorkspaceRow
 
 if TYPE_CHECKING:
+    from ortet.ids import Oid
+    from ortet.journal.things import Effect
     from ortet.machine.searching import Known
     from ortet.session.hub import Hub
     from ortet.session.ledger import Durability
     from ortet.session.lifecycle import SessionRow
+    from ortet.session.outcome import Lapsed
     from ortet.session.profiles import Look
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
@@ -153,6 +156,21 @@ class Minding:
         """The same of bytes."""
         known = self.known_secrets()
         return known.bytes_without(data) if known else data
+
+    def since(self, branch: str, commit: Oid) -> tuple[list[Effect], list[Lapsed]]:
+        """What going to a commit does not undo and cannot give back, of the session that works on a
+        branch: deeds done since, and secrets that it refers to and that are not to be had here."""
+        if self.catalog.row("session-branch", branch) is None:
+            return [], []
+        from ortet.session.environments import recorded_in
+        from ortet.session.lapsed import deeds_since, lapsed
+
+        minds, hub = self._minds(), cast("Hub", self)
+        row = minds.roll.of_branch(branch)
+        if row is None:
+            return [], []
+        secrets = lapsed(minds, commit, recorded_in(minds, commit))
+        return deeds_since(hub, row, commit), secrets
 
     @property
     def _puts(self) -> int:

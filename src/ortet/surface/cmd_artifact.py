@@ -38,6 +38,7 @@ def artifact() -> None:
 @click.option("--kind", default="", metavar="TEXT", help="What it is, as report or patch.")
 @click.option("--media", default="", metavar="TYPE", help="Its media type, if not by the name.")
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
+@click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
 @session_option
 def add(
     call: Call,
@@ -48,6 +49,7 @@ def add(
     kind: str,
     media: str,
     why: str,
+    allow_secrets: bool,
     session: str | None,
 ) -> None:
     """Keep a file, standard input (-) or a link; the same name again is the next version.
@@ -65,6 +67,7 @@ def add(
     row = find(call, session)
     opened = write(call, row.id)
     about: dict[str, Any] = {"kind": as_text(kind), "media": media, "why": as_text(why)}
+    about["allow_secrets"] = allow_secrets
     if link:
         made = opened.artifact(as_text(name or ""), link=link, **about)
     elif name is not None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.errors import Invalid
+from ortet.ids import from_hex
 from ortet.surface import render
 from ortet.surface.call import Call, verb, which
 
 if TYPE_CHECKING:
+    from ortet.ids import Oid
     from ortet.machine.abc import Report
     from ortet.session.workspace import Workspace
 
@@ -51,12 +53,12 @@ def restore(
         _write_out(call, ref, to, name)
         return
     workspace = call.workspace(name)
-    parts = _parts(only)
+    parts, target = _parts(only), workspace.resolve(ref)
     began = time.perf_counter()
     with call.progress("restore"):
         inside = [call.inside(path, name) for path in paths] or None
         report = workspace.restore(ref, only=parts, paths=inside, restart=restart)
-    _tell(call, workspace, "restored", report, began)
+    _tell(call, workspace, "restored", report, began, target)
 
 
 def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
@@ -83,7 +85,10 @@ def _parts(only: str | None) -> list[str] | None:
     return parts
 
 
-def _tell(call: Call, workspace: Workspace, verb_: str, report: Report, began: float) -> None:
+def _tell(  # noqa: PLR0917 - in the order one says it
+    call: Call, workspace: Workspace, verb_: str, report: Report, began: float, target: Oid
+) -> None:
+    deeds, secrets = call.hub.since(workspace.name, target)
     head = workspace.head
     oid = head.oid if head else ""
     data = {
@@ -91,10 +96,17 @@ def _tell(call: Call, workspace: Workspace, verb_: str, report: Report, began: f
         "oid": oid,
         "state": head.state if head else None,
         **render.fields(report),
+        "deeds": [render.fields(deed) for deed in deeds],
+        "secrets": [render.fields(one) for one in secrets],
     }
     tag = call.paint(f"[{workspace.name} {render.short(oid)}]", fg="yellow")
     took = render.seconds(time.perf_counter() - began)
-    call.emit(data, [f"{tag} {verb_}: {render.report(report)}  ({took})"])
+    lines = [f"{tag} {verb_}: {render.report(report)}  ({took})"]
+    if deeds:
+        names = ", ".join(sorted({render.safe(deed.name) for deed in deeds}))
+        lines.append(f"{render.plural(len(deeds), 'deed')} done since stay done: {names}")
+    lines += [render.safe(str(one)) for one in secrets]
+    call.emit(data, lines)
     call.losses(report.losses)
 
 
@@ -117,4 +129,6 @@ def rewind(call: Call, count: int, name: str | None) -> None:
     began = time.perf_counter()
     with call.progress("rewind"):
         report = workspace.rewind(count)
-    _tell(call, workspace, "rewound", report, began)
+    head = workspace.head
+    assert head is not None  # it has gone to one
+    _tell(call, workspace, "rewound", report, began, from_hex(head.oid))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from ortet.session.expiry import is_over, shown
+from ortet.surface import render
 from ortet.surface.call import Call, group, verb
 from ortet.surface.cmd_records import read_value
 
@@ -24,28 +28,48 @@ def secret() -> None:
 @verb("set")
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="< FILE")
-def secret_set(call: Call, name: str, more: tuple[str, ...]) -> None:
+@click.option("--expires", metavar="TIME", help="As 90d, 12h or 2027-01-31 (UTC); then it ends.")
+def secret_set(call: Call, name: str, more: tuple[str, ...], *, expires: str | None) -> None:
     """Keep what standard input says, without the newline at its end.
 
     \b
     Example:
       ortet secret set DEPLOY_TOKEN < token.txt
+      ortet secret set DEPLOY_TOKEN --expires 90d < token.txt
     """
     value = read_value(more)
-    call.open_hub(create=True).vault.put(name, value)
-    call.emit({"name": name}, [f"kept {name}"])
+    vault = call.open_hub(create=True).vault
+    vault.put(name, value, expires=expires)
+    until = vault.expires(name)
+    line = f"kept {name}, until {shown(until)}" if until else f"kept {name}"
+    call.emit({"name": name, "expires": until or None}, [line])
 
 
 @verb("ls")
-def secret_ls(call: Call) -> None:
+@click.option("--long", is_flag=True, help="With when each ends.")
+def secret_ls(call: Call, *, long: bool) -> None:
     """List the names of secrets.
 
     \b
     Example:
-      ortet secret ls
+      ortet secret ls --long
     """
-    names = call.hub.vault.names()
-    call.emit(names, names)
+    vault, now = call.hub.vault, call.hub.clock.now_ns()
+    if not long:
+        call.emit(vault.names(), vault.names())
+        return
+    found = [
+        {"name": name, "expires": ends or None, "expired": is_over(ends, now)}
+        for name in vault.names()
+        for ends in [vault.expires(name)]
+    ]
+    call.emit(found, render.table(map(_row, found)))
+
+
+def _row(one: dict[str, Any]) -> tuple[str, str]:
+    if not one["expires"]:
+        return one["name"], ""
+    return one["name"], f"{'expired' if one['expired'] else 'until'} {shown(one['expires'])}"
 
 
 @verb("rm")
