@@ -11,7 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ortet.codec import decode
 from ortet.errors import OrtetError
+from ortet.graph.records import Commit
+from ortet.ids import from_hex
 from ortet.machine.client import Zygote
 from ortet.machine.overlay import OverlayEngine
 from ortet.session.hub import Hub
@@ -47,6 +50,7 @@ def _play(hub: Any, work: Path, zygote: Zygote | None) -> None:
     files: dict[str, Any] = {"workspace": work, "engine": "auto"} if zygote else {}
     session = hub.session("rehearsal", environment="asked", budget={"usd": 1.0}, **files)
     point = session.commit("point")
+    decode(Commit, hub.objects.get(from_hex(point.oid)))  # which this hub knows without reading
     lease = hub.catalog.acquire("swarm:rehearsal", str(os.getpid()), 10**12)
     terms = Terms(n=1, keep=Keep(), task="", score="", budget={"usd": 0.5})
     row = book.SwarmRow(hub.new_id(), "r", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
