@@ -121,7 +121,7 @@ class Leaf:
     ) -> list[tuple[bytes | None, int, int]]:
         """Each page as it is stored already, None where it is new, neighbours joined."""
         found: list[tuple[bytes | None, int, int]] = []
-        start, page = 0, self._page
+        start, page, zeros = 0, self._page, _ZEROS[: self._page]
 
         def add(oid: bytes | None, first: int, length: int) -> None:
             if found:
@@ -133,10 +133,15 @@ class Leaf:
 
         for oid, first, length in self._old(at, count, held, places):
             blob = self._objects.get(Oid(oid)) if oid else b""
+            stop = start + length * page
+            if blob and data[start:stop] == blob[first * page : (first + length) * page]:
+                add(oid, first, length)
+                start = stop
+                continue
             for number in range(first, first + length):
                 content = data[start : start + page]
                 start += page
-                if content == _ZEROS[:page]:
+                if content == zeros:
                     add(b"", 0, 1)
                 elif blob and content == blob[number * page : (number + 1) * page]:
                     add(oid, number, 1)
