@@ -115,6 +115,13 @@ class TestGit:
         write_pointer(tree, Path("/store"), "x")
         assert git("status", "--porcelain", "-uall", cwd=tree) == ""
 
+    def test_one_that_cannot_be_written_is_left_alone(self, repository: Path) -> None:
+        exclude = repository / ".git/info/exclude"
+        exclude.unlink(missing_ok=True)
+        exclude.mkdir(parents=True)  # root may write every file
+        write_pointer(repository, repository.parent / "store", "w")
+        assert find_pointer(repository) is not None
+
     def test_an_exclude_file_without_a_last_newline_is_kept(self, repository: Path) -> None:
         exclude = repository / ".git/info/exclude"
         exclude.write_text("*.tmp")

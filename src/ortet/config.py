@@ -128,6 +128,11 @@ def debugging(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("ORTET_DEBUG", "") not in ("", "0")
 
 
+def wanted_criu(environ: Mapping[str, str] = os.environ) -> str:
+    """The CRIU that is to be used: a path, "off" for none, "" to look for one."""
+    return environ.get("ORTET_CRIU", "")
+
+
 def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
@@ -204,7 +209,7 @@ def open_hub(
     catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
     trees = Trees(objects)
     watch = not alone and (settings.watch if watch is None else watch)
-    criu = environ.get("ORTET_CRIU", "")
+    criu = wanted_criu(environ)
     engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
     return Hub(
         Parts(

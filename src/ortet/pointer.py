@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -51,13 +52,14 @@ def write_pointer(directory: Path, store: Path, workspace: str) -> None:
         before = directory.stat()
         file.write_bytes(place + b"#" + quote(workspace).encode() + b"\n")
         os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-        _hide_from_git(file)
     except OSError as error:
         raise Refused(
             "not_permitted",
             f"cannot write {error.filename or file} ({error.strerror}): make it writable, or open "
             "the directory from Python, which needs no pointer",
         ) from error
+    with suppress(OSError):  # another user's repository: its git shows the file, and that is all
+        _hide_from_git(file)
 
 
 def _hide_from_git(file: Path) -> None:

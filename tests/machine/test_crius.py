@@ -51,10 +51,14 @@ def test_a_new_enough_one_goes_before_an_old_one(tmp_path: Path) -> None:
     assert all(line.ok for line in probe_criu(ours))
 
 
-def test_the_one_that_is_given_goes_first(tmp_path: Path) -> None:
+def test_the_one_that_is_given_is_used_and_no_other(tmp_path: Path) -> None:
     program(tmp_path / "ours", "Version: 4.2.1")
     given = program(tmp_path / "given", "Version: 4.3")
     assert find_criu(given) == given
+    missing = str(tmp_path / "missing")
+    assert find_criu(missing) == missing
+    assert missing in probe_criu(missing)[0].detail
+    assert find_criu("off") == ""
 
 
 def test_one_that_does_not_run(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class TestEntries:
         assert vault.names() == ["github", "team/npm"] and vault.has("github")
         vault.forget("github")
         assert vault.names() == ["team/npm"] and not vault.has("github")
-        with pytest.raises(NotFound, match="vault put") as error:
+        with pytest.raises(NotFound, match="secret set") as error:
             vault.get("github")
         assert error.value.kind == "no_secret"
         with pytest.raises(NotFound):

@@ -193,7 +193,8 @@ class Machine(ABC):
         return Unsupported(
             "no_processes",
             f"a machine of engine {self.engine!r} keeps no programs beyond a run: use "
-            "engine='criu' (`ortet doctor` says whether this host can)",
+            "engine='overlay', or 'criu', whose commits hold them (`ortet doctor` says what this "
+            "host can)",
         )
 
     @property

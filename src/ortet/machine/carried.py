@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from ortet.codec import Record, decode, encode
 from ortet.errors import OrtetError
-from ortet.graph.records import Image
+from ortet.graph.records import Image, Processes
 from ortet.ids import Oid
 from ortet.machine.abc import Loss
 from ortet.machine.jobs import JobInfo
+from ortet.machine.likehost import check_host, this_host
 from ortet.store.abc import Kind, Objects
 
 
@@ -49,8 +50,28 @@ def services_of(objects: Objects, image: Image) -> list[Service]:
     return decode(list[Service], objects.get(Oid(image.services))) if image.services else []
 
 
+def programs_of(objects: Objects, image: Image) -> list[str]:
+    """The names of the programs that a commit holds running, in the order they were started."""
+    if not image.processes:
+        return []
+    record = decode(Processes, objects.get(Oid(image.processes)))
+    return [job.name for job in decode(Carried, record.jobs).jobs if job.name and job.code is None]
+
+
+def can_go_on(objects: Objects, image: Image, place: str) -> bool:
+    """Whether this host could take its processes, and they had their workspace at `place`, which
+    they know by its path."""
+    if not image.processes:
+        return False
+    record = decode(Processes, objects.get(Oid(image.processes)))
+    if check_host(record, this_host(record.version)):
+        return False
+    return place in decode(Carried, record.jobs).mounts
+
+
 def left_behind(objects: Objects, image: Image, engine: str) -> list[Loss]:
     """Each program that an engine without processes does not bring back, and how to start it."""
+    again = "start it with" if engine == "folder" else "--restart (restart=True) starts it:"
     try:
         found = services_of(objects, image)
     except OrtetError as error:  # the files are there, and that is what was asked for
@@ -59,8 +80,8 @@ def left_behind(objects: Objects, image: Image, engine: str) -> list[Loss]:
         Loss(
             one.name,
             "process",
-            f"it ran at this commit and does not come back with engine {engine!r}: restore with "
-            f"restart=True, or start it with `{shlex.join(one.argv)}` in {one.cwd or '.'}",
+            f"it ran at this commit and does not come back with engine {engine!r}: {again} "
+            f"`{shlex.join(one.argv)}` in {one.cwd or '.'}",
         )
         for one in found
     ]

@@ -157,7 +157,7 @@ def probe_limits(groups: Groups) -> list[Capability]:
             trial.mkdir()
             trial.rmdir()
         except OSError as error:
-            bad.append(f"{name} cannot be written ({error.strerror})")
+            bad.append(f"{name}: {error.strerror}")
     if bad:
         return [Capability("limits", False, "; ".join(bad), _FIX)]
     return [Capability("limits", True, "memory, cpu and pids of live machines")]

@@ -15,14 +15,18 @@ OLDEST = (4, 2)
 """Before it CRIU cannot dump sockets on kernels from 6.16 on."""
 
 _OURS = "/usr/local/lib/ortet/criu/criu"  # where scripts/criu puts it
-_WEAKER = "run as root on a kernel with CONFIG_CHECKPOINT_RESTORE, or use engine='overlay'"
-_FIX = "install CRIU 4.2 or newer (scripts/criu does it on Debian), or use engine='overlay'"
+_KEPT = "until then engine='overlay' keeps files and environment, and starts services again"
+_WEAKER = f"run as root on a kernel with CONFIG_CHECKPOINT_RESTORE; {_KEPT}"
+_FIX = f"install CRIU 4.2 or newer (scripts/criu does it on Debian); {_KEPT}"
 
 
 def find_criu(given: str = "") -> str:
-    """The first that is new enough, else the first there is; "" for none."""
+    """The one given, and no other ("off" is none); else the first that is new enough, else the
+    first there is; "" for none."""
+    if given:
+        return "" if given == "off" else given
     # ours before the system's: it is there only because that one does not do
-    found = [path for path in (given, _OURS, shutil.which("criu") or "") if Path(path).is_file()]
+    found = [path for path in (_OURS, shutil.which("criu") or "") if Path(path).is_file()]
     good = [path for path in found if version(path) >= OLDEST]
     return [*good, *found, ""][0]
 
@@ -55,7 +59,11 @@ def _lacks(program: str) -> tuple[str, str]:
     known = version(program) if program else ()
     if known < OLDEST:
         text = ".".join(map(str, known))
-        why = f"{program} is {text or 'not runnable'}" if program else "CRIU is not installed"
+        why = (
+            f"{program} is {text or 'not runnable'}"
+            if program
+            else "CRIU is not installed, or ORTET_CRIU=off"
+        )
         return why, _FIX
     done = subprocess.run(
         [program, "check"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL

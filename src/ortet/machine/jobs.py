@@ -182,7 +182,10 @@ def refused(reply: dict[str, Any], name: str) -> OrtetError:
     """What the pid 1 of a machine said no to."""
     said = reply.get("error")
     if said == "no_job":
-        return NotFound("no_job", f"there is no {name!r} in this machine: ps() lists what there is")
+        return NotFound(
+            "no_job",
+            f"there is no {name!r} in this machine: jobs() and `ortet ps` list what there is",
+        )
     if said == "name_taken":
         return Conflict(
             "name_taken", f"a {name!r} is running: use it, kill it first, or take another name"

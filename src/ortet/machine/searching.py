@@ -112,7 +112,7 @@ def found(name: str, where: str, remedy: str = "") -> Refused:
     return Refused(
         "secret_found",
         f"secret {name!r} is in {where}, and a commit would keep it: {remedy or _OUT_OF_FILES}, or "
-        "commit with allow_secrets",
+        "commit with --allow-secrets (allow_secrets=True)",
         secret=name,
         where=where,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound, Unsupported
 from ortet.given import TEXT, must_be
 from ortet.ids import Oid
 from ortet.machine.abc import Command, Door, Machine, Output, Report, Result
@@ -155,6 +155,20 @@ class Alive(OnBranch):
         """Let connections to a loopback port of this host, `at` or any free one, into the machine's
         `port`; returns the host's. It closes with the machine."""
         return self._live().expose(port, at)
+
+    def check_restart(self, target: Oid) -> None:
+        """Unsupported where `restart` could not start what was a service at this commit."""
+        from ortet.machine.carried import services_of
+
+        state = self.hub.history.state(target)
+        image = self.hub.read_image(Oid(state.machine)) if state.machine else None
+        if self._live().engine == "folder" and image and services_of(self.hub.objects, image):
+            raise Unsupported(
+                "no_restart",
+                "programs cannot go on beside a directory in place: leave restart (--restart) out, "
+                "the report names the command of each; or fork the commit and start the copy "
+                "(`ortet fork REF`, `ortet start NAME`)",
+            )
 
     def restart(self, target: Oid, report: Report) -> Report:
         """Start what was a service at a commit and does not run; returns the report with that."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ortet.backend.abc import Lease, Move
 from ortet.codec import decode
-from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
+from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.given import check_text
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
@@ -226,7 +226,7 @@ class Hub(Minding, Keeping, Custody, Asides):
             child = replace(
                 row,
                 name="",
-                engine=row.forks or self._parts.strongest(),
+                engine=self.forks_by(row, point),
                 files="private",
                 scope=row.scope if private else self._parts.scope,
                 parent=row.name,
@@ -239,6 +239,21 @@ class Hub(Minding, Keeping, Custody, Asides):
         reach("fork.after-move")
         pairs = zip(rows, lives, strict=True)
         return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
+
+    def forks_by(self, row: WorkspaceRow, point: Oid) -> str:
+        """The engine of forks at a commit: of a workspace that leaves it to the host, one that
+        carries processes where the commit holds some that can go on here."""
+        if row.forks:
+            return row.forks
+        from ortet.machine.carried import can_go_on
+
+        state = self.history.state(point)
+        image = self.read_image(Oid(state.machine)) if state.machine else None
+        if image is not None and can_go_on(self.objects, image, str(row.directory)):
+            with suppress(Unsupported):
+                self.check_engine("criu")
+                return "criu"
+        return self._parts.strongest()
 
     def forget(self, workspace: Workspace) -> None:
         """A workspace says that it was closed."""

@@ -102,6 +102,8 @@ class Moving(Surrounded):
         self._live()
         parts = check_parts(only)
         target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+        if restart and (files := self._workspace()) is not None:
+            files.check_restart(target)
         found = self._go(target, "restore", parts)
         if not restart or self._files is None:
             return found

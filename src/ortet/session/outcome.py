@@ -36,6 +36,10 @@ class Restored(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = f"at {self.to[:12]}"
+        if self.files.started:
+            told += f"; running: {', '.join(self.files.started)}"
+        for loss in self.files.losses:
+            told += f"; not back: {loss.path or loss.what} ({loss.why})"
         if self.deeds:
             names = ", ".join(sorted({deed.name for deed in self.deeds}))
             told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"

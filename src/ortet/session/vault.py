@@ -165,7 +165,7 @@ class Vault:
     def sealed(self, name: str, value: str, expires: int = 0) -> RowChange:
         """The change that puts an entry."""
         if not isinstance(value, str) or not value:
-            raise Invalid("bad_value", f"the secret for {name!r} is no text, or empty: give a str")
+            raise Invalid("bad_value", f"the secret for {name!r} is no text, or empty: give some")
         try:
             data = value.encode()
         except UnicodeEncodeError:  # whose message would show it
@@ -266,7 +266,9 @@ def _checked(name: str) -> str:
 
 def _missing(name: str) -> NotFound:
     return NotFound(
-        "no_secret", f"the vault has no {name!r}: hub.vault.put({name!r}, …), or `ortet vault put`"
+        "no_secret",
+        f"the vault has no {name!r}: `ortet secret set {name}` or hub.vault.put({name!r}, …) puts "
+        "it there",
     )
 
 

@@ -158,6 +158,8 @@ class Workspace(Seated):
         with self.moving():
             processes = "processes" in parts
             target = self.resolve(ref)
+            if restart:
+                self.check_restart(target)
             report = self.go(target, "restore", chosen, processes=processes)
             return self.restart(target, report) if restart else report
 

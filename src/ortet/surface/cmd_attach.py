@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.errors import Conflict, Invalid, NotFound, Unsupported
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
@@ -93,6 +93,8 @@ def cp(call: Call, source: str, target: str) -> None:
     inner, outer = _place(source), _place(target)
     if (inner is None) == (outer is None):
         raise Invalid("bad_usage", "one of FROM and TO is NAME:PATH, the other a path of this host")
+    if target == "-":
+        raise Invalid("bad_usage", "to print a file: `ortet run -w NAME cat PATH`")
     if inner is not None:
         one = machines.need(call, inner[0])
         copied = _out(one.ask(), os.path.join(one.directory, inner[1]), Path(target))
@@ -127,11 +129,9 @@ def _run(ask: Indoors, argv: list[str], stdin: bytes | None = None) -> tuple[int
 
 
 def _out(ask: Indoors, path: str, target: Path) -> int:
-    if not hasattr(tarfile, "data_filter"):
-        raise Unsupported(
-            "old_python", "copying out safely needs Python 3.11.4 or later: upgrade Python"
-        )
     path = os.path.normpath(path)
+    if _run(ask, ["test", "-e", path, "-o", "-L", path])[0]:
+        raise NotFound("no_file", f"there is no {render.safe(path)} in the machine: check the path")
     argv = ["tar", "-C", os.path.dirname(path), "-cf", "-", "--", os.path.basename(path) or "."]
     code, data, said = _run(ask, argv)
     if code:
@@ -148,12 +148,42 @@ def _out(ask: Indoors, path: str, target: Path) -> int:
                 if member.islnk():
                     member.linkname = name + member.linkname[len(top) :]
         try:
-            archive.extractall(into, members, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(into, members, filter="data")
+            else:  # before Python 3.11.4
+                archive.extractall(into, careful(members))
         except tarfile.TarError as error:
             raise Conflict(
                 "not_copied", f"{path} cannot be copied out ({error}): leave that file out"
             ) from error
     return len(members)
+
+
+def careful(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
+    """What may be written here of an archive that somebody else made: nothing that leads out of its
+    directory, no devices, no owners; tarfile.TarError else."""
+    links: set[str] = set()
+    for member in members:
+        above = [member.name.rsplit("/", n)[0] for n in range(member.name.count("/") + 1)]
+        to = member.linkname
+        if member.issym():
+            to = os.path.join(os.path.dirname(member.name), to)
+        if (
+            any(_leads_out(path) for path in (member.name, to))
+            or links.intersection(above)
+            or not (member.isreg() or member.isdir() or member.issym() or member.islnk())
+            or (member.islnk() and to in links)
+        ):
+            raise tarfile.TarError(f"{member.name} is no plain file below it")
+        if member.issym():
+            links.add(member.name)
+        member.mode = (member.mode & 0o755) | (0o700 if member.isdir() else 0o600)
+        member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return members
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or os.path.normpath(path).split("/")[0] == ".."
 
 
 def _in(ask: Indoors, source: Path, path: str, said_path: str) -> int:

@@ -30,31 +30,45 @@ def doctor(call: Call, clean: bool) -> None:
       ortet doctor
       ortet doctor --clean
     """
-    from ortet.config import store_path, store_url
+    from ortet.config import store_path, store_url, wanted_criu
     from ortet.machine.doctor import examine
     from ortet.surface.agentcall import told
 
     store = store_path(store_url(cwd=call.here))
     with call.progress("looking"):
-        found = examine(store)
+        found = examine(store, criu=wanted_criu())
     exists = (store / "FORMAT").exists()
     agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
+    dead = _dead(call, agent) if exists else []
     data = {
         "store": str(store),
         "exists": exists,
         "capabilities": found,
         "agent": {"running": agent is not None, **(agent or {})},
+        "dead": dead,
         "leftovers": left,
         "cleaned": clean,
         "layers_removed": layers,
     }
     call.emit(data, _lines(call, store, found, agent))
+    if dead:
+        names = render.plural(len(dead), "machine")
+        call.note(
+            f"{names} found dead: `ortet start {' '.join(dead)}` goes on from the last commit"
+        )
     for thing in left:
         pid = f" {thing.pid}" if thing.pid else ""
         call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
     if left and not clean:
         call.note("`ortet doctor --clean` removes what is left over")
+
+
+def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
+    from ortet.surface.machines import found_dead
+
+    workers = agent["workers"] if agent else ()
+    return found_dead(call.hub, {name for worker in workers for name in worker["live"]})
 
 
 def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:

@@ -14,8 +14,10 @@ from ortet.surface.call import Call, as_text, verb, which
 
 if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
+    from ortet.ids import Oid
     from ortet.session.joining import Merged
     from ortet.session.merging import MergeResult
+    from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
 
 favor_option = click.option(
@@ -52,9 +54,10 @@ def _in_our_words() -> Iterator[None]:
 def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
     """Make private copies, each a branch of its own.
 
-    Copies the present state, which is committed first, or the files of the commit REF. Where a
-    session works here, each copy is a session too, with its mind. Work in a copy with
-    `ortet run -w NAME`; the original directory is untouched until `ortet land NAME`.
+    Copies the present state, which is committed first, or the commit REF: its files and, where this
+    host can, what ran in it, which then lives on (`ortet ps`). Where a session works here, each
+    copy is a session too, with its mind. Work in a copy with `ortet run -w NAME`; the original
+    directory is untouched until `ortet land NAME`.
 
     \b
     Example:
@@ -65,18 +68,58 @@ def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | No
     with call.progress("fork"):
         if ref is None:
             copies = _copies(call, call.workspace(name), count, files=files)
+            data = [_copy(copy) for copy in copies]
         else:
             row = call.row(name)
             with call.hub.private(ref) as private:
                 if private is not None:
                     private.commit("fork point")
-            copies = call.hub.fork(row, None, call.resolve(ref, row.name), count)
-    data = [_copy(copy) for copy in copies]
-    width = max(len(copy.name) for copy in copies)
-    lines = [
-        f"{copy.name:<{width}}  {copy.engine}  {_path(copy) or ''}".rstrip() for copy in copies
-    ]
-    call.emit(data, lines)
+            data = _at(call, row, call.resolve(ref, row.name), count)
+    width = max(len(one["name"]) for one in data)
+    lines = [f"{one['name']:<{width}}  {one['engine']}  {one['path'] or ''}" for one in data]
+    call.emit(data, [line.rstrip() for line in lines])
+    _tell_lost(call, data[0])
+
+
+def _at(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+    """Copies of a commit; those with programs live on in the host agent, where there may be one."""
+    from ortet.surface.front import is_off
+
+    state = call.hub.history.state(point)
+    image = call.hub.read_image(call.hub.image_oid(point)) if state.machine else None
+    if image is None or not image.processes or is_off() or call.hub.forks_by(row, point) != "criu":
+        return [_copy(copy) for copy in call.hub.fork(row, None, point, count)]
+    if call.resident is not None:
+        return forked(call, row, point, count)
+    from ortet.surface import machines
+
+    words = ["machine", "fork", "-w", row.name, "-n", str(count), point.hex()]
+    copies: list[dict[str, Any]] = machines.order(call, row.name, words, start=True)["copies"]
+    return copies
+
+
+def forked(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+    """In the host agent: copies that live on in it."""
+    copies = call.hub.fork(row, None, point, count)
+    for copy in copies:
+        assert call.resident is not None
+        call.resident.enliven(copy)
+    return [_copy(copy) for copy in copies]
+
+
+def _tell_lost(call: Call, copy: dict[str, Any]) -> None:
+    """What ran, and does not run in the copies."""
+    from ortet.machine.carried import left_behind
+
+    if copy["engine"] == "criu" or not copy["head"] or call.json:
+        return
+    point = call.hub.refs.resolve(copy["head"])
+    if not call.hub.history.state(point).machine:
+        return
+    lost = left_behind(call.hub.objects, call.hub.history.image(point), copy["engine"])
+    for loss in lost:
+        again = f"`ortet start {copy['name']}` starts it there"
+        call.note(f"not in the copies: {render.safe(loss.path) or 'programs'} ({again})")
 
 
 def _copies(call: Call, workspace: Workspace, count: int, *, files: bool) -> list[Workspace]:
@@ -93,7 +136,7 @@ def _copies(call: Call, workspace: Workspace, count: int, *, files: bool) -> lis
     return [kid.machine for kid in session.fork(count)]
 
 
-def _copy(copy: Workspace) -> dict[str, object]:
+def _copy(copy: Workspace) -> dict[str, Any]:
     head = copy.head
     return {
         "name": copy.name,

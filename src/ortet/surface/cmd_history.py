@@ -92,15 +92,23 @@ def show(call: Call, ref: str, path: str | None, *, name: str | None) -> None:
     if path is not None:
         _print_file(call, oid, call.inside(path, name))
         return
+    from ortet.surface.cmd_work import programs
+
     info = call.hub.history.info(oid)
     changes = _between(call, f"{info.oid}^" if info.parents else None, info.oid)
     refs = _names(call).get(info.oid, [])
-    data = {**render.fields(info), "refs": refs, "changes": list(map(render.change, changes))}
-    call.emit(data, _commit_block(call, info, refs, changes))
+    running = programs(call, info.oid)
+    data = {
+        **render.fields(info),
+        "refs": refs,
+        "running": running,
+        "changes": list(map(render.change, changes)),
+    }
+    call.emit(data, _commit_block(call, info, refs, running, changes))
 
 
 def _commit_block(
-    call: Call, info: CommitInfo, refs: list[str], changes: Iterable[Change]
+    call: Call, info: CommitInfo, refs: list[str], running: list[str], changes: Iterable[Change]
 ) -> Iterator[str]:
     yield call.paint(f"commit {info.oid}", fg="yellow")
     yield f"state   {info.state}"
@@ -109,6 +117,8 @@ def _commit_block(
     yield f"time    {render.when(info.time)}"
     if refs:
         yield f"refs    {', '.join(refs)}"
+    if running:
+        yield f"running {', '.join(map(render.safe, running))}"
     yield ""
     yield from (f"    {render.safe(line)}" for line in info.message.splitlines() or [""])
     yield ""

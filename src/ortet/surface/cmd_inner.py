@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.errors import Invalid, Unsupported
-from ortet.ids import to_hex
+from ortet.ids import from_hex, to_hex
 from ortet.surface import lives
 from ortet.surface.call import Call, group, verb, which
 
@@ -52,8 +52,9 @@ def _private(call: Call, name: str | None) -> Workspace:
     if found is not None:
         return call.workspace(found.name)
     wanted = f"{row.name}-live"
-    free = hub.registry.get(wanted) is None and hub.refs.get(wanted) is None
-    return hub.workspace(row.directory, engine=engine, name=wanted if free else None)
+    names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))  # a branch outlives its machine
+    free = (n for n in names if hub.registry.get(n) is None and hub.refs.get(n) is None)
+    return hub.workspace(row.directory, engine=engine, name=next(free, None))
 
 
 def _best(call: Call) -> str:
@@ -87,8 +88,23 @@ def close(call: Call, name: str, message: str | None) -> None:
 def expose(call: Call, name: str, port: int, at: int) -> None:
     """Let connections to a loopback port of the host into a machine."""
     _resident(call)
+    found = call.workspace(name).expose(port, at=at)
     call.json = True
-    call.emit({"name": name, "port": port, "at": call.workspace(name).expose(port, at=at)})
+    call.emit({"name": name, "port": port, "at": found})
+
+
+@verb("fork")
+@which
+@click.argument("commit")
+@click.option("-n", "count", type=int, default=1)
+def fork(call: Call, name: str, commit: str, count: int) -> None:
+    """Copies of a commit whose processes go on, to live on here."""
+    from ortet.surface.cmd_fork import forked
+
+    _resident(call)
+    copies = forked(call, call.row(name), from_hex(commit), count)
+    call.json = True
+    call.emit({"copies": copies})
 
 
 @verb("remove")
@@ -104,7 +120,7 @@ def remove(call: Call, name: str, discard: bool) -> None:
     call.emit({"name": name, "oid": to_hex(head.oid) if head else None})
 
 
-for _verb in (open_, close, expose, remove):
+for _verb in (open_, close, expose, fork, remove):
     machine.add_command(_verb)
 
 

@@ -16,29 +16,35 @@ from ortet.surface import render
 from ortet.surface.call import Call, verb, which
 
 if TYPE_CHECKING:
+    from ortet.machine.jobs import Process
     from ortet.surface.machines import Living
 
 _WAIT = 20.0
+_AT_ONCE = 0.1  # seconds in which a program that cannot run has mostly ended
 
 
 @verb()
-@click.argument("machine", metavar="[NAME]", required=False)
-def start(call: Call, machine: str | None) -> None:
-    """Start a machine that lives on, with what ran in it at its last commit.
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+def start(call: Call, names: tuple[str, ...]) -> None:
+    """Start machines that live on, with what ran in them at their last commit.
 
     NAME is a private workspace, such as a fork; without it, this directory gets a private machine
     of its own, called like it with -live, and the directory stays untouched until `ortet land`.
-    What a dead machine had changed since its last commit is committed first.
+    Verbs such as commit mean the directory unless you say -w proj-live. What a dead machine had
+    changed since its last commit is committed first.
 
     \b
     Example:
       ortet start
-      ortet start proj-live/1
+      ortet start proj-live/1 proj-live/2
     """
     from ortet.surface import machines
 
-    one = machines.begin(call, machine, restore=True)
-    call.emit(one, [f"{one.name} lives ({one.engine}), process {one.pid}"])
+    for name in names:
+        call.hub.registry.need(name)  # all of them, before the first is started
+    begun = [machines.begin(call, name, restore=True) for name in names or (None,)]
+    lines = [f"{one.name} lives ({one.engine}), process {one.pid}" for one in begun]
+    call.emit(begun if len(begun) > 1 else begun[0], lines)
 
 
 @verb()
@@ -52,12 +58,12 @@ def ps(call: Call, every: bool) -> None:
       ortet ps --all --json
     """
     from ortet.surface import machines
-    from ortet.surface.lives import remembered
+    from ortet.surface.machines import found_dead
 
     store = call.hub.root
     living = machines.living(store)
-    data = [_about(one) for one in living.values()]
-    data += [_dead(call, name) for name in remembered(store) if name not in living]
+    data = [_about(living[name]) for name in sorted(living)]
+    data += [_dead(call, name) for name in found_dead(call.hub, living)]
     if not every:
         for one in data:
             one.pop("processes", None)
@@ -87,11 +93,11 @@ def _about(one: Living) -> dict[str, Any]:
 
 def _dead(call: Call, name: str) -> dict[str, Any]:
     head = call.hub.refs.get(name)
-    row = call.hub.registry.get(name)
+    row = call.hub.registry.need(name)
     return {
         "name": name,
-        "engine": row.engine if row else None,
-        "directory": str(row.directory) if row else None,
+        "engine": row.engine,
+        "directory": str(row.directory),
         "state": "dead",
         "head": to_hex(head.oid) if head else None,
         "restore": f"ortet start {name}",
@@ -114,10 +120,20 @@ def _lines(call: Call, data: list[dict[str, Any]]) -> Iterator[str]:
         age = f"{one['age']:.0f} s" if one["age"] < 120 else f"{one['age'] / 60:.0f} min"
         rows.append((name, engine, str(one["pid"]), age, render.size(one["memory"]), jobs))
     yield from call.table(rows)
-    for one in data:
-        for process in one.get("processes", ()):
-            command = render.safe(" ".join(process.cmdline) or process.name)
-            yield f"  {render.safe(one['name'])}  {process.pid:>5}  {command}"
+    found = [(one, process) for one in data for process in one.get("processes", ())]
+    if found:
+        yield ""
+        yield from call.table([("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, found)])
+
+
+def _process(found: tuple[dict[str, Any], Process]) -> tuple[str, str, str, str]:
+    one, process = found
+    job = next((job for job in one["jobs"] if job["pid"] == process.pid), None)
+    if job and job["name"].startswith("kernel "):
+        command = f"(Python {job['name']})"  # its own words are our program
+    else:
+        command = render.safe(" ".join(process.cmdline) or process.name)
+    return render.safe(one["name"]), str(process.pid), render.size(process.rss), command
 
 
 def _job(job: dict[str, Any]) -> str:
@@ -159,15 +175,23 @@ def spawn(call: Call, job: str, command: tuple[str, ...], *, name: str | None, c
         mark=mark,
         declared=True,
     )
-    data = {"machine": one.name, "name": job, "pid": started.pid}
-    call.emit(data, [f"{render.safe(job)} runs in {one.name} as {started.pid}"])
+    code = started.wait(_AT_ONCE)
+    data = {"machine": one.name, "name": job, "pid": started.pid, "code": code}
+    if code is None:
+        call.emit(data, [f"{render.safe(job)} runs in {one.name} as {started.pid}"])
+        return
+    last = _lines_of(started.logs(), 1).decode("utf-8", "replace").strip()
+    said = f": {render.safe(last)}" if last else ""
+    call.emit(data, [f"{render.safe(job)} ended at once in {one.name} with {code}{said}"])
 
 
 @verb()
 @click.argument("job", metavar="NAME")
 @which
 @click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
-@click.option("-n", "--last", type=int, metavar="BYTES", help="Only the last so many bytes.")
+@click.option(
+    "-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N lines."
+)
 def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | None) -> None:
     """Show what a program has written; the last megabyte is kept.
 
@@ -181,12 +205,12 @@ def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | No
     one = machines.need(call, name)
     found = one.ask().job(job)
     if call.json:
-        call.emit({"name": job, "text": found.logs(last).decode("utf-8", "replace")})
+        call.emit({"name": job, "text": _lines_of(found.logs(), last).decode("utf-8", "replace")})
         return
     if not follow:
-        _write(found.logs(last))
+        _write(_lines_of(found.logs(), last))
         return
-    cursor, kept = 0, found.logs(last) if last is not None else b""
+    cursor, kept = 0, _lines_of(found.logs(), last) if last is not None else b""
     _write(kept)
     while True:
         piece = found.read(cursor, _WAIT, stream="output")
@@ -195,6 +219,12 @@ def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | No
         cursor = piece.cursor
         if piece.eof or (piece.code is not None and not piece.data):
             return
+
+
+def _lines_of(data: bytes, last: int | None) -> bytes:
+    if last is None:
+        return data
+    return b"".join(data.splitlines(keepends=True)[-last:]) if last else b""
 
 
 def _write(data: bytes) -> None:

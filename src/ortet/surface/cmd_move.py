@@ -50,6 +50,8 @@ def restore(
     if to is not None:
         if paths:
             raise Invalid("bad_usage", "--to writes everything: leave the paths out")
+        if restart:
+            raise Invalid("bad_usage", "nothing runs in a new directory: leave --restart out")
         _write_out(call, ref, to, name)
         return
     workspace = call.workspace(name)

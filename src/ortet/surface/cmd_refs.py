@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.errors import Invalid
+from ortet.errors import Conflict, Invalid
 from ortet.graph.refs import text_of
 from ortet.surface import render
 from ortet.surface.call import Call, verb
@@ -60,18 +60,24 @@ def branch(
 @click.argument("name", required=False)
 @click.argument("ref", required=False)
 @click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a tag.")
-def tag(call: Call, name: str | None, ref: str | None, delete: str | None) -> None:
+@click.option("-w", "--workspace", metavar="NAME", help="HEAD is that of this one, such as proj/1.")
+def tag(
+    call: Call, name: str | None, ref: str | None, *, delete: str | None, workspace: str | None
+) -> None:
     """List tags; make or delete one. A tag is a name that does not move.
+
+    The tags of a store are for all workspaces in it.
 
     \b
     Example:
       ortet tag green HEAD
+      ortet tag golden -w proj-live
       ortet restore green
       ortet tag -d green
     """
     _one_deed(name, delete)
     if name is not None:
-        _create(call, name, ref, "tag")
+        _create(call, name, ref, "tag", workspace)
     elif delete is not None:
         oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.author).hex()
         call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {render.short(oid)}"])
@@ -129,9 +135,20 @@ def _one_deed(*asked: object) -> None:
         raise Invalid("bad_usage", "create, delete or rename, one at a time: give one of them")
 
 
-def _create(call: Call, name: str, ref: str | None, kind: RefKind) -> None:
-    oid = call.resolve("HEAD" if ref is None else ref)
-    call.hub.refs.create(name, oid, kind=kind, actor=call.hub.author)
+def _create(
+    call: Call, name: str, ref: str | None, kind: RefKind, workspace: str | None = None
+) -> None:
+    branch = call.row(workspace).name if workspace else None
+    oid = call.resolve("HEAD" if ref is None else ref, branch)
+    try:
+        call.hub.refs.create(name, oid, kind=kind, actor=call.hub.author)
+    except Conflict as error:
+        there = call.hub.refs.get(name, kind=kind)
+        if there is None:
+            raise
+        info = call.hub.history.info(there.oid)
+        what = f"{error.message} (it is {render.short(info.oid)}, {render.title(info.message)!r})"
+        raise Conflict(error.kind, what, **error.details) from error
     text = oid.hex()
     call.emit({"name": name, "oid": text}, [f"{name} is {render.short(text)}"])
 

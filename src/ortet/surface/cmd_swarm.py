@@ -138,16 +138,22 @@ def ls(call: Call, session: str | None) -> None:
 
 @verb()
 @session_option
-@click.argument("name")
-def show(call: Call, name: str, session: str | None) -> None:
-    """Show the attempts of a swarm, * those that were kept.
+@click.argument("name", required=False)
+def show(call: Call, name: str | None, session: str | None) -> None:
+    """Show the attempts of a swarm, the newest unless told; * those that were kept.
 
     \b
     Example:
+      ortet swarm show
       ortet swarm show swarm-1
     """
     from ortet.surface.swarmtable import lines_of
 
+    if name is None:
+        known = call.hub.swarms.all(read(call, session))
+        if not known:
+            raise NotFound("no_swarm", "there is no swarm here: `ortet swarm run` begins one")
+        name = known[-1].name
     found = call.hub.swarms.get(read(call, session), name)
     call.emit(_data(found), lines_of(found))
 

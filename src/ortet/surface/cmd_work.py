@@ -100,6 +100,19 @@ def _status_lines(call: Call, workspace: Workspace, found: Status) -> Iterator[s
     if found.clean:
         yield "nothing changed since" if head else "nothing to commit"
     yield from render.change_lines(found.changes, call.paint)
+    if found.engine == "folder" and (live := _machine_here(call, workspace)):
+        yield f"its machine {live} lives: `-w {live}` means that one"
+
+
+def _machine_here(call: Call, workspace: Workspace) -> str:
+    """The private machine of a directory, if it was started."""
+    from ortet.surface.lives import remembered
+
+    known = remembered(call.hub.root)
+    for name in sorted(known):
+        if known[name].get("directory") == str(workspace.row.directory) and "/" not in name:
+            return name
+    return ""
 
 
 @verb()
@@ -133,9 +146,24 @@ def commit(call: Call, message: str, allow_secrets: bool, name: str | None) -> N
         "losses": workspace.losses,
     }
     what = f"{changed} changed" if created else "nothing changed"
+    if created and not call.quiet and (running := programs(call, info.oid)):
+        what += f", running: {', '.join(map(render.safe, running))}"
     tag = call.paint(f"[{workspace.name} {render.short(info.oid)}]", fg="yellow")
     call.emit(data, [f"{tag} {render.title(info.message)}  ({what}, {render.seconds(took)})"])
     call.losses(workspace.losses)
+
+
+def programs(call: Call, commit: str) -> list[str]:
+    """The names of the programs that a commit holds."""
+    from ortet.ids import Oid, from_hex
+
+    state = call.hub.history.state(from_hex(commit))
+    image = call.hub.read_image(Oid(state.machine)) if state.machine else None
+    if image is None or not image.processes:
+        return []
+    from ortet.machine.carried import programs_of
+
+    return programs_of(call.hub.objects, image)
 
 
 def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:

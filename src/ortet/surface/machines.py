@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable, Unsupported
-from ortet.surface import agentcall, agentlink
+from ortet.surface import agentcall, agentlink, lives
 
 if TYPE_CHECKING:
     from ortet.machine.abc import Command, Output, Result
     from ortet.machine.indoors import Indoors
+    from ortet.session.hub import Hub
     from ortet.surface.call import Call
 
 _PATIENCE = 3600.0  # seconds: what is done with a machine before may be a dump of much memory
@@ -90,6 +91,15 @@ def living(store: Path) -> dict[str, Living]:
     """All of a store, by name; none where no agent runs."""
     found = agentcall.live(store)
     return {name: msgspec.convert({"name": name, **about}, Living) for name, about in found.items()}
+
+
+def found_dead(hub: Hub, living: Collection[str]) -> list[str]:
+    """Those that lived, were not ended, and can be started again; what is gone is forgotten."""
+    names = sorted(name for name in lives.remembered(hub.root) if name not in living)
+    for name in names:
+        if hub.registry.get(name) is None:  # dropped since
+            lives.forget(hub.root, name)
+    return [name for name in names if hub.registry.get(name) is not None]
 
 
 def named(call: Call, name: str | None) -> str:

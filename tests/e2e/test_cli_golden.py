@@ -1,0 +1,152 @@
+"""Commits with running programs as golden images: tagged, shown, forked, tried many times."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet.machine.mounts import privileged
+from ortet.surface.cmd_attach import careful
+
+from .conftest import Ortet
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+
+_ECHO = "while read line; do echo $line; done < /tmp/in"
+
+
+@pytest.fixture
+def proj(tmp_path: Path) -> Path:
+    place = tmp_path / "proj"
+    place.mkdir()
+    (place / "page").write_text("first\n")
+    return place
+
+
+@pytest.fixture
+def golden(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+    """A directory whose machine has a program that holds a word, committed and tagged."""
+    ortet.env["ORTET_AGENT"] = "on"
+    if "ORTET_CRIU" in os.environ:
+        ortet.env["ORTET_CRIU"] = os.environ["ORTET_CRIU"]
+    ortet("init", cwd=proj)
+    ortet("commit", "-m", "first", cwd=proj)
+    ortet("start", cwd=proj)
+    ortet("run", "-w", "proj-live", "mkfifo /tmp/in", cwd=proj)
+    ortet("spawn", "echo", "--", "sh", "-c", "exec 9<>/tmp/in; word=kept; " + _ECHO, cwd=proj)
+    said = ortet("commit", "-w", "proj-live", "-m", "warm", cwd=proj).out
+    assert "running: echo" in said
+    ortet("tag", "golden", "-w", "proj-live", cwd=proj)
+    yield ortet
+    ortet("agent", "stop", "--force", cwd=proj)
+
+
+def jobs(ortet: Ortet, proj: Path) -> dict[str, Any]:
+    return {one["name"]: [j["name"] for j in one["jobs"]] for one in ortet.json("ps", cwd=proj)}
+
+
+def test_forks_of_a_golden_commit_live_on(golden: Ortet, proj: Path) -> None:
+    assert golden.json("show", "golden", cwd=proj)["running"] == ["echo"]
+    made = golden.json("fork", "golden", "-n", "2", cwd=proj)
+    assert [(one["name"], one["engine"]) for one in made] == [
+        ("proj/1", "criu"),
+        ("proj/2", "criu"),
+    ]
+    assert jobs(golden, proj) == {name: ["echo"] for name in ("proj-live", "proj/1", "proj/2")}
+    golden("run", "-w", "proj/1", "echo one > /tmp/in", cwd=proj)
+    golden("logs", "echo", "-w", "proj/2", cwd=proj)
+    golden("stop", "proj/1", cwd=proj)
+    golden("kill", "proj/2", cwd=proj)
+    begun = golden.json("start", "proj/1", "proj/2", cwd=proj)
+    assert [one["name"] for one in begun] == ["proj/1", "proj/2"]
+    assert golden("logs", "echo", "-w", "proj/1", "-n", "1", cwd=proj).out == "one\n"
+    assert golden("logs", "echo", "-w", "proj/2", cwd=proj).out == ""
+
+
+def test_without_an_agent_the_copies_wait_to_be_started(golden: Ortet, proj: Path) -> None:
+    golden("fork", "golden", cwd=proj, env={"ORTET_AGENT": "off"})
+    assert "proj/1" not in jobs(golden, proj)
+    golden("start", "proj/1", cwd=proj)
+    assert jobs(golden, proj)["proj/1"] == ["echo"]
+
+
+def test_where_no_process_can_come_back_it_is_said(golden: Ortet, proj: Path) -> None:
+    weaker = {"ORTET_CRIU": "off", "ORTET_AGENT": "off"}
+    done = golden("fork", "golden", cwd=proj, env=weaker)
+    assert "overlay" in done.out
+    assert "not in the copies: echo (`ortet start proj/1` starts it there)" in done.err
+    told = golden("doctor", cwd=proj, env=weaker).out
+    assert "ORTET_CRIU=off" in told and "keeps files and environment" in told
+
+
+def test_a_swarm_begins_with_what_ran(golden: Ortet, proj: Path) -> None:
+    task = "pgrep -f 'word=kep[t]' > found"
+    words = ["--from", "golden", "-n", "2", "--score", "wc -l < found", "--", task]
+    golden("swarm", "run", *words, cwd=proj)
+    shown = golden.json("swarm", "show", cwd=proj)
+    assert [one["score"] for one in shown["attempts"]] == [1.0, 1.0]
+
+
+def test_a_restart_that_cannot_be_changes_nothing(golden: Ortet, proj: Path) -> None:
+    before = golden.json("log", cwd=proj)
+    assert golden.kind("restore", "golden", "--restart", cwd=proj, code=9) == "no_restart"
+    assert golden.json("log", cwd=proj) == before
+    to = ("restore", "golden", "--restart", "--to", "../other")
+    assert golden.kind(*to, cwd=proj, code=2) == "bad_usage"
+    done = golden("restore", "golden", "--to", "../other", cwd=proj)
+    assert "echo" in done.err and "--restart" not in done.err
+
+
+def test_what_a_user_is_told(golden: Ortet, proj: Path) -> None:
+    assert "proj-live lives: `-w proj-live`" in golden("status", cwd=proj).out
+    done = golden("spawn", "bad", "--", "sh", "-c", "echo no such thing; exit 3", cwd=proj)
+    assert done.out == "bad ended at once in proj-live with 3: no such thing\n"
+    taken = golden("expose", "3000", "--at", "0", cwd=proj).out.split()[0].rpartition(":")[2]
+    done = golden("expose", "3001", "--at", taken, cwd=proj, code=5)
+    assert done.err.startswith("error: port")  # JSON only where it is asked for
+    assert "(it is" in golden("tag", "golden", cwd=proj, code=5).err
+    assert golden.kind("cp", "proj-live:page", "-", cwd=proj, code=2) == "bad_usage"
+
+
+def test_the_next_machine_of_a_directory_is_called_like_it_too(golden: Ortet, proj: Path) -> None:
+    golden("rm", "proj-live", cwd=proj)  # whose branch stays
+    assert golden.json("start", cwd=proj)["name"] == "proj-live-2"
+
+
+def test_who_was_dropped_is_not_found_dead(golden: Ortet, proj: Path) -> None:
+    golden("fork", "golden", cwd=proj)
+    golden("agent", "stop", "--force", cwd=proj)
+    assert golden.json("doctor", cwd=proj)["dead"] == ["proj-live", "proj/1"]
+    golden("drop", "proj/1", cwd=proj)
+    assert list(jobs(golden, proj)) == ["proj-live"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.mode, found.uid = kind, to, 0o6777, 12345
+    return found
+
+
+def test_what_is_taken_out_stays_in_its_directory() -> None:
+    """As older Pythons need it, which have no filters for archives."""
+    good = [member("d", tarfile.DIRTYPE), member("d/f"), member("d/l", tarfile.SYMTYPE, "../d/f")]
+    taken = careful(good)
+    assert [one.mode for one in taken] == [0o755, 0o755, 0o755]
+    assert {one.uid for one in taken} == {os.getuid()}
+    for bad in (
+        [member("/etc/f")],
+        [member("d/../../f")],
+        [member("l", tarfile.SYMTYPE, "/etc")],
+        [member("d/l", tarfile.SYMTYPE, "../../x")],
+        [member("l", tarfile.SYMTYPE, "d"), member("l/f")],
+        [member("l", tarfile.SYMTYPE, "d"), member("l")],
+        [member("h", tarfile.LNKTYPE, "../x")],
+        [member("b", tarfile.BLKTYPE)],
+    ):
+        with pytest.raises(tarfile.TarError):
+            careful(bad)
