@@ -36,6 +36,9 @@ DEEPEST = 8
 FAR = 4000
 """Names in a difference: beyond it a workspace is written whole."""
 
+ASIDE = "ignored-"
+"""What names of layers begin with that add nothing to what others add up to."""
+
 _NEAR = 6  # stacks compared when none is known to be near
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "lock"
@@ -109,19 +112,26 @@ class Bases:
         if not upper.exists() and (self.root / name).exists():
             (self.root / name).rename(upper)
 
-    def make(self, name: str, root: Entry, fill: Callable[[Path], object]) -> Path:
-        """A layer outside of any workspace, filled unless it is there."""
+    def make(
+        self, name: str, root: Entry, fill: Callable[[Path], object], *, shared: bool = True
+    ) -> Path:
+        """A layer outside of any workspace, filled unless it is there; see `adopt`."""
         if self.known(name) is None:
             with self._locked(_BUILD, fcntl.LOCK_EX):
                 if self.known(name) is None:
                     fill(self._fresh(name))
-                    self._finish(Stack([name], root))
+                    self._finish(Stack([name], root), shared)
         return self.root / name
 
     def known(self, name: str) -> Stack | None:
         """The stack whose top this layer is; None when the layer is not as it was made."""
         layer = self._load(name)
         return None if layer is None else layer.stack
+
+    def own(self, stack: Stack) -> list[Path]:
+        """Those of its layers that hold what is no state, topmost first."""
+        layers = [(name, self._load(name)) for name in stack.layers]
+        return [self.root / name for name, layer in layers if layer and not layer.shared]
 
     def whole(self, stack: Stack) -> bool:
         """Are all its layers there, as they were made?"""
@@ -168,7 +178,8 @@ class Bases:
             return None
         if layer.boot != self.boot:
             stack, place = layer.stack, self.root / name
-            below = self.known(stack.layers[1]) if len(stack.layers) > 1 else None
+            under = next((n for n in stack.layers[1:] if not n.startswith(ASIDE)), None)
+            below = None if under is None else self.known(under)
             if not is_sound(self._objects, self._trees, place, stack.root, below):
                 return None
             layer = replace(layer, boot=self.boot)
@@ -177,6 +188,7 @@ class Bases:
 
     def _nearest(self, image: Image, near: Stack | None) -> Stack | None:
         """The stack from which it is least far to this image, if it is not too far."""
+        near = None if near is None else self._found_by_all(near)
         guesses = [stack for stack in (near, *self._stacks.values()) if stack is not None]
         best, least = None, FAR
         for guess in guesses[: 1 if near is not None else _NEAR]:
@@ -186,6 +198,15 @@ class Bases:
                 if far < least:
                     best, least = flat, far
         return best
+
+    def _found_by_all(self, stack: Stack) -> Stack | None:
+        """The part of it that has no layer with what is no state: others will rest on it too."""
+        layers = [self._load(name) for name in stack.layers]
+        own = [at for at, layer in enumerate(layers) if layer is None or not layer.shared]
+        if not own:
+            return stack
+        top = layers[own[-1] + 1] if own[-1] + 1 < len(layers) else None
+        return None if top is None else top.stack
 
     def _key(self, image: Image) -> bytes:
         return self._objects.hasher.oid(encode([image.root, image.links]))
@@ -214,11 +235,11 @@ class Bases:
         place.mkdir()
         return place
 
-    def _finish(self, stack: Stack) -> Stack:
+    def _finish(self, stack: Stack, shared: bool = True) -> Stack:
         name = stack.layers[0]
         (self.root / f"{name}.new").rename(self.root / name)
         reach("bases.written")
-        self._record(_Layer(stack, self.boot))
+        self._record(_Layer(stack, self.boot, shared))
         return stack
 
     def _record(self, layer: _Layer) -> None:

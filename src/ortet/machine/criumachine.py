@@ -26,6 +26,8 @@ from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
 from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
+from ortet.machine.ignored import Ignored
+from ortet.machine.ignoredlayers import bring_along, with_ignored
 from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_elsewhere
 from ortet.machine.liveground import LiveGround
@@ -34,7 +36,7 @@ from ortet.machine.liveruns import LiveRuns
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
 from ortet.machine.memoryrestore import read_processes, restore_to
-from ortet.machine.overlaybody import Fork
+from ortet.machine.overlaybody import Fork, add_losses
 from ortet.machine.scratch import Scratch, give_back
 from ortet.machine.seat import Seat
 from ortet.store.abc import Kind
@@ -75,6 +77,7 @@ class CriuMachine(LiveRuns):
         self._worker: Worker | None = None
         self._scratch: Scratch | None = None
         self._lost: list[Loss] = []
+        self._left_over: Ignored | None = None  # of the machine that ends when this one runs
         self._doors = Doors(ground.keeper)
         self._seat = LiveSeat(lambda: self.indoors, str(spec.path), lambda: self.path)
 
@@ -93,6 +96,7 @@ class CriuMachine(LiveRuns):
         return guard
 
     def _started(self, plan: dict[str, Any], group: Group) -> LiveGuard:
+        self._bring_along()
         hostname, place = self._spec.id[-_HOSTNAME:], str(self._spec.path)
         return liveguard.start(self._ground.keeper.start(plan, hostname, group.paths), place, group)
 
@@ -102,6 +106,7 @@ class CriuMachine(LiveRuns):
         refuse_elsewhere(record, ground.host)
         upper, objects = self._home.upper(self._standing.upper), ground.objects
         self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
+        self._bring_along()
         mounts = decode(Carried, record.jobs).mounts
         # what the host had mounted then may be gone: the place itself stands in for it
         stand_ins = [at for at in mounts if at != str(self._spec.path)]
@@ -119,6 +124,13 @@ class CriuMachine(LiveRuns):
             mounts=mounts,
             pager=ground.keeper.pager,
         )
+
+    def _bring_along(self) -> None:
+        """What was no state in the machine before it goes on in this one."""
+        ground, standing = self._ground, self._standing
+        ignored, self._left_over = self._left_over, None
+        if ignored is not None:
+            bring_along(ground, ignored, self._home.upper(standing.upper), standing.stack.root)
 
     def _images_of(self, processes: bytes) -> tuple[Path, Kept]:
         """As CRIU wrote them: those at hand, else out of the store."""
@@ -196,8 +208,10 @@ class CriuMachine(LiveRuns):
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
         image = decode(Image, self._ground.objects.get(self._settled))
         with self._ground.bases.using():
-            standing = Standing(1, self._share(image), image.system)
-            return self._fork(specs, standing, lambda: None, image.processes)
+            stack, losses = with_ignored(self._ground, self._share(image), self._ignored())
+            standing = Standing(1, stack, image.system, self._standing.ignoring)
+            forks = self._fork(specs, standing, lambda: None, image.processes)
+        return add_losses(forks, losses)
 
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         target = decode(Image, self._ground.objects.get(image))
@@ -342,6 +356,7 @@ class CriuMachine(LiveRuns):
             new = replace(old, upper=old.upper + 1, stack=stack, system=system, outer=old.outer + 1)
             losses += more + home.fresh(new.upper, stack, bases)
             self._asleep, self._hooks = target.processes, RESTORED
+            self._left_over = self._ignored()
             self._restart(new)
         home.tidy(new)
         return Report(losses=losses, started=[job.name for job in self.jobs() if job.name])
@@ -356,7 +371,7 @@ class CriuMachine(LiveRuns):
             if self._running is not None and self._running is not before:
                 self._running.close()
             self._standing, self._running, self._covers = old, before, covers
-            self._asleep, self._hooks = b"", ""
+            self._asleep, self._hooks, self._left_over = b"", "", None
             raise
         if before is not None:
             before.close()

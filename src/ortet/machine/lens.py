@@ -72,6 +72,11 @@ class Lens:
         return self._upper.count > CROWDED or self._blind
 
     @property
+    def rules(self) -> Rules:
+        """What is no state, as the last look found them."""
+        return self._rules if self._blind else self._upper.rules
+
+    @property
     def ignoring(self) -> bool:
         """Has it seen files that are no state?"""
         return self._upper.ignoring or self._blind

@@ -19,6 +19,8 @@ from ortet.machine.client import Guard
 from ortet.machine.delta import distance
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing, layer_name
+from ortet.machine.ignored import Ignored
+from ortet.machine.ignoredlayers import with_ignored
 from ortet.machine.lens import Lens
 from ortet.machine.plan import make_plan
 from ortet.machine.rethaw import rethaw, tally
@@ -44,6 +46,14 @@ class Fork(Protocol):
         meanwhile: Callable[[], None],
         processes: bytes = b"",
     ) -> list[Machine]: ...
+
+
+def add_losses(forks: list[Machine], losses: Sequence[Loss]) -> list[Machine]:
+    """What all of them could not be given."""
+    for fork in forks:
+        if isinstance(fork, Body):
+            fork._losses = [*fork._losses, *losses]
+    return forks
 
 
 class Body(Machine):
@@ -179,13 +189,24 @@ class Body(Machine):
 
     # layers
 
+    def _ignored(self) -> Ignored | None:
+        """Files of it that are no state."""
+        if not self._standing.ignoring:
+            return None
+        self._open_eyes()
+        assert self._lens is not None
+        own = self._ground.bases.own(self._standing.stack)
+        places = [self._home.upper(self._standing.upper), *own]
+        return Ignored(self.path, places, self._lens.rules, root=not self._ground.user)
+
     def _share(self, image: Image) -> Stack:
         """Layers that add up to the settled image, which this machine may have left since.
 
         What was mounted may be gone now, until `_resume`.
         """
-        stack = self._standing.stack
-        if (stack.root, stack.links) == (image.root, image.links):
+        stack, upper = self._standing.stack, self._home.upper(self._standing.upper)
+        same = (stack.root, stack.links) == (image.root, image.links)
+        if same and not (self._standing.ignoring and os.listdir(upper)):
             return stack
         if self._freeze()[0] == self._settled and self._pause(image):
             assert self._paused is not None
@@ -200,6 +221,8 @@ class Body(Machine):
         old, bases = self._standing, self._ground.bases
         deep = len(old.stack.layers) >= (_DEEPEST_EVER if old.ignoring else DEEPEST)
         flat = bases.stack(image, old.stack)[0] if deep else None
+        if flat is not None:
+            flat, _ = with_ignored(self._ground, flat, self._ignored())
         if not self._unmount():
             return False
         try:

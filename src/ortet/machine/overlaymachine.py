@@ -20,8 +20,10 @@ from ortet.machine.command import argv_of, attend, check_directory, environment,
 from ortet.machine.folder import inside
 from ortet.machine.home import Standing
 from ortet.machine.household import move_in
+from ortet.machine.ignoredlayers import with_ignored
 from ortet.machine.indoors import Indoors
 from ortet.machine.jobs import Job, JobInfo, Process, check_port
+from ortet.machine.overlaybody import add_losses
 from ortet.machine.overlaybranches import Branching
 
 DOOR = "door"  # a file that is locked while connections from outside are not welcome
@@ -106,12 +108,15 @@ class OverlayMachine(Branching):
         image = decode(Image, self._ground.objects.get(self._settled))
         with self._ground.bases.using():
             stack = self._share(image)
-            ours = stack in (self._standing.stack, self._paused)
-            standing = Standing(1, stack, image.system, ours and self._standing.ignoring)
+            losses: list[Loss] = []
+            if stack not in (self._standing.stack, self._paused):  # then it has state only
+                stack, losses = with_ignored(self._ground, stack, self._ignored())
+            standing = Standing(1, stack, image.system, self._standing.ignoring)
             try:
-                return self._fork(specs, standing, self._resume)
+                forks = self._fork(specs, standing, self._resume)
             finally:
                 self._resume()
+        return add_losses(forks, losses)
 
     def run(
         self,

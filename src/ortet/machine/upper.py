@@ -18,7 +18,7 @@ from ortet.graph.records import Entry
 from ortet.machine.abc import Loss
 from ortet.machine.capture import CLOSED, GONE, far_time, put_xattrs, unreadable
 from ortet.machine.links import join
-from ortet.machine.rules import FILE
+from ortet.machine.rules import FILE, Rules
 from ortet.machine.upperlinks import merge_groups
 from ortet.machine.uppermarks import read_marks, read_rules
 from ortet.machine.uppernode import Node, is_gone, stamp
@@ -42,6 +42,10 @@ class Upper(UpperTree):
     def losses(self) -> list[Loss]:
         """What the last scan could not take in."""
         return self._taker.losses
+
+    @property
+    def rules(self) -> Rules:
+        return self._taker.rules
 
     @property
     def ignoring(self) -> bool:

@@ -1,0 +1,153 @@
+"""Files that commits leave out go along with forks, and stay when a machine is restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.machine import ignoredlayers
+from ortet.machine.mounts import privileged
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
+
+needs_root = pytest.mark.skipif(not privileged(), reason="live machines need root")
+_ENGINES = ["overlay", pytest.param("criu", marks=needs_root)]
+_RULES = "node_modules/\n*.cache\nsize > 1MB\n"
+_FILL = """
+mkdir -p node_modules/pkg/bin src/deep
+echo one > node_modules/pkg/index; chmod 750 node_modules/pkg/index
+ln node_modules/pkg/index node_modules/pkg/other
+ln -s ../index node_modules/pkg/bin/run
+touch -d 2001-01-01 node_modules/pkg/bin
+head -c 2000000 /dev/zero > big
+echo kept > src/deep/a.cache; echo state > src/deep/b
+"""
+_LOOK = """
+find . -type f -o -type l | LC_ALL=C sort; cat node_modules/pkg/bin/run src/deep/a.cache
+stat -c '%a %h' node_modules/pkg/index; stat -c %Y node_modules/pkg/bin; stat -c %s big
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / ".ortetignore").write_text(_RULES)
+    (place / "file").write_text("one\n")
+    return place
+
+
+def machine(hub: Hub, place: Path, engine: str, *, busy: bool) -> Workspace:
+    work = hub.workspace(place, engine=engine)
+    assert work.run(_FILL).exit_code == 0
+    if busy:
+        work.spawn("server", ["sleep", "1000"])
+    return work
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("engine", _ENGINES)
+class TestForks:
+    def test_they_have_them_as_they_were(
+        self, hub: Hub, place: Path, engine: str, busy: bool
+    ) -> None:
+        work = machine(hub, place, engine, busy=busy)
+        seen = work.run(_LOOK)
+        assert "one\nkept\n750 2\n978307200\n2000000\n" in seen.stdout
+        one, two = work.fork(2)
+        (third,) = one.fork(1)
+        for fork in (one, two, third):
+            assert fork.run(_LOOK).stdout == seen.stdout
+            assert fork.status().changes == []
+            assert not [loss for loss in fork.losses if loss.what == "ignored"]
+
+    def test_each_has_its_own(self, hub: Hub, place: Path, engine: str, busy: bool) -> None:
+        work = machine(hub, place, engine, busy=busy)
+        one, two = work.fork(2)
+        one.run("echo mine > node_modules/pkg/index; rm src/deep/a.cache; echo x > x.cache")
+        work.run("echo ours >> node_modules/pkg/index; rm -r node_modules/pkg/bin")
+        assert one.run("cat node_modules/pkg/index").stdout == "mine\n"
+        assert two.run("cat node_modules/pkg/index").stdout == "one\n"
+        assert two.run("ls node_modules/pkg src/deep").stdout.split() == [
+            *("node_modules/pkg:", "bin", "index", "other"),
+            *("src/deep:", "a.cache", "b"),
+        ]
+        (third,) = one.fork(1)
+        assert third.run("cat node_modules/pkg/index; ls src/deep *.cache").stdout.split() == [
+            *("mine", "x.cache", "src/deep:", "b")
+        ]
+        (last,) = work.fork(1)
+        assert last.run("cat node_modules/pkg/index; ls node_modules/pkg").stdout.split() == [
+            *("one", "ours", "index", "other")
+        ]
+
+    def test_no_commit_has_them(
+        self, hub: Hub, place: Path, tmp_path: Path, engine: str, busy: bool
+    ) -> None:
+        work = machine(hub, place, engine, busy=busy)
+        (fork,) = work.fork(1)
+        fork.run("echo more > file")
+        commit = fork.commit("in the fork")
+        hub.restore(commit.oid, tmp_path / "out")
+        found = sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file())
+        assert found == [".ortetignore", "b", "file"]
+        # nor has a machine that begins with the same commit
+        other = hub.workspace(tmp_path / "out", engine=engine)
+        assert other.run("ls").stdout.split() == ["file", "src"]
+
+
+@needs_root
+class TestRestore:
+    def test_they_stay_under_other_processes(self, hub: Hub, place: Path) -> None:
+        work = machine(hub, place, "criu", busy=True)
+        commit = work.commit("one")
+        work.run("echo two > file; mkdir new; echo n > new/n.cache; rm node_modules/pkg/other")
+        work.commit("two")
+        work.restore(commit.oid)
+        assert [job.name for job in work.jobs() if job.code is None] == ["server"]
+        assert work.run("cat file node_modules/pkg/index new/n.cache").stdout == "one\none\nn\n"
+        assert work.run("ls node_modules/pkg").stdout.split() == ["bin", "index"]
+
+    def test_what_a_process_holds_is_as_it_was(self, hub: Hub, place: Path) -> None:
+        work = machine(hub, place, "criu", busy=False)
+        job = work.spawn("log", "exec 5>> held.cache; echo one >&5; echo ready; sleep 1000")
+        assert job.read(0, 60).data.startswith(b"ready")
+        commit = work.commit("one")
+        work.run("echo two >> held.cache; echo two >> src/deep/a.cache")
+        work.restore(commit.oid)
+        assert work.run("cat held.cache src/deep/a.cache").stdout == "one\nkept\ntwo\n"
+
+    def test_a_commit_that_has_a_file_of_the_name(self, hub: Hub, place: Path) -> None:
+        work = hub.workspace(place, engine="criu")
+        work.spawn("server", ["sleep", "1000"])
+        work.run(
+            "rm .ortetignore; echo state > a.cache; mkdir node_modules; echo s > node_modules/s"
+        )
+        commit = work.commit("as state")
+        work.run("echo '*.cache' > .ortetignore; echo node_modules/ >> .ortetignore")
+        work.run("echo other > a.cache; echo b > b.cache; echo t > node_modules/t")
+        work.commit("ignored")
+        work.restore(commit.oid)
+        assert work.run("cat a.cache b.cache node_modules/*").stdout == "state\nb\ns\nt\n"
+
+
+@needs_root
+def test_too_much_is_left_and_said(hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignoredlayers, "MOST", 1000)
+    work = machine(hub, place, "criu", busy=True)
+    for _ in range(2):
+        (fork,) = work.fork(1)
+        left = [loss.path for loss in fork.losses if loss.what == "ignored"]
+        if left:  # else the file system shares it
+            assert left == ["big"]
+            assert fork.run("ls big").exit_code != 0
+        assert fork.run("cat src/deep/a.cache").stdout == "kept\n"
