@@ -175,6 +175,20 @@ class TestRestore:
         assert counting.run("cat file").stdout == "two\n"
         assert count(counting) > before
 
+    def test_in_another_directory_it_is_refused_and_its_files_come(
+        self, counting: Workspace, hub: Hub, tmp_path: Path
+    ) -> None:
+        commit = counting.commit("here")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "mine").write_text("mine\n")
+        other = hub.workspace(tmp_path / "other", engine="criu")
+        with pytest.raises(Conflict) as caught:
+            other.restore(commit.oid)
+        assert caught.value.kind == "other_place"
+        assert other.run("cat mine").stdout == "mine\n"
+        other.restore(commit.oid, only={"files"})
+        assert other.run("cat file; ls mine").stdout == "one\n"
+
     def test_two_at_once_of_one_commit(self, counting: Workspace) -> None:
         counting.commit("here")
         first, second = counting.fork(2)

@@ -29,7 +29,7 @@ from ortet.machine.home import Home, Standing
 from ortet.machine.ignored import Ignored
 from ortet.machine.ignoredlayers import bring_along, with_ignored
 from ortet.machine.jobs import JobInfo
-from ortet.machine.likehost import refuse_elsewhere
+from ortet.machine.likehost import refuse_elsewhere, refuse_other_place
 from ortet.machine.liveground import LiveGround
 from ortet.machine.liveguard import LiveGuard, not_frozen, passing
 from ortet.machine.liveruns import LiveRuns
@@ -104,10 +104,11 @@ class CriuMachine(LiveRuns):
         ground = self._ground
         record = read_processes(ground.objects, self._asleep)
         refuse_elsewhere(record, ground.host)
+        mounts = decode(Carried, record.jobs).mounts
+        refuse_other_place(mounts, str(self._spec.path))
         upper, objects = self._home.upper(self._standing.upper), ground.objects
         self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
         self._bring_along()
-        mounts = decode(Carried, record.jobs).mounts
         # what the host had mounted then may be gone: the place itself stands in for it
         stand_ins = [at for at in mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]

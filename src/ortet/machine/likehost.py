@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -96,6 +96,18 @@ def refuse_elsewhere(record: Processes, host: Host) -> None:
             "these processes cannot go on here: " + "; ".join(reasons) + ". Restore the files "
             "alone with only={'files'}, or on a host like the one that made the commit",
             reasons=reasons,
+        )
+
+
+def refuse_other_place(mounts: Collection[str], place: str) -> None:
+    """Conflict where the processes had their workspace elsewhere: they know it by its path, and
+    would go on with other files than those of their machine."""
+    if place not in mounts:
+        raise Conflict(
+            "other_place",
+            f"the processes of this commit had their workspace in another directory than {place}: "
+            "restore the files alone with only={'files'} (`--only files`), or go on in a machine "
+            "of that directory",
         )
 
 
