@@ -307,6 +307,10 @@ class TestJournal:
         hub.close()
         assert in_store(tmp_path) == []
 
+    def test_the_goal_of_a_new_session(self, hub: Hub) -> None:
+        with hub.session("s", goal=f"log in with {VALUE}") as session:
+            assert session.goal == "log in with [DEPLOY]"
+
     def test_a_replay_finds_what_was_said_and_done(self, hub: Hub) -> None:
         def program(session: Session, token: str) -> str:
             session.say("user", f"log in with {token}")

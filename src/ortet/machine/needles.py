@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from urllib.parse import quote, quote_plus
@@ -13,7 +12,9 @@ from urllib.parse import quote, quote_plus
 SHORTEST = 8
 """Bytes: what is shorter is found everywhere, and proves nothing."""
 
-Find = Callable[[int, int, bytes, int], int | None]
+_SMALL = 1024  # bytes, in which bytes.find is faster than a call of C is
+
+Find = Callable[[bytes, int, bytes, int], int | None]
 
 
 def forms(value: str) -> list[bytes]:
@@ -68,25 +69,12 @@ class Needles:
     def __len__(self) -> int:
         return len(self._named)
 
-    def find(self, data: bytes | mmap.mmap) -> str:
-        """The name of the first that is there, "" for none. A map must be a private one that may be
-        written to, as its address is asked for."""
-        if not len(data):
-            return ""
-        find = _memmem()
-        if find is None:
+    def find(self, data: bytes) -> str:
+        """The name of the first that is there, "" for none."""
+        find, size = _memmem(), len(data)
+        if find is None or size < _SMALL:
             return next((name for name, one in self._named if data.find(one) >= 0), "")
-        if isinstance(data, bytes):
-            at = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-            return self._at(find, at, len(data))
-        held = (ctypes.c_char * len(data)).from_buffer(data)
-        try:
-            return self._at(find, ctypes.addressof(held), len(data))
-        finally:
-            del held  # else the map cannot be closed
-
-    def _at(self, find: Find, at: int, size: int) -> str:
-        return next((name for name, one in self._named if find(at, size, one, len(one))), "")
+        return next((name for name, one in self._named if find(data, size, one, len(one))), "")
 
 
 @cache
@@ -97,5 +85,5 @@ def _memmem() -> Find | None:
     except (OSError, AttributeError):
         return None
     function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
     return function

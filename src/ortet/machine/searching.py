@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -64,13 +63,9 @@ class Known:
         """The same of what CRIU wrote about processes; `tell` says which one has a pid."""
         seen: dict[str, list[str]] = {}
         for image, size in sorted(list_images(directory).items()):
-            if not size:
-                continue
-            with (
-                (directory / image).open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data,
-            ):
-                name = self._plain.find(data)
+            with (directory / image).open("rb") as file:
+                parts = _windows(file.fileno(), size, self._plain.longest - 1)
+                name = next(filter(None, map(self._plain.find, parts)), "")
             if name:
                 seen.setdefault(name, []).append(image)
         for name, images in seen.items():

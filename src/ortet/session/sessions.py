@@ -243,7 +243,8 @@ class Sessions:
         drafts += start.drafts
         tip, rows = Tip(), []
         for draft in drafts:
-            made, event = self.chain.make(tip, draft, self.hub.clock.now_ns())
+            known = msgspec.structs.replace(draft, data=self.hub.hidden(draft.data))
+            made, event = self.chain.make(tip, known, self.hub.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(made)
         (lease,) = self.hub.catalog.move(
