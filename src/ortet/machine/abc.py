@@ -143,6 +143,11 @@ class Machine(ABC):
         """Variables of this process that its programs do not get: None each."""
         return {}
 
+    def herald(self, specs: Sequence[Spec]) -> None:
+        """These forks of what is frozen next will be asked for: they may begin before it is
+        settled. Nothing: they will not be, and what was begun for them goes."""
+        del specs
+
     @abstractmethod
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         """Open copies of this machine as of the last settled image, one a spec; all or none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from ortet.graph.records import Image
 from ortet.graph.tree import Trees
 from ortet.ids import Clock
-from ortet.machine.abc import Capability, Loss, Machine, Spec
+from ortet.machine.abc import Capability, Loss, Spec
 from ortet.machine.bases import Bases
 from ortet.machine.cgroups import remove_recorded
+from ortet.machine.coming import Coming
 from ortet.machine.criumachine import FORKED, RESTORED, CriuMachine
 from ortet.machine.crius import find_criu, probe_criu
 from ortet.machine.ground import Ground
@@ -57,20 +58,15 @@ class CriuEngine(OverlayEngine):
             home,
             standing=standing,
             fork=self.fork,
+            begin=self.begin,
             processes=processes,
             hooks=self._hooks or (RESTORED if processes else ""),
         )
 
-    def fork(
-        self,
-        specs: Sequence[Spec],
-        standing: Standing,
-        meanwhile: Callable[[], None],
-        processes: bytes = b"",
-    ) -> list[Machine]:
+    def begin(self, specs: Sequence[Spec], standing: Standing, processes: bytes = b"") -> Coming:
         self._hooks = FORKED
         try:
-            return super().fork(specs, standing, meanwhile, processes)
+            return super().begin(specs, standing, processes)
         finally:
             self._hooks = ""
 
@@ -82,7 +78,9 @@ class CriuEngine(OverlayEngine):
         super().remove(home)
 
     def _wake(self, machines: Sequence[OverlayMachine]) -> None:
-        if len(machines) > 1:
+        if len(machines) == 1:
+            _ready(machines[0])
+        else:
             with ThreadPoolExecutor(min(len(machines), os.cpu_count() or 1)) as pool:
                 list(pool.map(_ready, machines))
 

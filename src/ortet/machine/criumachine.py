@@ -24,18 +24,18 @@ from ortet.machine.carried import Carried, put_services
 from ortet.machine.cgroups import Group
 from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
+from ortet.machine.early import Begin, Early
 from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
 from ortet.machine.ignored import Ignored
 from ortet.machine.ignoredlayers import bring_along, with_ignored
 from ortet.machine.jobs import JobInfo
-from ortet.machine.likehost import refuse_elsewhere, refuse_other_place
-from ortet.machine.liveground import LiveGround
+from ortet.machine.likehost import refuse_other_place
+from ortet.machine.liveground import IMAGES, Dump, LiveGround
 from ortet.machine.liveguard import LiveGuard, not_frozen, passing
 from ortet.machine.liveruns import LiveRuns
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
-from ortet.machine.memoryrestore import read_processes, restore_to
 from ortet.machine.overlaybody import Fork, add_losses
 from ortet.machine.scratch import Scratch, give_back
 from ortet.machine.seat import Seat
@@ -43,7 +43,6 @@ from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
 FORKED, RESTORED = "on-fork", "on-restore"
-_IMAGES = "images"
 _TRIES = 5  # of a dump that meets a process which is about to end
 _HOSTNAME = 12  # letters of the machine's id
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
@@ -66,6 +65,7 @@ class CriuMachine(LiveRuns):
         *,
         standing: Standing,
         fork: Fork,
+        begin: Begin,
         processes: bytes = b"",
         hooks: str = "",
     ) -> None:
@@ -74,6 +74,9 @@ class CriuMachine(LiveRuns):
         self._hooks = hooks  # what is run in it then
         self._kept: Kept | None = None  # what the next dump is compared with
         self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
+        self._begin = begin
+        self._heirs: Sequence[Spec] = ()  # forks that will be asked for
+        self._early: Early | None = None  # forks that were begun before they were asked for
         self._worker: Worker | None = None
         self._scratch: Scratch | None = None
         self._lost: list[Loss] = []
@@ -102,27 +105,23 @@ class CriuMachine(LiveRuns):
 
     def _restored(self, plan: dict[str, Any], group: Group) -> LiveGuard:
         ground = self._ground
-        record = read_processes(ground.objects, self._asleep)
-        refuse_elsewhere(record, ground.host)
-        mounts = decode(Carried, record.jobs).mounts
-        refuse_other_place(mounts, str(self._spec.path))
+        dump = ground.dump_of(self._asleep, self._home)
+        refuse_other_place(dump.mounts, str(self._spec.path))
         upper, objects = self._home.upper(self._standing.upper), ground.objects
-        self._lost = give_back(objects, ground.trees, self._covers, record.covers, upper)
+        self._lost = give_back(objects, ground.trees, self._covers, dump.covers, upper)
         self._bring_along()
         # what the host had mounted then may be gone: the place itself stands in for it
-        stand_ins = [at for at in mounts if at != str(self._spec.path)]
+        stand_ins = [at for at in dump.mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
-        # which makes its mounts while we look for the images
-        worker = ground.keeper.restorer(plan, group.paths)
-        images, self._kept = self._images_of(self._asleep)
+        self._kept = dump.kept
         return liveguard.restore(
-            worker,
-            images,
+            ground.keeper.restorer(plan, group.paths),
+            dump.images,
             str(self._spec.path),
             group=group,
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
-            mounts=mounts,
+            mounts=dump.mounts,
             pager=ground.keeper.pager,
         )
 
@@ -132,17 +131,6 @@ class CriuMachine(LiveRuns):
         ignored, self._left_over = self._left_over, None
         if ignored is not None:
             bring_along(ground, ignored, self._home.upper(standing.upper), standing.stack.root)
-
-    def _images_of(self, processes: bytes) -> tuple[Path, Kept]:
-        """As CRIU wrote them: those at hand, else out of the store."""
-        at_hand = self._ground.images.get(processes)
-        if at_hand is not None and at_hand[0].is_dir():
-            return at_hand
-        place = self._home.place / f"{_IMAGES}-restored"
-        self._home.drop(place.name)
-        kept = restore_to(self._ground.objects, Oid(processes), place)
-        self._ground.images[processes] = place, kept
-        return place, kept
 
     def wake(self) -> None:
         """The part of `ready` that takes long; machines may do it side by side."""
@@ -185,6 +173,7 @@ class CriuMachine(LiveRuns):
             self._worker = None
 
     def close(self) -> None:
+        self.herald(())
         self._dismiss()
         self._doors.close()
         super().close()
@@ -204,15 +193,32 @@ class CriuMachine(LiveRuns):
     def expose(self, port: int, at: int = 0) -> int:
         return self._doors.open(self._guard.pid, port, at)
 
+    def herald(self, specs: Sequence[Spec]) -> None:
+        self._heirs = specs
+        if self._early is not None:
+            self._early.cancel()
+            self._early = None
+
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         if self._settled is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
         image = decode(Image, self._ground.objects.get(self._settled))
+        if self._early is not None and self._early.are(specs):
+            early, self._early = self._early, None
+            made, losses = early.finish(image.processes), early.losses
+            for machine in made:
+                assert isinstance(machine, CriuMachine)
+                machine._kept = self._kept
+            return add_losses(made, losses)
         with self._ground.bases.using():
-            stack, losses = with_ignored(self._ground, self._share(image), self._ignored())
-            standing = Standing(1, stack, image.system, self._standing.ignoring)
+            standing, losses = self._copied(image)
             forks = self._fork(specs, standing, lambda: None, image.processes)
         return add_losses(forks, losses)
+
+    def _copied(self, image: Image) -> tuple[Standing, list[Loss]]:
+        """What forks stand on."""
+        stack, losses = with_ignored(self._ground, self._share(image), self._ignored())
+        return Standing(1, stack, image.system, self._standing.ignoring), losses
 
     def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         target = decode(Image, self._ground.objects.get(image))
@@ -240,7 +246,7 @@ class CriuMachine(LiveRuns):
         self._open_eyes()
         self._unsettled = True  # from here on, also when the dump fails
         mapped, jobs = self._mapped(), self.indoors.jobs()
-        images = self._home.empty(f"{_IMAGES}-{time.monotonic_ns()}")
+        images = self._home.empty(f"{IMAGES}-{time.monotonic_ns()}")
         found: list[tuple[Image, list[Layer]]] = []
 
         def frozen() -> None:
@@ -257,20 +263,36 @@ class CriuMachine(LiveRuns):
             self._home.drop(images.name)
             raise
         files, covers = found[0]
+        dump = Dump(images, self._guard.external, covers)
+        if self._heirs:  # they begin while what they are made from is stored
+            self._begin_heirs(dump, files)
         kept = keep(
             self._ground.objects,
             images,
             self._kept,
             host=self._ground.host,
             covers=covers,
-            jobs=encode(Carried(self._guard.external, jobs)),
+            jobs=encode(Carried(dump.mounts, jobs)),
         )
-        self._hold(images, kept)
+        self._hold(replace(dump, kept=kept), kept)
         services = put_services(self._ground.objects, jobs, str(self._spec.path))
         image = replace(files, services=services, processes=kept.oid)
         self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
         self._unsettled = True
         return self._frozen
+
+    def _begin_heirs(self, dump: Dump, files: Image) -> None:
+        """When that fails, they are begun when they are asked for."""
+        self.herald(self._heirs)  # not of an earlier dump
+        ground, key = self._ground, os.fsencode(dump.images.name)
+        ground.at_hand[key] = dump
+        try:
+            with suppress(OrtetError), ground.bases.using():
+                standing, losses = self._copied(files)
+                coming = self._begin(self._heirs, standing, key)
+                self._early = Early(self._heirs, coming, losses)
+        finally:
+            del ground.at_hand[key]
 
     def _search(self, images: Path) -> None:
         search, page = self._ground.objects.search, self._ground.host.page_size
@@ -328,13 +350,15 @@ class CriuMachine(LiveRuns):
         inside = Path(f"/proc/{self._guard.pid}/root")
         return self._scratch.look(ground.horizon(), files, images=images, inside=inside)
 
-    def _hold(self, images: Path, kept: Kept) -> None:
+    def _hold(self, dump: Dump, kept: Kept) -> None:
         """Of the dumps on disk the last is enough to fork from."""
         self._kept = kept
-        old, self._dumped = self._dumped, (kept.oid, images)
-        self._ground.images[kept.oid] = images, kept
+        old, self._dumped = self._dumped, (kept.oid, dump.images)
+        self._ground.at_hand[kept.oid] = dump
+        if self._early is not None:
+            self._early.processes = kept.oid
         if old is not None and old[0] != kept.oid:
-            self._ground.images.pop(old[0], None)
+            self._ground.at_hand.pop(old[0], None)
             self._home.drop(old[1].name)
 
     def _look_anew(self) -> None:

@@ -5,21 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from ortet.codec import decode
 from ortet.graph.records import Layer
 from ortet.graph.tree import Trees
-from ortet.ids import Clock
+from ortet.ids import Clock, Oid
 from ortet.machine.abc import Spec
 from ortet.machine.bases import Bases
+from ortet.machine.carried import Carried
 from ortet.machine.cgroups import Groups
 from ortet.machine.crius import version
 from ortet.machine.ground import Ground
-from ortet.machine.likehost import this_host
+from ortet.machine.home import Home
+from ortet.machine.likehost import refuse_elsewhere, this_host
 from ortet.machine.live import Keeper
 from ortet.machine.memory import Kept
+from ortet.machine.memoryrestore import read_processes, restore_to
 from ortet.machine.system import lay
 from ortet.machine.upperwatch import UpperWatch
 from ortet.machine.view import Cover, Mounted, Step, live_steps
 from ortet.store.abc import Objects
+
+IMAGES = "images"
+"""What directories with dumps in a home are called, in the beginning."""
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """One, on disk: the `mounts` that a machine made from it must have, the files that go along,
+    and what the store has of it, once it has."""
+
+    images: Path
+    mounts: list[str]
+    covers: list[Layer]
+    kept: Kept | None = None
 
 
 class LiveGround(Ground):
@@ -34,8 +53,21 @@ class LiveGround(Ground):
         self.groups = Groups()
         # a watch tells one who looks at a directory, and scratch looks at the system's own
         self.aside = UpperWatch()
-        self.images: dict[bytes, tuple[Path, Kept]] = {}
+        self.at_hand: dict[bytes, Dump] = {}
         """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
+
+    def dump_of(self, processes: bytes, home: Home) -> Dump:
+        """One at hand, else out of the store, into this home."""
+        dump = self.at_hand.get(processes)
+        if dump is None or not dump.images.is_dir():
+            record = read_processes(self.objects, processes)
+            refuse_elsewhere(record, self.host)
+            place = home.place / f"{IMAGES}-restored"
+            home.drop(place.name)
+            kept = restore_to(self.objects, Oid(processes), place)
+            dump = Dump(place, decode(Carried, record.jobs).mounts, record.covers, kept)
+            self.at_hand[processes] = dump
+        return dump
 
     def _between(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
         """Nothing: a difference of the system is written into the upper directory itself. As a

@@ -21,6 +21,7 @@ from ortet.machine.abc import Capability, Engine, Loss, Machine, Spec
 from ortet.machine.bases import Bases
 from ortet.machine.carried import left_behind
 from ortet.machine.client import Zygote
+from ortet.machine.coming import Coming
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.ground import Ground
 from ortet.machine.home import Home, Standing
@@ -76,6 +77,16 @@ class OverlayEngine(Engine):
         processes: bytes = b"",
     ) -> list[Machine]:
         """New machines that stand alike, all or none; called within `Bases.using`."""
+        coming = self.begin(specs, standing, processes)
+        try:
+            meanwhile()
+        except BaseException:
+            coming.cancel()
+            raise
+        return coming.finish()
+
+    def begin(self, specs: Sequence[Spec], standing: Standing, processes: bytes = b"") -> Coming:
+        """The same, but they are not waited for."""
         made: list[tuple[OverlayMachine, list[Loss]]] = []
         with ExitStack() as undo:
             for spec in map(self._normal, specs):
@@ -89,14 +100,13 @@ class OverlayEngine(Engine):
                 losses += self._establish(home, own)
                 machine = self._start(spec, home, own, undo, processes=processes)
                 made.append((machine, losses))
-            meanwhile()
-            self._wake([machine for machine, _ in made])
-            for machine, losses in made:
-                machine.ready(losses)
-            undo.pop_all()
-        for spec, (machine, _) in zip(specs, made, strict=True):
-            self._open[spec.home] = machine
-        return [machine for machine, _ in made]
+            last = undo.pop_all()
+        homes = [spec.home for spec in specs]
+
+        def remember(machines: Sequence[OverlayMachine]) -> None:
+            self._open.update(zip(homes, machines, strict=True))
+
+        return Coming(made, last, self._wake, remember)
 
     def remove(self, home: Path) -> None:
         machine = self._open.pop(home, None)

@@ -203,10 +203,38 @@ class Hub(Minding, Keeping, Custody, Asides):
         return [workspace for workspace in self._open if name in ("", workspace.name)]
 
     def fork(
-        self, row: WorkspaceRow, machine: Machine | None, point: Oid, n: int
+        self,
+        row: WorkspaceRow,
+        machine: Machine | None,
+        point: Oid,
+        n: int,
+        ids: Sequence[str] = (),
     ) -> list[Workspace]:
         """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
-        return self.fork_with(row, machine, point, n)[0]
+        return self.fork_with(row, machine, point, n, ids=ids)[0]
+
+    def herald(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
+        """Tell a machine that forks of its next image will be asked for; returns their ids."""
+        ids = [self.new_id() for _ in range(n)]
+        if row.files == "private" and row.forks in ("", machine.engine):
+            rows = self._children(row, machine.engine, Oid(b""), ids)
+            machine.herald(self._machines.specs(rows))
+        return ids
+
+    def _children(
+        self, row: WorkspaceRow, engine: str, image: Oid, ids: Sequence[str]
+    ) -> list[WorkspaceRow]:
+        private = row.files == "private"
+        child = replace(
+            row,
+            name="",
+            engine=engine,
+            files="private",
+            scope=row.scope if private else self._parts.scope,
+            parent=row.name,
+            base=row.base if private else image,
+        )
+        return [replace(child, machine=one) for one in ids]
 
     def fork_with(
         self,
@@ -217,22 +245,16 @@ class Hub(Minding, Keeping, Custody, Asides):
         *,
         minds: Minds = lambda _: ALONE,
         tails: Sequence[str] = (),
+        ids: Sequence[str] = (),
     ) -> tuple[list[Workspace], list[Lease]]:
-        """The same, named by `tails` if given; what `minds` says for these branches is written with
-        them, and what it claims is given back."""
+        """The same, named by `tails` and with machines of these `ids` if given; what `minds` says
+        for these branches is written with them, and what it claims is given back."""
         with self.writing():  # the commit may be one that only its id leads to
             image = self.image_oid(point, row.nothing)
-            private = row.files == "private"
-            child = replace(
-                row,
-                name="",
-                engine=self.forks_by(row, point),
-                files="private",
-                scope=row.scope if private else self._parts.scope,
-                parent=row.name,
-                base=row.base if private else image,
-            )
-            rows = [replace(child, machine=self.new_id()) for _ in range(n)]
+            engine = self.forks_by(row, point)
+            if machine is None or machine.engine != engine or not ids:
+                ids = [self.new_id() for _ in range(n)]
+            rows = self._children(row, engine, image, ids)
             with self._machines.copies(rows, image, machine) as lives:
                 reach("fork.after-machines")
                 rows, leases = self._name_forks(rows, point, minds, tails)

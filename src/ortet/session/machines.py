@@ -99,6 +99,10 @@ class Machines:
             yield [Live(*pair) for pair in zip(machines, turns, strict=True)]
             undo.pop_all()
 
+    def specs(self, rows: Sequence[WorkspaceRow]) -> list[Spec]:
+        """Of machines that are to be forked."""
+        return [self._spec(row, None) for row in rows]
+
     def photograph(self, row: WorkspaceRow, home: str) -> Oid:
         """The image of a directory as it is, put into the store; `home` is used and removed."""
         engine = self._engine("folder")

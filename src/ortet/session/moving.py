@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -182,11 +183,12 @@ class Moving(Surrounded):
         self._take_in()
         files = self._workspace()
         point = self._branch.head if files is None else None
-        if point is None or not self._host.unchanged(point, self._image):
-            point = from_hex(self.commit("fork point").oid)
-        self._budget.give_back()  # so that the forks find it
         fork = fork_files if machine and files is not None else fork_minds
-        forks = fork(self._sessions, self, point, n)
+        with files.heralding(n) if fork is fork_files and files is not None else nullcontext():
+            if point is None or not self._host.unchanged(point, self._image):
+                point = from_hex(self.commit("fork point").oid)
+            self._budget.give_back()  # so that the forks find it
+            forks = fork(self._sessions, self, point, n)
         for one in forks:
             one.take_after(self)
         return forks

@@ -58,6 +58,7 @@ class Workspace(Seated):
     def __init__(self, hub: Hub, row: WorkspaceRow, live: Live) -> None:
         super().__init__(hub, row)
         self._machine, self._turn = live
+        self._heirs: list[str] = []  # ids of the machines of forks that are being made
         self._closed = False
 
     def __repr__(self) -> str:
@@ -176,16 +177,27 @@ class Workspace(Seated):
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
         must_be(TIMES, n=n)
-        with self._looking() as machine:
+        with self._looking() as machine, self.heralding(n):
             point = self._record(self._freeze(), "fork point")
-            return self.hub.fork(self.row, machine, from_hex(point.oid), n)
+            return self.hub.fork(self.row, machine, from_hex(point.oid), n, self._heirs)
+
+    @contextmanager
+    def heralding(self, n: int) -> Iterator[None]:
+        """A commit and n forks of it are made within: these may begin before that is there."""
+        machine = self._live()
+        self._heirs = self.hub.herald(self.row, machine, n)
+        try:
+            yield
+        finally:
+            self._heirs = []
+            machine.herald([])
 
     def fork_at(
         self, point: Oid, n: int, *, minds: Callable[[Sequence[str]], Together]
     ) -> tuple[list[Workspace], list[Lease]]:
         """n private copies as of the commit just made, and what `minds` adds to them."""
         with self._looking() as machine:
-            return self.hub.fork_with(self.row, machine, point, n, minds=minds)
+            return self.hub.fork_with(self.row, machine, point, n, minds=minds, ids=self._heirs)
 
     # together again
 
