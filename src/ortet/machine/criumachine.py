@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from msgspec.structs import replace
@@ -74,6 +75,7 @@ class CriuMachine(LiveRuns):
         self._hooks = hooks  # what is run in it then
         self._kept: Kept | None = None  # what the next dump is compared with
         self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
+        self._clearing: Thread | None = None  # removes the one before
         self._begin = begin
         self._heirs: Sequence[Spec] = ()  # forks that will be asked for
         self._early: Early | None = None  # forks that were begun before they were asked for
@@ -174,6 +176,7 @@ class CriuMachine(LiveRuns):
 
     def close(self) -> None:
         self.herald(())
+        self._clear()
         self._dismiss()
         self._doors.close()
         super().close()
@@ -359,7 +362,15 @@ class CriuMachine(LiveRuns):
             self._early.processes = kept.oid
         if old is not None and old[0] != kept.oid:
             self._ground.at_hand.pop(old[0], None)
-            self._home.drop(old[1].name)
+            self._clear()
+            self._clearing = Thread(target=self._home.drop, args=(old[1].name,), daemon=True)
+            self._clearing.start()
+
+    def _clear(self) -> None:
+        """Wait until the directory of the last dump but one is gone."""
+        if self._clearing is not None:
+            self._clearing.join()
+            self._clearing = None
 
     def _look_anew(self) -> None:
         super()._look_anew()
