@@ -242,3 +242,6 @@ class Engine(ABC):
     @abstractmethod
     def remove(self, home: Path) -> None:
         """Delete a closed machine's home, leftovers of a crash included."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """End what serves all of its machines, which are closed; it may be used again."""

@@ -77,6 +77,10 @@ class CriuEngine(OverlayEngine):
         remove_recorded(home)
         super().remove(home)
 
+    def close(self) -> None:
+        assert isinstance(self._ground, LiveGround)
+        self._ground.keeper.close()
+
     def _wake(self, machines: Sequence[OverlayMachine]) -> None:
         if len(machines) == 1:
             _ready(machines[0])

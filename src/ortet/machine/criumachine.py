@@ -25,7 +25,7 @@ from ortet.machine.carried import Carried, put_services
 from ortet.machine.cgroups import Group
 from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
-from ortet.machine.early import Begin, Early
+from ortet.machine.heirs import Begin, Heirs
 from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
 from ortet.machine.ignored import Ignored
@@ -76,9 +76,7 @@ class CriuMachine(LiveRuns):
         self._kept: Kept | None = None  # what the next dump is compared with
         self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
         self._clearing: Thread | None = None  # removes the one before
-        self._begin = begin
-        self._heirs: Sequence[Spec] = ()  # forks that will be asked for
-        self._early: Early | None = None  # forks that were begun before they were asked for
+        self._heirs = Heirs(ground, begin)
         self._worker: Worker | None = None
         self._scratch: Scratch | None = None
         self._lost: list[Loss] = []
@@ -197,22 +195,18 @@ class CriuMachine(LiveRuns):
         return self._doors.open(self._guard.pid, port, at)
 
     def herald(self, specs: Sequence[Spec]) -> None:
-        self._heirs = specs
-        if self._early is not None:
-            self._early.cancel()
-            self._early = None
+        self._heirs.announce(specs)
 
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         if self._settled is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
         image = decode(Image, self._ground.objects.get(self._settled))
-        if self._early is not None and self._early.are(specs):
-            early, self._early = self._early, None
-            made, losses = early.finish(image.processes), early.losses
-            for machine in made:
+        forks, losses = self._heirs.take(specs, image.processes)
+        if forks:
+            for machine in forks:
                 assert isinstance(machine, CriuMachine)
                 machine._kept = self._kept
-            return add_losses(made, losses)
+            return add_losses(forks, losses)
         with self._ground.bases.using():
             standing, losses = self._copied(image)
             forks = self._fork(specs, standing, lambda: None, image.processes)
@@ -267,8 +261,7 @@ class CriuMachine(LiveRuns):
             raise
         files, covers = found[0]
         dump = Dump(images, self._guard.external, covers)
-        if self._heirs:  # they begin while what they are made from is stored
-            self._begin_heirs(dump, files)
+        self._heirs.begin(dump, lambda: self._copied(files))
         kept = keep(
             self._ground.objects,
             images,
@@ -283,19 +276,6 @@ class CriuMachine(LiveRuns):
         self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
         self._unsettled = True
         return self._frozen
-
-    def _begin_heirs(self, dump: Dump, files: Image) -> None:
-        """When that fails, they are begun when they are asked for."""
-        self.herald(self._heirs)  # not of an earlier dump
-        ground, key = self._ground, os.fsencode(dump.images.name)
-        ground.at_hand[key] = dump
-        try:
-            with suppress(OrtetError), ground.bases.using():
-                standing, losses = self._copied(files)
-                coming = self._begin(self._heirs, standing, key)
-                self._early = Early(self._heirs, coming, losses)
-        finally:
-            del ground.at_hand[key]
 
     def _search(self, images: Path) -> None:
         search, page = self._ground.objects.search, self._ground.host.page_size
@@ -330,8 +310,9 @@ class CriuMachine(LiveRuns):
 
     def _dump_once(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
         guard = self._guard
-        worker = self._worker or self._ground.keeper.worker(guard.pid)
-        self._worker = None
+        if self._worker is None or not self._worker.alive:
+            self._hire()
+        worker, self._worker = self._worker or self._ground.keeper.worker(guard.pid), None
         net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
         external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
         with unfrozen(self.door.lock, fcntl.LOCK_EX):
@@ -358,8 +339,7 @@ class CriuMachine(LiveRuns):
         self._kept = kept
         old, self._dumped = self._dumped, (kept.oid, dump.images)
         self._ground.at_hand[kept.oid] = dump
-        if self._early is not None:
-            self._early.processes = kept.oid
+        self._heirs.stored(kept.oid)
         if old is not None and old[0] != kept.oid:
             self._ground.at_hand.pop(old[0], None)
             self._clear()

@@ -6,6 +6,7 @@ Only what we say and hear is here; the field numbers are those of CRIU's rpc.pro
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,6 +118,11 @@ class Worker:
         (answer,) = said[4]
         assert isinstance(answer, bytes)
         return int(parse(answer)[1][0])
+
+    @property
+    def alive(self) -> bool:
+        """It says nothing before it is asked: what can be read is its end."""
+        return not select.select([self._sock], [], [], 0)[0]
 
     def close(self) -> None:
         self._sock.close()

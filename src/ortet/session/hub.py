@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from ortet.backend.abc import Lease, Move
 from ortet.codec import decode
-from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
+from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.given import check_text
 from ortet.graph import records
 from ortet.graph.commits import CommitInfo, History
 from ortet.graph.diff import Change, diff_images
 from ortet.graph.refs import Ref, Refs, is_name
 from ortet.ids import Oid, to_hex, uuid7
-from ortet.machine.abc import Machine, Report
+from ortet.machine.abc import Report
 from ortet.session.asides import Asides
-from ortet.session.company import ALONE, Minds
+from ortet.session.copying import Copying
 from ortet.session.custody import Custody
 from ortet.session.keeping import Keeping, Progress
 from ortet.session.machines import Machines
@@ -31,13 +30,12 @@ from ortet.session.places import existing, keep_apart, real
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.tombs import heir_of
 from ortet.session.workspace import Workspace
-from ortet.store.faults import reach
 
 _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Minding, Keeping, Custody, Asides):
+class Hub(Minding, Copying, Keeping, Custody, Asides):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
@@ -76,6 +74,7 @@ class Hub(Minding, Keeping, Custody, Asides):
             last.callback(self.bucket.close)
             last.callback(self.signal.close)
             last.callback(self._close_objects)
+            last.callback(self._machines.close)
             for workspace in self._open:
                 last.callback(workspace.close)
             if self._sessions is not None:
@@ -202,81 +201,6 @@ class Hub(Minding, Keeping, Custody, Asides):
         """The workspaces of this name, or all, that this hub has open."""
         return [workspace for workspace in self._open if name in ("", workspace.name)]
 
-    def fork(
-        self,
-        row: WorkspaceRow,
-        machine: Machine | None,
-        point: Oid,
-        n: int,
-        ids: Sequence[str] = (),
-    ) -> list[Workspace]:
-        """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
-        return self.fork_with(row, machine, point, n, ids=ids)[0]
-
-    def herald(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
-        """Tell a machine that forks of its next image will be asked for; returns their ids."""
-        ids = [self.new_id() for _ in range(n)]
-        if row.files == "private" and row.forks in ("", machine.engine):
-            rows = self._children(row, machine.engine, Oid(b""), ids)
-            machine.herald(self._machines.specs(rows))
-        return ids
-
-    def _children(
-        self, row: WorkspaceRow, engine: str, image: Oid, ids: Sequence[str]
-    ) -> list[WorkspaceRow]:
-        private = row.files == "private"
-        child = replace(
-            row,
-            name="",
-            engine=engine,
-            files="private",
-            scope=row.scope if private else self._parts.scope,
-            parent=row.name,
-            base=row.base if private else image,
-        )
-        return [replace(child, machine=one) for one in ids]
-
-    def fork_with(
-        self,
-        row: WorkspaceRow,
-        machine: Machine | None,
-        point: Oid,
-        n: int,
-        *,
-        minds: Minds = lambda _: ALONE,
-        tails: Sequence[str] = (),
-        ids: Sequence[str] = (),
-    ) -> tuple[list[Workspace], list[Lease]]:
-        """The same, named by `tails` and with machines of these `ids` if given; what `minds` says
-        for these branches is written with them, and what it claims is given back."""
-        with self.writing():  # the commit may be one that only its id leads to
-            image = self.image_oid(point, row.nothing)
-            engine = self.forks_by(row, point)
-            if machine is None or machine.engine != engine or not ids:
-                ids = [self.new_id() for _ in range(n)]
-            rows = self._children(row, engine, image, ids)
-            with self._machines.copies(rows, image, machine) as lives:
-                reach("fork.after-machines")
-                rows, leases = self._name_forks(rows, point, minds, tails)
-        reach("fork.after-move")
-        pairs = zip(rows, lives, strict=True)
-        return [self._remember(Workspace(self, child, live)) for child, live in pairs], leases
-
-    def forks_by(self, row: WorkspaceRow, point: Oid) -> str:
-        """The engine of forks at a commit: of a workspace that leaves it to the host, one that
-        carries processes where the commit holds some that can go on here."""
-        if row.forks:
-            return row.forks
-        from ortet.machine.carried import can_go_on
-
-        state = self.history.state(point)
-        image = self.read_image(Oid(state.machine)) if state.machine else None
-        if image is not None and can_go_on(self.objects, image, str(row.directory)):
-            with suppress(Unsupported):
-                self.check_engine("criu")
-                return "criu"
-        return self._parts.strongest()
-
     def forget(self, workspace: Workspace) -> None:
         """A workspace says that it was closed."""
         if workspace in self._open:
@@ -358,35 +282,6 @@ class Hub(Minding, Keeping, Custody, Asides):
                         raise
                     taken = error
             raise taken
-
-    def _name_forks(
-        self, rows: Sequence[WorkspaceRow], point: Oid, minds: Minds, tails: Sequence[str]
-    ) -> tuple[list[WorkspaceRow], list[Lease]]:
-        """Give forks their names and heads in one step, with the next names when these are gone."""
-        parent = rows[0].parent
-        for _ in range(_TRIES):
-            names = self.registry.free_forks(parent, len(rows), tails)
-            named = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
-            together = minds(names)
-            try:
-                leases = self.catalog.move(
-                    [Move(f"branch:{name}", None, point) for name in names],
-                    verb="fork",
-                    actor=self.author,
-                    detail=parent,
-                    lease=together.lease,
-                    rows=[
-                        *(change for row in named for change in self.registry.rows_of(row)),
-                        *together.rows,
-                    ],
-                    timelines=together.timelines,
-                    claims=together.claims,
-                    appends=together.appends,
-                )
-                return named, leases
-            except Conflict as error:
-                taken = error
-        raise taken
 
     def _start(self, row: WorkspaceRow) -> Workspace:
         live = self._machines.open(row, lambda: self._start_image(row))

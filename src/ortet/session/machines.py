@@ -40,8 +40,19 @@ class Machines:
     ) -> None:
         self._homes = store / "local" / "machines"
         self._layers = store / "local" / "bases"
-        self._engine = engine
+        self._find = engine
+        self._used: dict[str, Engine] = {}
         self._hide = (*hide, store)
+
+    def close(self) -> None:
+        """After its machines."""
+        for engine in self._used.values():
+            engine.close()
+
+    def _engine(self, name: str) -> Engine:
+        if name not in self._used:
+            self._used[name] = self._find(name)
+        return self._used[name]
 
     def check(self, engine: str) -> None:
         """Unsupported, with the one thing to change, when this host cannot run it."""

@@ -1,0 +1,106 @@
+"""Forks begin while their commit is being stored: what is left of them when that fails."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.live.lives import Life, keepers, machine_of, told, until
+
+from ortet.errors import Unavailable
+from ortet.machine import criumachine
+from ortet.machine.heirs import Heirs
+from ortet.session.session import Session
+
+_COUNTER = "while :; do n=$((n + 1)); echo $n > n; sleep 0.01; done"
+
+
+@pytest.fixture
+def session(life: Life) -> Session:
+    session = life.begin()
+    session.spawn("counter", ["bash", "-c", _COUNTER])
+    until(session, "[ -s n ]")
+    session.commit("runs")
+    return session
+
+
+def counters() -> int:
+    """How many there are on this host that this test's machines descend from."""
+    found = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"echo $n > n; sleep" in (place / "cmdline").read_bytes():
+                found += (place / "stat").read_text().split(")")[-1].split()[0] != "Z"
+        except OSError:
+            continue
+    return found
+
+
+def test_nothing_is_left_of_them_when_the_commit_cannot_be_stored(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = machine_of(session)._home.place.parent
+    before, running = set(machines.iterdir()), counters()
+    begun = []
+
+    def full(*_: object, **__: object) -> None:
+        heirs = machine_of(session)._heirs._begun
+        assert heirs is not None
+        heirs.woken.result()
+        begun.append(counters())
+        raise Unavailable("disk_full", "no space is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(criumachine, "keep", full)
+        with pytest.raises(Unavailable, match="no space"):
+            session.fork(2)
+    assert begun == [running + 2]
+    assert counters() == running
+    assert set(machines.iterdir()) == before
+    number = int(told(session, "cat n"))
+    until(session, f"[ $(cat n) -gt {number} ]")
+    for fork in session.fork(2):
+        until(fork, f"[ $(cat n) -gt {number} ]")
+
+
+def test_they_are_made_later_if_they_could_not_begin(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Heirs, *_: object) -> None:
+        """As when the keeper was killed just now."""
+
+    monkeypatch.setattr(Heirs, "begin", refuse)
+    (fork,) = session.fork(1)
+    number = int(told(fork, "cat n"))
+    until(fork, f"[ $(cat n) -gt {number} ]")
+
+
+def test_a_criu_that_was_killed_while_it_waited_is_not_missed(session: Session) -> None:
+    waiting = [
+        int(pid)
+        for keeper in keepers()
+        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(waiting) == 3  # for the next commit, and for two restores
+    for pid in waiting:
+        with open_pidfd(pid) as fd:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            select.select([fd], [], [])
+    number = int(told(session, "cat n"))
+    for fork in session.fork(3):
+        until(fork, f"[ $(cat n) -gt {number} ]")
+
+
+@contextmanager
+def open_pidfd(pid: int) -> Iterator[int]:
+    fd = os.pidfd_open(pid)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
