@@ -1,4 +1,5 @@
-"""The main job, shown: commit, break things, go back, fork attempts, land the best, prove it."""
+"""The main job, shown: commit, break things, go back, fork attempts, land the best, prove it; and
+the same with what runs, where the host can."""
 
 from __future__ import annotations
 
@@ -164,6 +165,53 @@ def prove(hub: ortet.Hub, project: Path, first: str, place: Path) -> None:
     command(project, "ortet", "verify")
 
 
+COUNTER = """\
+import sys
+warm = {n: n * n for n in range(100_000)}
+count = 0
+for line in sys.stdin:
+    count += 1
+    print(f"asked {count} times, {len(warm):_} values in memory", flush=True)
+"""
+
+
+def ask(session: ortet.Session) -> str:
+    """What the program that runs in a machine says next."""
+    job = session.job("counter")
+    at = job.read().cursor
+    job.write(b"\n")
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = job.read(at, 10)
+        said, at = said + piece.data, piece.cursor
+    return said.decode().strip()
+
+
+def go_on(hub: ortet.Hub, place: Path) -> None:
+    title("Commit what runs, fork it, bring it back")
+    live = place / "live"
+    live.mkdir()
+    (live / "counter.py").write_text(COUNTER)
+    try:
+        s = hub.session("live", workspace=live, engine="criu")
+    except ortet.Unsupported as error:
+        say(f"not on this host: {error}")
+        return
+    s.spawn("counter", ["python3", "counter.py"], stdin=True)
+    s.shell("main", command=["bash", "--norc", "-i"]).write(b"echo typed, not sent")
+    say(f"a program in the machine: {ask(s)}")
+    c = timed("commit it, with memory and a half-typed line", lambda: s.commit("it runs"))
+    copies = timed("fork(3)", lambda: s.fork(3))
+    for copy in copies[:2]:
+        ask(copy)
+    for copy in copies:
+        say(f"{copy.name}: {ask(copy)}")
+    s.job("counter").kill()
+    s.run("rm counter.py")
+    timed("killed and deleted; restore", lambda: s.restore(c.oid))
+    say(f"it goes on: {ask(s)}")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ortet-demo-") as name:
         place = Path(name)
@@ -176,6 +224,7 @@ def main() -> None:
                 first = commit_and_break(ws, project)
                 fork_and_land(ws, project)
             prove(hub, project, first, place)
+            go_on(hub, place)
     print("\n" + paint("1;32", "done"))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import ortet
 from ortet.machine import crius
 from ortet.machine.crius import find_criu, probe_criu, version
 from ortet.machine.mounts import privileged
@@ -66,3 +67,13 @@ def test_one_that_does_not_run(tmp_path: Path) -> None:
     broken.write_text("")
     assert version(str(broken)) == ()
     assert "not runnable" in probe_criu(str(broken))[0].detail
+
+
+def test_a_session_for_it_is_refused_before_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with ortet.open(tmp_path / "store") as hub:
+        with pytest.raises(ortet.Unsupported) as caught:
+            hub.session("one", workspace=tmp_path / "work", engine="criu")
+        assert caught.value.kind == "engine_unusable"
+        assert hub.sessions() == []
+        hub.session("one", workspace=tmp_path / "work", engine="overlay")

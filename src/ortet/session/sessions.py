@@ -216,6 +216,7 @@ class Sessions:
         start: Start = FRESH,
     ) -> Session:
         """A new session; Conflict("row_moved") when there is one of this name."""
+        place.check(self.hub)
         id_, timeline = self.new_id(), self.new_id()
         profile, limits = manner.over(""), parse_limits(budget or {})
         outer = employer(self.roll, manner.parent)
@@ -271,8 +272,7 @@ class Sessions:
         if row is not None and (other := self.roll.of_branch(row.name)):
             raise Conflict(
                 "workspace_taken",
-                f"{place.path} belongs to session {other.name!r}: go on with that one, or give "
-                "another directory",
+                f"{place.path} belongs to session {other.name!r}: go on with it, or elsewhere",
                 session=other.id,
             )
         return row.name if row else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from ortet.machine.limits import parse_limits
 from ortet.session.lifecycle import ARCHIVED, CLOSED, Roll, SessionRow
 from ortet.session.registry import Files, Registry, no_limits
 
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+
 
 class Place(msgspec.Struct, frozen=True):
     """Where a session has its files: nowhere, or in a directory."""
@@ -22,6 +25,11 @@ class Place(msgspec.Struct, frozen=True):
     engine: str = "auto"
     files: Files | None = None
     limits: dict[str, Any] | None = None
+
+    def check(self, hub: Hub) -> None:
+        """Unsupported before there is a session whose machine this host cannot start."""
+        if self.engine == "criu":
+            hub.check_engine(self.engine)
 
 
 NOWHERE = Place()

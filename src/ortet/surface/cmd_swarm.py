@@ -114,7 +114,9 @@ def run(
     finally:
         table.close()
     head = f"swarm {result.name}: {_said(result)}"
-    call.emit(_data(result), [*(lines_of(result) if live else []), head])
+    stay = ", ".join(one.session for one in result.winners) if keep not in ("0", "1") else ""
+    tail = [f"they stay as {stay}"] if stay and not keep.startswith("merge") else []
+    call.emit(_data(result), [*(lines_of(result) if live else []), head, *tail])
     if not result.kept and keep != "0" and command:
         raise Conflict(
             "nothing_kept",
