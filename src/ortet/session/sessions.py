@@ -270,11 +270,7 @@ class Sessions:
             return ""
         row = self.hub.row_at(place.path, place.engine, place.files)
         if row is not None and (other := self.roll.of_branch(row.name)):
-            raise Conflict(
-                "workspace_taken",
-                f"{place.path} belongs to session {other.name!r}: go on with it, or elsewhere",
-                session=other.id,
-            )
+            raise place.taken_by(other)
         return row.name if row else ""
 
     def files_of(self, row: SessionRow) -> Workspace:

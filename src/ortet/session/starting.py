@@ -31,6 +31,14 @@ class Place(msgspec.Struct, frozen=True):
         if self.engine == "criu":
             hub.check_engine(self.engine)
 
+    def taken_by(self, other: SessionRow) -> Conflict:
+        return Conflict(
+            "workspace_taken",
+            f"{self.path} belongs to session {other.name!r}: go on with that one, or give another "
+            "directory",
+            session=other.id,
+        )
+
 
 NOWHERE = Place()
 
