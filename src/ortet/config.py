@@ -198,7 +198,7 @@ def open_hub(
     from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
-    from ortet.session.parts import Parts, encore_of
+    from ortet.session.parts import Parts, encore_of, host_id
     from ortet.session.vaultkeys import VARIABLE, Keyring
     from ortet.swarm.lazy import LazySwarms
 
@@ -224,7 +224,7 @@ def open_hub(
             clock=clock,
             random=random,
             author=_text(environ.get("ORTET_AUTHOR")) or settings.author or _user(),
-            host=_host_id(),
+            host=host_id(),
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
             encore=encore_of(environ),
@@ -371,16 +371,6 @@ def _user() -> str:
     except KeyError:  # a uid without a name, as containers have
         name = str(os.getuid())
     return f"{name}@{os.uname().nodename}"
-
-
-def _host_id() -> str:
-    from ortet.codec import checksum
-
-    try:
-        machine = Path("/etc/machine-id").read_text()
-    except OSError:
-        machine = ""
-    return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
 
 
 def _config_place(environ: Mapping[str, str]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,3 +58,14 @@ class Parts(msgspec.Struct, frozen=True):
     environ: Mapping[str, str]  # as it is at each moment
     swarms: Swarms
     encore: Encore | None = None
+
+
+def host_id() -> str:
+    """What tells this host from others that use the same store."""
+    from ortet.codec import checksum
+
+    try:
+        machine = Path("/etc/machine-id").read_text()
+    except OSError:
+        machine = ""
+    return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
