@@ -341,3 +341,16 @@ def test_what_is_left_of_a_machine_is_found_and_removed(live: Ortet, proj: Path)
 
 if sys.platform != "linux":  # pragma: no cover
     pytest.skip("live machines need Linux", allow_module_level=True)
+
+
+def test_the_network_is_chosen_at_a_start(live: Ortet, proj: Path) -> None:
+    names = ("run", "-w", "proj-live", "--", "cat", "/etc/resolv.conf")
+    assert "10.0.2.3" not in live(*names, cwd=proj).out
+    assert live.kind("start", "--network", "outbound", cwd=proj, code=5) == "already_live"
+    live("stop", "proj-live", cwd=proj)
+    live("start", "--network", "outbound", cwd=proj)
+    assert "10.0.2.3" in live(*names, cwd=proj).out
+    live("start", "--network", "outbound", cwd=proj)  # as it is
+    live("stop", "proj-live", cwd=proj)
+    live("start", "proj-live", cwd=proj)  # which is remembered
+    assert "10.0.2.3" in live(*names, cwd=proj).out

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.lives import Life
+from tests.live.outside import Outside
 
 from ortet.machine.mounts import privileged
 
@@ -18,3 +19,16 @@ def life(tmp_path: Path) -> Iterator[Life]:
     life = Life(tmp_path)
     yield life
     life.close()
+
+
+@pytest.fixture
+def outside(request: pytest.FixtureRequest) -> Iterator[Outside]:
+    """To be asked for before `life`, whose machines are then in it."""
+    assert "life" not in request.fixturenames or request.fixturenames.index(
+        "outside"
+    ) < request.fixturenames.index("life")
+    if not privileged():
+        pytest.skip("live machines need root")
+    world = Outside()
+    yield world
+    world.close()

@@ -26,8 +26,10 @@ class Life:
         self._store = place / "store"
         self.hub = ortet.open(self._store)
 
-    def begin(self, name: str = "work") -> Session:
-        return self.hub.session(name, workspace=self.project, engine="criu", files="private")
+    def begin(self, name: str = "work", *, network: str | None = None) -> Session:
+        return self.hub.session(
+            name, workspace=self.project, engine="criu", files="private", network=network
+        )
 
     def kill(self) -> Hub:
         """End every process of every machine at once, and the hub; returns a new hub."""

@@ -30,6 +30,7 @@ def test_it_needs_no_store_and_makes_none(place: Path) -> None:
         "overlay",
         "criu",
         "limits",
+        "network",
         "reflink",
         "fsync",
         "disk",

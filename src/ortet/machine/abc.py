@@ -22,6 +22,9 @@ Command = str | Sequence[str]
 
 Output = Callable[[Literal["stdout", "stderr"], bytes], None]
 
+Network = Literal["none", "outbound", "host"]
+"""What a live machine reaches beside itself: nothing, others, or also loopback of the host."""
+
 
 class Result(msgspec.Struct, frozen=True):
     """How a command ended. A time-out is exit code 124 with timed_out; a signal n is 128 + n."""
@@ -34,12 +37,14 @@ class Result(msgspec.Struct, frozen=True):
     oom: bool = False  # the machine's memory limit was reached and a process of it killed
 
 
-class Loss(msgspec.Struct, frozen=True):
+class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that did not come back, or could not be captured: never silent."""
 
     path: str
-    what: str  # "owner", "xattr", "device", "unreadable", "system", "process", ...
+    what: str  # "owner", "xattr", "device", "unreadable", "system", "process", "connection", ...
     why: str
+    pid: int = 0  # of a process that it concerns, inside the machine
+    command: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,6 +88,7 @@ class Spec(msgspec.Struct, frozen=True):
     scope: Literal["workspace", "host"] = "workspace"
     hide: tuple[Path, ...] = ()
     limits: Limits = Limits()  # of an engine that can: see `ortet doctor`
+    network: Network = "none"  # of an engine whose machines have one of their own
 
 
 class Machine(ABC):

@@ -16,11 +16,24 @@ from ortet.machine.likehost import check_host, this_host
 from ortet.store.abc import Kind, Objects
 
 
+class Connection(Record, frozen=True):
+    """Of a process, by its number inside; `door`: with a client of a port that was exposed."""
+
+    pid: int
+    command: str
+    local: str
+    peer: str
+    door: bool = False
+
+
 class Carried(Record, frozen=True):
-    """What a restore of processes needs to know: mounts to hand over, and what was started."""
+    """What a restore of processes needs to know: mounts to hand over, what was started, and what
+    they had to do with the outside."""
 
     mounts: list[str] = []
     jobs: list[JobInfo] = []
+    outlet: bool = False  # they had a way out: sockets may need its address
+    outside: list[Connection] = []  # what they were connected to there
 
 
 class Service(Record, frozen=True):
@@ -95,6 +108,27 @@ def not_kept(jobs: Sequence[JobInfo], engine: str) -> list[Loss]:
     """Programs that run on, and of which a commit has only the command."""
     why = f"it goes on, but engine {engine!r} keeps its command only: use engine='criu'"
     return [Loss(job.name, "process", why) for job in jobs if job.name and job.code is None]
+
+
+def ended_outside(connections: Sequence[Connection]) -> list[Loss]:
+    """What a copy is told of them."""
+    return [
+        Loss(one.local if one.door else one.peer, "connection", _why(one), one.pid, one.command)
+        for one in connections
+    ]
+
+
+def _why(one: Connection) -> str:
+    who = f"process {one.pid} ({one.command})" if one.pid else "a process"
+    what = (
+        f"had a client from outside at {one.local}, through a port that was exposed"
+        if one.door
+        else f"was connected to it from {one.local}"
+    )
+    return (
+        f"{who} {what}: in this copy the connection is closed, and it must be made again "
+        "(on-fork and on-restore hooks can see to that)"
+    )
 
 
 def _below(cwd: str, place: str) -> str:

@@ -21,7 +21,7 @@ from ortet.machine import liveguard, preflight
 from ortet.machine.abc import Loss, Machine, Report, Spec
 from ortet.machine.bases import Stack
 from ortet.machine.caller import unfrozen
-from ortet.machine.carried import Carried, put_services
+from ortet.machine.carried import Carried, Connection, ended_outside, put_services
 from ortet.machine.cgroups import Group
 from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.doors import Doors
@@ -34,9 +34,11 @@ from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_other_place
 from ortet.machine.liveground import IMAGES, Dump, LiveGround
 from ortet.machine.liveguard import LiveGuard, not_frozen, passing
-from ortet.machine.liveruns import LiveRuns
+from ortet.machine.liveruns import HOSTNAME, LiveRuns
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
+from ortet.machine.outlet import prepare
+from ortet.machine.outside import close_outside
 from ortet.machine.overlaybody import Fork, add_losses
 from ortet.machine.scratch import Scratch, give_back
 from ortet.machine.seat import Seat
@@ -45,7 +47,6 @@ from ortet.store.faults import reach
 
 FORKED, RESTORED = "on-fork", "on-restore"
 _TRIES = 5  # of a dump that meets a process which is about to end
-_HOSTNAME = 12  # letters of the machine's id
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
 
 
@@ -100,18 +101,25 @@ class CriuMachine(LiveRuns):
 
     def _started(self, plan: dict[str, Any], group: Group) -> LiveGuard:
         self._bring_along()
-        hostname, place = self._spec.id[-_HOSTNAME:], str(self._spec.path)
-        return liveguard.start(self._ground.keeper.start(plan, hostname, group.paths), place, group)
+        hostname, place = self._spec.id[-HOSTNAME:], str(self._spec.path)
+        keeper = self._ground.keeper
+        outlet = prepare(keeper, self._covers, self._spec.network)
+        starting = keeper.start(plan, hostname, group.paths)
+        return liveguard.start(starting, place, group=group, outlet=outlet)
 
     def _restored(self, plan: dict[str, Any], group: Group) -> LiveGuard:
         ground = self._ground
         dump = ground.dump_of(self._asleep, self._home)
-        refuse_other_place(dump.mounts, str(self._spec.path))
+        carried, mounts = dump.carried, dump.carried.mounts
+        refuse_other_place(mounts, str(self._spec.path))
         upper, objects = self._home.upper(self._standing.upper), ground.objects
         self._lost = give_back(objects, ground.trees, self._covers, dump.covers, upper)
         self._bring_along()
+        self._lost += ended_outside(carried.outside)
+        network, counted_on = self._spec.network, carried.outlet
+        outlet = prepare(ground.keeper, self._covers, network, counted_on=counted_on)
         # what the host had mounted then may be gone: the place itself stands in for it
-        stand_ins = [at for at in dump.mounts if at != str(self._spec.path)]
+        stand_ins = [at for at in mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
         self._kept = dump.kept
         return liveguard.restore(
@@ -119,9 +127,10 @@ class CriuMachine(LiveRuns):
             dump.images,
             str(self._spec.path),
             group=group,
+            outlet=outlet,
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
-            mounts=dump.mounts,
+            mounts=mounts,
             pager=ground.keeper.pager,
         )
 
@@ -138,27 +147,12 @@ class CriuMachine(LiveRuns):
 
     def ready(self, losses: Sequence[Loss] = ()) -> None:
         super().ready([*losses, *self._lost])
+        self._losses += self._guard.outlet.losses
         self._busy = bool(self._asleep)
         if self._hooks:
             self._losses += self._renew(self._hooks)
         self._asleep, self._lost, self._hooks = b"", [], ""
         self._hire()
-
-    def _renew(self, hooks: str) -> list[Loss]:
-        """Make a copy a machine of its own before it does anything: id, name, randomness, and what
-        its user wants done then."""
-        ran = self.indoors.renew(
-            hooks,
-            machine_id=self._spec.id,
-            hostname=self._spec.id[-_HOSTNAME:],
-            entropy=os.urandom(64),
-            place=str(self._spec.path),
-        )
-        return [
-            Loss(hook.path, "hook", f"it ended with {hook.code}: {hook.output[-200:].strip()}")
-            for hook in ran
-            if hook.code != 0
-        ]
 
     def _hire(self) -> None:
         """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
@@ -244,11 +238,12 @@ class CriuMachine(LiveRuns):
         self._unsettled = True  # from here on, also when the dump fails
         mapped, jobs = self._mapped(), self.indoors.jobs()
         images = self._home.empty(f"{IMAGES}-{time.monotonic_ns()}")
-        found: list[tuple[Image, list[Layer]]] = []
+        found: list[tuple[Image, list[Layer], list[Connection]]] = []
 
         def frozen() -> None:
             files = self._seen(mapped, quiet=False)
-            found.append((files, self._look_aside(files, images)))
+            covers = self._look_aside(files, images)
+            found.append((files, covers, close_outside(images, self._guard.pid)))
 
         self._was_busy = True
         try:
@@ -259,8 +254,9 @@ class CriuMachine(LiveRuns):
         except Refused:  # what holds a secret is not to lie about
             self._home.drop(images.name)
             raise
-        files, covers = found[0]
-        dump = Dump(images, self._guard.external, covers)
+        (files, covers, outside), guard = found[0], self._guard
+        carried = Carried(guard.external, jobs, guard.outlet.counted_on, outside)
+        dump = Dump(images, carried, covers)
         self._heirs.begin(dump, lambda: self._copied(files))
         kept = keep(
             self._ground.objects,
@@ -268,7 +264,7 @@ class CriuMachine(LiveRuns):
             self._kept,
             host=self._ground.host,
             covers=covers,
-            jobs=encode(Carried(dump.mounts, jobs)),
+            jobs=encode(carried),
         )
         self._hold(replace(dump, kept=kept), kept)
         services = put_services(self._ground.objects, jobs, str(self._spec.path))
@@ -315,7 +311,7 @@ class CriuMachine(LiveRuns):
         worker, self._worker = self._worker or self._ground.keeper.worker(guard.pid), None
         net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
         external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
-        with unfrozen(self.door.lock, fcntl.LOCK_EX):
+        with unfrozen(self.door.lock, fcntl.LOCK_EX), guard.outlet.held():
             guard.indoors.leave()
             try:
                 worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
@@ -375,6 +371,7 @@ class CriuMachine(LiveRuns):
             self._left_over = self._ignored()
             self._restart(new)
         home.tidy(new)
+        losses += self._losses  # of the start
         return Report(losses=losses, started=[job.name for job in self.jobs() if job.name])
 
     def _restart(self, new: Standing) -> None:

@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,8 +63,14 @@ class Worker:
     """
 
     def __init__(
-        self, sock: socket.socket, begun: Callable[[], None], ended: Callable[[], None]
+        self,
+        sock: socket.socket,
+        begun: Callable[[], None],
+        ended: Callable[[], None],
+        *,
+        pid: int = 0,
     ) -> None:
+        self.pid = pid
         self._sock = sock
         self._begun = begun
         self._ended = ended
@@ -245,16 +251,27 @@ def _varint(number: int) -> bytes:
 def parse(data: bytes) -> dict[int, list[int | bytes]]:
     """Field number -> its values; only whole numbers and bytes are said to us."""
     found: dict[int, list[int | bytes]] = {}
+    for number, value in fields_of(data):
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field, in order."""
     at = 0
     while at < len(data):
         tag, at = _number(data, at)
         value, at = _number(data, at)
         if tag & 7:
-            found.setdefault(tag >> 3, []).append(data[at : at + value])
+            yield tag >> 3, data[at : at + value]
             at += value
         else:
-            found.setdefault(tag >> 3, []).append(value)
-    return found
+            yield tag >> 3, value
+
+
+def join_fields(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
+    """The other way round."""
+    return b"".join(_field(number, value) for number, value in fields)
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from ortet.machine.client import Zygote
 from ortet.machine.clone import FICLONE
 from ortet.machine.crius import find_criu, probe_criu
 from ortet.machine.mounts import privileged
+from ortet.machine.outlet import probe_network
 from ortet.machine.probe import probe_overlay
 
 WATCHES = 65_536
@@ -44,7 +45,7 @@ def examine(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> l
                 zygote.close()
         if "criu" not in {engine.name for engine in engines}:
             found += probe_criu(find_criu(criu))
-        found += probe_limits(Groups())
+        found += [*probe_limits(Groups()), *probe_network()]
         found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
     return found
 

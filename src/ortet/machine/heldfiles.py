@@ -26,8 +26,10 @@ from ortet.store.abc import Objects
 WORKSPACE = b""
 """The `mount` of the Layer with the workspace's: wherever that is."""
 
+FILES = "files.img"
+"""Where CRIU writes down open files."""
+
 _LARGEST = 256 << 20  # bytes of one file; more was left out for a reason
-_FILES = "files.img"
 _REGULAR, _INOTIFY, _UNIX = 3, 13, 16  # fields of CRIU's FileEntry
 _NAME, _BOUND = 6, 11  # of a regular file; of a unix socket
 _WATCHES, _HANDLE, _PATH = 5, 7, 4  # of an inotify; of a watch; of what it is on
@@ -62,7 +64,7 @@ class Held:
         system = () if image.system is None else image.system.layers
         known = {layer.mount: layer.root for layer in system} | {WORKSPACE: image.root}
         found: dict[bytes, dict[bytes, Entry]] = {}
-        files = entries(images / _FILES)
+        files = entries(images / FILES)
         self._read = {one: self._read.get(one) or list(names_in(one)) for one in files}
         for name in sorted({name for names in self._read.values() for name in names}):
             mount = self._mount(name)

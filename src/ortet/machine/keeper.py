@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import os
+import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from ortet.machine import mounter, mounts, porter, wire
+    from ortet.machine import loopback, mounter, mounts, porter, wire
 else:
     # last in the search path: our abc.py must not stand in for the standard library's
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import loopback
     import mounter
     import mounts
     import porter
@@ -42,9 +42,7 @@ _MACHINE = (
     | mounts.CLONE_NEWNET
 )
 _ROUNDS, _ROUND = 200, 0.01  # how long dying processes are waited for, in seconds
-_SIOCSIFFLAGS = 0x8914
 _CACHE = "/run/criu.kdat"
-_UP_AND_RUNNING = 0x41
 
 
 def main() -> None:
@@ -58,6 +56,7 @@ def main() -> None:
     wire.send(sock, {"ready": os.getpid()})
     while True:
         try:
+            keeper.await_word()
             request, fds = wire.receive(sock)
         except wire.Closed:
             keeper.leave()
@@ -83,6 +82,7 @@ class Keeper:
         self._criu = criu
         self._known = known  # what CRIU found out about this kernel
         self._groups: set[str] = set()
+        self._tied: dict[int, int] = {}  # a machine's pid 1, and what is to end with it
 
     def prime(self) -> None:
         """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
@@ -118,6 +118,22 @@ class Keeper:
                 return
             time.sleep(_ROUND)
 
+    def await_word(self) -> None:
+        """Until the hub says something. What is tied to a machine that ends meanwhile ends too."""
+        while True:
+            poll = select.poll()
+            for fd in (self._sock.fileno(), *self._tied):
+                poll.register(fd, select.POLLIN)
+            heard = {fd for fd, _ in poll.poll()}
+            for machine in heard & self._tied.keys():
+                other = self._tied.pop(machine)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(other, signal.SIGKILL)
+                os.close(machine)
+                os.close(other)
+            if self._sock.fileno() in heard:
+                return
+
     def do(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         what = request["do"]
         self._groups = {group for group in self._groups if os.path.isdir(group)}
@@ -133,6 +149,14 @@ class Keeper:
             return self._fork(0, lambda: self._porter(request["port"], fds), fds)
         if what == "spare":
             return self._fork(0, lambda: self._spare(fds), fds)
+        if what == "outlet":
+            return self._fork(0, lambda: self._outlet(request["argv"], fds), fds)
+        if what == "stand":
+            return self._fork(0, lambda: self._stand(fds[0], on=request["on"]), fds)
+        if what == "tie":
+            machine, other = fds
+            self._tied[os.dup(machine)] = os.dup(other)
+            return {}
         return self._fork(0, lambda: self._fit(request, fds), fds)
 
     def _fork(self, flags: int, child: Callable[[], NoReturn], fds: list[int]) -> dict[str, Any]:
@@ -154,7 +178,7 @@ class Keeper:
         """Pid 1 of a new machine: its own program, seen from inside."""
         join(request["groups"])
         mounter.Mounter(self._kernel, request["plan"]).build()
-        raise_loopback()
+        loopback.rise()
         socket.sethostname(request["hostname"])
         os.setsid()
         nothing = os.open("/dev/null", os.O_RDWR)
@@ -181,11 +205,36 @@ class Keeper:
         os.close(told)
         porter.serve(socket.socket(fileno=listener), machine, port)
 
+    def _outlet(self, argv: list[str], fds: list[int]) -> NoReturn:
+        """The way out of a machine; it finds that network, and where to say that it is there, under
+        the numbers in its arguments."""
+        net, log, told = fds
+        _refuse_own(net)
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for number, fd in enumerate((nothing, nothing, log)):
+            os.dup2(fd, number)
+        for fd in (net, told):
+            os.set_inheritable(fd, True)
+        numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={told}"}
+        argv = [numbers.get(word, word) for word in argv]
+        os.execve(argv[0], argv, {"PATH": os.defpath})
+
+    def _stand(self, net: int, *, on: bool) -> NoReturn:
+        """Loopback stands in for a way out that is not there, or does no longer."""
+        _refuse_own(net)
+        self._kernel.enter(net, mounts.CLONE_NEWNET)
+        if on:
+            loopback.rise()  # whoever has this network may not have come to that
+            loopback.stand_in()
+        else:
+            loopback.stand_down()
+        os._exit(0)
+
     def _spare(self, fds: list[int]) -> NoReturn:
         """CRIU that will restore something, with a new network for it; `_fit` gives it mounts."""
         self._kernel.unshare(mounts.CLONE_NEWNS | mounts.CLONE_NEWNET)
         self._kernel.private()
-        raise_loopback()
+        loopback.rise()
         net = os.open("/proc/self/ns/net", os.O_RDONLY)
         os.dup2(net, NET_FD)
         self._execute(fds[0])
@@ -220,6 +269,12 @@ def join(groups: list[str], pid: int = 0) -> None:
             file.write(str(pid))
 
 
+def _refuse_own(net: int) -> None:
+    """The host's network is not to be changed, whatever went wrong."""
+    if os.path.samestat(os.fstat(net), os.stat("/proc/self/ns/net")):
+        raise OSError(errno.EINVAL, "this is the host's own network")
+
+
 def _copy(source: str, target: str) -> None:
     with open(source, "rb") as one, open(target, "wb") as other:
         other.write(one.read())
@@ -236,12 +291,6 @@ def _removed(group: str) -> bool:
     except OSError as error:
         return error.errno == errno.ENOENT
     return True
-
-
-def raise_loopback() -> None:
-    with socket.socket() as sock:
-        request = struct.pack("16sH14x", b"lo", _UP_AND_RUNNING)
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, request)
 
 
 if __name__ == "__main__":

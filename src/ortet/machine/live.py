@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,6 +18,9 @@ from ortet.machine import wire
 from ortet.machine.command import without_key
 from ortet.machine.criurpc import Worker
 from ortet.machine.spares import Spare, Spares, mounted
+
+READY = b"\n"
+"""What pid 1 of a machine writes when it can be asked."""
 
 _START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
 _INIT = str(Path(__file__).with_name("init.py"))
@@ -49,11 +52,8 @@ class Keeper:
 
     def worker(self, pid: int) -> Worker:
         """CRIU, ready to dump the machine whose pid 1 is this."""
-        net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _network(pid) as net:
             return self._criu_for({"do": "worker"}, [net])
-        finally:
-            os.close(net)
 
     def restorer(self, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
         """CRIU, ready to restore a machine in these control groups and with these mounts, which are
@@ -66,7 +66,7 @@ class Keeper:
         except BaseException:
             spare.close()
             raise
-        return Worker(spare.sock, fitting.wait, fitting.close)
+        return Worker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
 
     def refill(self) -> None:
         """Have CRIUs ready for the next restores: starting one takes as long as a small restore."""
@@ -88,16 +88,30 @@ class Keeper:
 
     def porter(self, pid: int, port: int, listener: socket.socket) -> int:
         """Let connections to a socket of the host into a machine; returns the process's pid."""
-        net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         machine = os.pidfd_open(pid)
         try:
-            request = {"do": "porter", "port": port}
-            starting = self._begin(request, [listener.fileno(), net, machine])
+            with _network(pid) as net:
+                request = {"do": "porter", "port": port}
+                starting = self._begin(request, [listener.fileno(), net, machine])
             starting.wait()
             return starting.pid
         finally:
-            os.close(net)
             os.close(machine)
+
+    def outlet(self, pid: int, argv: Sequence[str], log: int) -> Starting:
+        """A program that is the way out of the network of this process; see `outlet`."""
+        with _network(pid) as net:
+            return self._begin({"do": "outlet", "argv": list(argv)}, [net, log])
+
+    def stand(self, pid: int, *, on: bool) -> None:
+        """Have loopback stand in for a way out of the network of this process, or not any more."""
+        with _network(pid) as net:
+            self._begin({"do": "stand", "on": on}, [net]).wait()
+
+    def tie(self, machine: int, other: int) -> None:
+        """A process ends with a machine, also when nobody here does anything about it; both are
+        given as descriptors."""
+        self._ask({"do": "tie"}, [machine, other])
 
     def close(self) -> None:
         self._spares.close()
@@ -194,18 +208,23 @@ class Starting:
 
     def wait(self) -> None:
         """Until it has begun its own program; Unsupported, with the reason, if it could not."""
+        said = self.hear()
+        if said not in (b"", READY):
+            raise refused(said.decode(errors="replace"))
+
+    def hear(self, word: bytes = READY) -> bytes:
+        """What it says until it has begun, and has said `word` or nothing; or why it could not."""
         if self._told < 0:
-            return
+            return b""
         said = b""
         try:
             while part := os.read(self._told, _LARGEST):
                 said += part
-                if said == READY:
+                if said == word:
                     break
         finally:
             self.close()
-        if said not in (b"", READY):
-            raise refused(said.decode(errors="replace"))
+        return said
 
     def close(self) -> None:
         if self._told >= 0:
@@ -213,8 +232,14 @@ class Starting:
             self._told = -1
 
 
-READY = b"\n"
-"""What pid 1 of a machine writes when it can be asked."""
+@contextmanager
+def _network(pid: int) -> Iterator[int]:
+    """The network namespace of a process, open."""
+    net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield net
+    finally:
+        os.close(net)
 
 
 def refused(reason: str) -> Unsupported:

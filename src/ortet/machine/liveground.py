@@ -32,11 +32,11 @@ IMAGES = "images"
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """One, on disk: the `mounts` that a machine made from it must have, the files that go along,
-    and what the store has of it, once it has."""
+    """One, on disk: what a machine made from it must know, the files that go along, and what the
+    store has of it, once it has."""
 
     images: Path
-    mounts: list[str]
+    carried: Carried
     covers: list[Layer]
     kept: Kept | None = None
 
@@ -65,7 +65,7 @@ class LiveGround(Ground):
             place = home.place / f"{IMAGES}-restored"
             home.drop(place.name)
             kept = restore_to(self.objects, Oid(processes), place)
-            dump = Dump(place, decode(Carried, record.jobs).mounts, record.covers, kept)
+            dump = Dump(place, decode(Carried, record.jobs), record.covers, kept)
             self.at_hand[processes] = dump
         return dump
 

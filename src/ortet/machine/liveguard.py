@@ -17,6 +17,7 @@ from ortet.machine.criurpc import Failed, Worker, messages
 from ortet.machine.indoors import Indoors
 from ortet.machine.keeper import NET_FD
 from ortet.machine.live import Starting
+from ortet.machine.outlet import Outlet
 from ortet.machine.relock import Relock
 from ortet.machine.view import parse_mounts
 
@@ -31,11 +32,15 @@ _BY_CRIU = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
 class LiveGuard:
     """`begin` waits until the machine's pid 1 can be asked, and returns its pid; `group` has it
-    within its limits."""
+    within its limits, `outlet` is its way out, begun in the network of process `host`."""
 
-    def __init__(self, begin: Callable[[], int], place: str, group: Group) -> None:
+    def __init__(
+        self, begin: Callable[[], int], place: str, *, group: Group, outlet: Outlet, host: int
+    ) -> None:
         self.pid = 0
         self.group = group
+        self.outlet = outlet
+        self._host = host
         self._place = place
         self.external: list[str] = []
         """Mount points inside that CRIU must be handed when it restores."""
@@ -49,8 +54,10 @@ class LiveGuard:
         if self._indoors is not None:
             return
         self._begun = True
+        self.outlet.ready(self._host)  # before anything runs that counts on it
         self.pid = self._begin()
         self._pidfd = os.pidfd_open(self.pid)
+        self.outlet.belong(self.pid, self._pidfd)
         self.group.tighten()
         mounts = parse_mounts(Path(f"/proc/{self.pid}/mountinfo").read_bytes())
         self.external = [m.at for m in mounts if m.at != "/" and m.kind not in _BY_CRIU]
@@ -107,17 +114,19 @@ class LiveGuard:
                 signal.pidfd_send_signal(self._pager, signal.SIGKILL)
             os.close(self._pager)
             self._pager = -1
+        self.outlet.close()
         self.group.close()
 
 
-def start(starting: Starting, place: str, group: Group) -> LiveGuard:
+def start(starting: Starting, place: str, *, group: Group, outlet: Outlet) -> LiveGuard:
     """A machine whose pid 1 begins now; `place` is its workspace, as it sees it."""
 
     def begin() -> int:
         starting.wait()
         return starting.pid
 
-    return LiveGuard(begin, place, group)
+    outlet.begin(starting.pid)
+    return LiveGuard(begin, place, group=group, outlet=outlet, host=starting.pid)
 
 
 def restore(
@@ -126,6 +135,7 @@ def restore(
     place: str,
     *,
     group: Group,
+    outlet: Outlet,
     work: Path,
     root: Path,
     mounts: Sequence[str],
@@ -159,7 +169,8 @@ def restore(
             raise
         return pid
 
-    guard = LiveGuard(begin, place, group)
+    outlet.begin(worker.pid)
+    guard = LiveGuard(begin, place, group=group, outlet=outlet, host=worker.pid)
     return guard
 
 

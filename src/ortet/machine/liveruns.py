@@ -1,4 +1,4 @@
-"""Commands in a live machine, run by its pid 1."""
+"""Commands in a live machine, run by its pid 1; hooks of a copy, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ortet.machine.abc import Command, Result
+from ortet.machine.abc import Command, Loss, Result
 from ortet.machine.command import argv_of
 from ortet.machine.folder import inside
 from ortet.machine.handing import handed
@@ -14,6 +14,9 @@ from ortet.machine.indoors import Indoors
 from ortet.machine.liveguard import LiveGuard
 from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.secrets import is_secret
+
+HOSTNAME = 12
+"""Letters of a machine's id that are its name."""
 
 
 class LiveRuns(OverlayMachine):
@@ -85,3 +88,19 @@ class LiveRuns(OverlayMachine):
             **options,
         )
         return group.explain(result, kills)
+
+    def _renew(self, hooks: str) -> list[Loss]:
+        """Make a copy a machine of its own before it does anything: id, name, randomness, and what
+        its user wants done then."""
+        ran = self.indoors.renew(
+            hooks,
+            machine_id=self._spec.id,
+            hostname=self._spec.id[-HOSTNAME:],
+            entropy=os.urandom(64),
+            place=str(self._spec.path),
+        )
+        return [
+            Loss(hook.path, "hook", f"it ended with {hook.code}: {hook.output[-200:].strip()}")
+            for hook in ran
+            if hook.code != 0
+        ]

@@ -16,6 +16,7 @@ from ortet.codec import checksum, decode, encode
 from ortet.graph.records import Entry, Flag, Layer
 from ortet.graph.tree import Trees
 from ortet.ids import Oid
+from ortet.machine import resolver
 from ortet.machine.abc import Loss
 from ortet.machine.bases import Bases
 from ortet.machine.build import Item
@@ -75,14 +76,16 @@ class SystemTaker(Taker):
         self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
     ) -> tuple[Entry | None, os.stat_result]:
         entry, st = super().entry(node, raw, st, fd=fd, path=path, mapped=mapped)
-        if entry is not None and not entry.flags and self._same(fd, raw, st, path):
+        if entry is not None and not entry.flags and self._is_none(fd, raw, st, path):
             return None, st
         return entry, st
 
-    def _same(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
-        """Is it the host's own file, copied up and put back?"""
+    def _is_none(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
+        """Is it the host's own file, copied up and put back, or one that we gave the machine?"""
         host = self.host(path)
         here = b"/proc/self/fd/%d/%s" % (fd, raw)
+        if host == resolver.PLACE.encode() and resolver.is_ours(here):
+            return True
         try:
             its = os.lstat(host)
             if _plain(its) != _plain(st) or read_xattrs(host) != read_xattrs(here):

@@ -105,18 +105,21 @@ class Hub(Minding, Copying, Keeping, Custody, Asides):
         files: Files | None = None,
         scope: Scope | None = None,
         limits: Mapping[str, Any] | None = None,
+        network: str | None = None,
     ) -> Workspace:
         """Open a directory (or, by `name` alone, one opened before) and go on where it was.
 
         A directory opened for the first time gets `name`, or its base name.
         In place by default: the directory is the state. "overlay" and "criu" are private: the
         directory stays untouched until `land`. Forks use a named engine too, else the host's best.
-        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) are kept for forks and later opens.
+        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none",
+        "outbound", or "host": also what listens on this host's loopback) are those of its live
+        machine, and kept for forks and later opens.
         """
         if path is None:
             if name is None:
                 raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
-            return self._start(self.registry.limit(self.registry.need(name), limits))
+            return self._start(self.registry.limit(self.registry.need(name), limits, network))
         directory = keep_apart(self.root, existing(path))
         mode, chosen = self.how(engine, files)
         forks = "" if engine == "auto" else engine
@@ -125,13 +128,14 @@ class Hub(Minding, Copying, Keeping, Custody, Asides):
             best: Scope = self._parts.scope if mode == "private" else "workspace"
             draft = self.registry.draft(directory, mode, chosen)
             draft = replace(draft, scope=scope or best, forks=forks)
-            row = self._register(self.registry.limit(draft, limits), name)
+            row = self._register(self.registry.limit(draft, limits, network), name)
         if name not in (None, row.name):
             raise Conflict(
                 "name_taken",
                 f"{directory} is workspace {row.name!r} already: leave the name out to go on",
             )
-        return self._start(self.registry.limit(replace(row, forks=forks or row.forks), limits))
+        row = replace(row, forks=forks or row.forks)
+        return self._start(self.registry.limit(row, limits, network))
 
     def reopen(self, name: str, directory: Path) -> Workspace:
         """Open the in-place workspace a pointer file names, at the directory that holds it.

@@ -54,6 +54,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     files: str = ""
     profile: str = ""
     limits: dict[str, Any] | None = None  # of its live machine, as they were given
+    network: str | None = None  # the same
     version: int = 0  # of the row; not stored
 
     @property

@@ -152,6 +152,7 @@ class Machines:
             scope=row.scope,
             hide=self._hide,
             limits=row.limits,
+            network=row.network,
         )
 
     def _home(self, row: WorkspaceRow) -> Path:

@@ -66,6 +66,7 @@ class Minding:
         handover: str | None = None,
         environment: Look | None = None,
         limits: Mapping[str, Any] | None = None,
+        network: str | None = None,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
@@ -78,15 +79,16 @@ class Minding:
         With `replay` it starts at the first event: each step gets what it got then, and the first
         that was not recorded is Diverged, or with "live" goes on from there on a new timeline.
 
-        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) are those of its live machine.
+        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none", "outbound",
+        or "host": also what listens on this host's loopback) are those of its live machine.
         """
         from ortet.session.profiles import Manner
         from ortet.session.starting import Place
 
         may_be(DICT, budget=budget, limits=limits)
         held = None if limits is None else dict(limits)
-        may_be(TEXT, profile=profile, handover=handover)
-        place = Place(engine=engine, files=files, limits=held)
+        may_be(TEXT, profile=profile, handover=handover, network=network)
+        place = Place(engine=engine, files=files, limits=held, network=network)
         if workspace is None:
             if files == "inplace":
                 raise Invalid(
@@ -97,7 +99,7 @@ class Minding:
         else:
             directory = keep_apart(self.root, existing(workspace))
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
-            place = Place(os.fspath(directory), engine, files, held)
+            place = Place(os.fspath(directory), engine, files, held, network)
         works_for = "" if parent in (None, "") else self._minds().roll.meant(parent)
         manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
         return self._minds().open(

@@ -15,6 +15,7 @@ from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, NotFound, Unsupported
 from ortet.graph.refs import check_name, is_name
+from ortet.machine.abc import Network
 from ortet.machine.limits import Limits, parse_limits
 
 Files = Literal["inplace", "private"]
@@ -40,6 +41,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     base: bytes = b""  # private only: Oid of the image it began with when it left the directory
     forks: str = ""  # engine its forks use; "" lets the host decide
     limits: Limits = Limits()  # of its live machines, and those of its forks
+    network: Network = "none"  # of the same
     room: bool = False  # private, and made from no directory: `base` is empty
 
     @property
@@ -171,13 +173,19 @@ class Registry:
             rows.append(RowChange("place", row.place, None))
         self._catalog.move([], verb="drop", rows=rows)
 
-    def limit(self, row: WorkspaceRow, limits: Mapping[str, Any] | None) -> WorkspaceRow:
-        """The row with these limits, remembered if it has a name; None leaves them as they are."""
-        if limits is None:
+    def limit(
+        self, row: WorkspaceRow, limits: Mapping[str, Any] | None, network: str | None
+    ) -> WorkspaceRow:
+        """The row with these limits and this network, remembered if it has a name; None leaves each
+        as it is."""
+        if limits is None and network is None:
             return row
-        if "criu" not in (row.engine, row.forks):
-            raise no_limits(row.engine)
-        new = msgspec.structs.replace(row, limits=parse_limits(limits))
+        check_live("criu" in (row.engine, row.forks), row.engine, limits, network)
+        new = row
+        if limits is not None:
+            new = msgspec.structs.replace(new, limits=parse_limits(limits))
+        if network is not None and network != row.network:
+            new = msgspec.structs.replace(new, network=usable_network(network))
         if new != row and row.name:
             self._catalog.put_row("workspace", row.name, encode(new))
         return new
@@ -221,11 +229,30 @@ def _stem(name: str) -> str:
     return stem if is_name(stem) else f"{stem}-workspace"
 
 
-def no_limits(engine: str) -> Unsupported:
-    return Unsupported(
-        "no_limits",
-        f"engine {engine!r} cannot limit what commands use: give engine='criu' with limits=…",
-    )
+def check_live(
+    live: bool, engine: str, limits: Mapping[str, Any] | None, network: str | None
+) -> None:
+    """Unsupported for what only live machines have."""
+    if limits is not None and not live:
+        raise Unsupported(
+            "no_limits",
+            f"engine {engine!r} cannot limit what commands use: give engine='criu' with limits=…",
+        )
+    if network is not None and not live:
+        raise Unsupported(
+            "no_network",
+            f"commands of engine {engine!r} have this host's own network: give engine='criu' with "
+            "network=…",
+        )
+
+
+def usable_network(network: str) -> Network:
+    """Invalid for what is none; Unsupported, with what to install, where this host has it not."""
+    from ortet.machine.outlet import check_network, parse_network
+
+    wanted = parse_network(network)
+    check_network(wanted)
+    return wanted
 
 
 def fork_taken(name: str) -> Conflict:

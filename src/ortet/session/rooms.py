@@ -56,7 +56,7 @@ def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
         hub.objects.flush()
         reach("room.before-row")
         made = replace(
-            hub.registry.limit(draft, row.limits),
+            hub.registry.limit(draft, row.limits, row.network),
             name=row.branch,
             scope=hub.scope,
             forks="" if row.engine == "auto" else row.engine,

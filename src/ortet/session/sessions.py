@@ -15,6 +15,7 @@ from ortet.given import check_text
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
+from ortet.session import starting
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
 from ortet.session.company import Company, Nobody
@@ -40,7 +41,6 @@ from ortet.session.lifecycle import (
 )
 from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
-from ortet.session.registry import Files
 from ortet.session.session import Session
 from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits, employer, limited
 from ortet.session.view import View
@@ -282,10 +282,7 @@ class Sessions:
         known = self.hub.registry.get(row.branch)
         if known is not None:
             return self.hub.workspace(name=row.branch)
-        files: Files | None = "private" if row.files == "private" else None
-        return self.hub.workspace(
-            row.path, name=row.branch, engine=row.engine, files=files, limits=row.limits
-        )
+        return starting.first_opened(self.hub, row)
 
     def _free_branch(self, name: str) -> str:
         """A branch of its own: its name, or the next that is free."""

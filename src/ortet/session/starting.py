@@ -12,7 +12,11 @@ from ortet.errors import Conflict
 from ortet.journal.events import Draft
 from ortet.machine.limits import parse_limits
 from ortet.session.lifecycle import ARCHIVED, CLOSED, Roll, SessionRow
-from ortet.session.registry import Files, Registry, no_limits
+from ortet.session.registry import Files, Registry, check_live, usable_network
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.workspace import Workspace
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -25,6 +29,7 @@ class Place(msgspec.Struct, frozen=True):
     engine: str = "auto"
     files: Files | None = None
     limits: dict[str, Any] | None = None
+    network: str | None = None
 
     def check(self, hub: Hub) -> None:
         """Unsupported before there is a session whose machine this host cannot start."""
@@ -81,16 +86,32 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
 
 
 def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
-    """A session under the limits that it is opened with, if there are any; its machine too."""
-    if place.limits is None:
+    """A session with the limits and network that it is opened with, if any; its machine too."""
+    limits, network = place.limits, place.network
+    if limits is None and network is None:
         return row
-    if row.engine != "criu":
-        raise no_limits(row.engine)
-    parse_limits(place.limits)
+    check_live(row.engine == "criu", row.engine, limits, network)
+    if limits is not None:
+        parse_limits(limits)
+        row = msgspec.structs.replace(row, limits=limits)
+    if network is not None:
+        row = msgspec.structs.replace(row, network=usable_network(network))
     known = registry.get(row.branch)
     if known is not None:
-        registry.limit(known, place.limits)
-    return msgspec.structs.replace(row, limits=place.limits)
+        registry.limit(known, limits, network)
+    return row
+
+
+def first_opened(hub: Hub, row: SessionRow) -> Workspace:
+    """The workspace at a session's directory, which was none yet."""
+    return hub.workspace(
+        row.path,
+        name=row.branch,
+        engine=row.engine,
+        files="private" if row.files == "private" else None,
+        limits=row.limits,
+        network=row.network,
+    )
 
 
 def employer(roll: Roll, parent: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ortet.errors import Conflict, Refused
 from ortet.surface import render
@@ -108,9 +109,12 @@ def forked(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[s
 
 
 def _tell_lost(call: Call, copy: dict[str, Any]) -> None:
-    """What ran, and does not run in the copies."""
+    """What ran, and does not run in the copies; or what that was connected to."""
+    from ortet.machine.abc import Loss
     from ortet.machine.carried import left_behind
 
+    if copy["engine"] == "criu":
+        call.losses(msgspec.convert(copy["losses"], list[Loss]))
     if copy["engine"] == "criu" or not copy["head"] or call.json:
         return
     point = call.hub.refs.resolve(copy["head"])
@@ -143,6 +147,7 @@ def _copy(copy: Workspace) -> dict[str, Any]:
         "engine": copy.engine,
         "path": _path(copy),
         "head": head.oid if head else None,
+        "losses": copy.losses,
     }
 
 

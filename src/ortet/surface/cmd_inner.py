@@ -12,6 +12,7 @@ from ortet.surface import lives
 from ortet.surface.call import Call, group, verb, which
 
 if TYPE_CHECKING:
+    from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
     from ortet.surface.resident import Resident
 
@@ -24,10 +25,11 @@ def machine() -> None:
 @verb("open")
 @which
 @click.option("--restore", is_flag=True)
-def open_(call: Call, name: str | None, restore: bool) -> None:
+@click.option("--network", metavar="WHICH")
+def open_(call: Call, name: str | None, restore: bool, network: str | None) -> None:
     """Start a machine that lives on; of a directory in place, a private one of its files."""
     resident = _resident(call)
-    workspace = _private(call, name)
+    workspace = _private(call, name, network)
     was = workspace.name in resident.live()
     losses: list[Any] = []
     head = workspace.head
@@ -43,18 +45,23 @@ def open_(call: Call, name: str | None, restore: bool) -> None:
     call.emit({"name": workspace.name, **about, "losses": losses})
 
 
-def _private(call: Call, name: str | None) -> Workspace:
+def _private(call: Call, name: str | None, network: str | None) -> Workspace:
     row = call.row(name)
     if row.files == "private":
-        return call.workspace(row.name)
+        return _opened(call, row, network)
     hub, engine = call.hub, _best(call)
     found = hub.registry.at(row.directory, "private", engine)
     if found is not None:
-        return call.workspace(found.name)
+        return _opened(call, found, network)
     wanted = f"{row.name}-live"
     names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))  # a branch outlives its machine
     free = (n for n in names if hub.registry.get(n) is None and hub.refs.get(n) is None)
-    return hub.workspace(row.directory, engine=engine, name=next(free, None))
+    return hub.workspace(row.directory, engine=engine, name=next(free, None), network=network)
+
+
+def _opened(call: Call, row: WorkspaceRow, network: str | None) -> Workspace:
+    call.hub.registry.limit(row, None, network)
+    return call.workspace(row.name)
 
 
 def _best(call: Call) -> str:

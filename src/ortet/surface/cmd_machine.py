@@ -25,7 +25,12 @@ _AT_ONCE = 0.1  # seconds in which a program that cannot run has mostly ended
 
 @verb()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-def start(call: Call, names: tuple[str, ...]) -> None:
+@click.option(
+    "--network",
+    type=click.Choice(("none", "outbound", "host")),
+    help="What they reach: nothing, others, or this host's loopback too. Kept for later.",
+)
+def start(call: Call, names: tuple[str, ...], network: str | None) -> None:
     """Start machines that live on, with what ran in them at their last commit.
 
     NAME is a private workspace, such as a fork; without it, this directory gets a private machine
@@ -37,12 +42,13 @@ def start(call: Call, names: tuple[str, ...]) -> None:
     Example:
       ortet start
       ortet start proj-live/1 proj-live/2
+      ortet start --network outbound
     """
     from ortet.surface import machines
 
     for name in names:
         call.hub.registry.need(name)  # all of them, before the first is started
-    begun = [machines.begin(call, name, restore=True) for name in names or (None,)]
+    begun = [machines.begin(call, name, restore=True, network=network) for name in names or (None,)]
     lines = [f"{one.name} lives ({one.engine}), process {one.pid}" for one in begun]
     call.emit(begun if len(begun) > 1 else begun[0], lines)
 

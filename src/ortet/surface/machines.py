@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.errors import Invalid, NotFound, OrtetError, Unavailable, Unsupported
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Unavailable, Unsupported
 from ortet.surface import agentcall, agentlink, lives
 
 if TYPE_CHECKING:
@@ -144,12 +144,20 @@ def need(call: Call, name: str | None) -> Living:
     return found
 
 
-def begin(call: Call, name: str | None, *, restore: bool = False) -> Living:
+def begin(
+    call: Call, name: str | None, *, restore: bool = False, network: str | None = None
+) -> Living:
     """A machine that lives, or that is started now; `restore`: with what ran at its last commit."""
     meant = named(call, name)
     if found := living(call.hub.root).get(meant):
+        if network not in (None, call.hub.registry.need(meant).network):
+            raise Conflict(
+                "already_live",
+                f"{meant} lives, with the network it has: `ortet stop {meant}`, then start it so",
+            )
         return found
     words = ["machine", "open", *(["--restore"] if restore else [])]
+    words += ["--network", network] if network is not None else []
     if meant:
         call.hub.registry.need(meant)
         words += ["-w", meant]
