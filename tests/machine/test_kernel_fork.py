@@ -215,9 +215,6 @@ def test_a_fork_dies_alone(kernel: Kernel) -> None:
 
 def test_refusals(kernel: Kernel, kernels: Kernels) -> None:
     (fork,) = kernel.fork()
-    with pytest.raises(Unsupported) as nested:
-        fork.fork()
-    assert nested.value.kind == "fork_of_fork"
     for odd in (kernel, None, kernels.get("other", python=PYTHON)[0]):
         with pytest.raises(Invalid):
             kernel.keep(odd)  # type: ignore[arg-type]

@@ -91,9 +91,12 @@ class Home:
 
     def empty(self, name: str) -> Path:
         """An empty directory: with what a mount left in its work directory the next is refused."""
-        self._remove(name)
         place = self.place / name
-        place.mkdir()
+        try:
+            place.mkdir()
+        except FileExistsError:
+            self._remove(name)
+            place.mkdir()
         return place
 
     def drop(self, name: str) -> None:
@@ -120,16 +123,21 @@ class Home:
 
     def branch(self, number: int, stack: Stack, bases: Bases) -> tuple[str, str]:
         """An upper and a work directory for a fork of a kernel; their names."""
-        upper, work = f"{_BRANCH}-{number}", f"{_BRANCH}work-{number}"
+        upper, work = self.branch_upper(number).name, f"{_BRANCH}work-{number}"
         self._fill(upper, stack, bases)
         self.empty(work)
-        (self.place / f"{_BRANCH}stack-{number}").write_bytes(encode(stack))
+        note = self.place / f"{_BRANCH}stack-{stack.layers[0]}"
+        if not note.exists():  # one for all who rest on it; it stays until the machine is closed
+            note.write_bytes(encode(stack))
         return upper, work
+
+    def branch_upper(self, number: int) -> Path:
+        return self.place / f"{_BRANCH}-{number}"
 
     def take_branch(self, number: int, upper: int) -> None:
         """Make its upper directory one of the machine's."""
         self._remove(self.upper(upper).name)
-        (self.place / f"{_BRANCH}-{number}").rename(self.upper(upper))
+        self.branch_upper(number).rename(self.upper(upper))
 
     def drop_branch(self, number: int | None = None) -> None:
         """One, or all that a killed process left."""

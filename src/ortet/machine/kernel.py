@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsupported
+from ortet.errors import Conflict, Invalid, OrtetError, Unavailable
 from ortet.given import CALL, FLAG, NUMBER, TIMES, check_text, may_be, must_be
 from ortet.machine.abc import Output
 from ortet.machine.kernellink import GRACE, Gone, Link, Said
@@ -95,25 +95,19 @@ class Kernel:
 
     def fork(self, n: int = 1, *, force: bool = False) -> list[Kernel]:
         """n kernels that go on from here: the same memory, shared until written to, and files of
-        their own; all or none.
+        their own; all or none. A fork can be forked in turn.
 
         Threads would not be in the copies, so while some are alive it is a Conflict that names
         them, unless `force`. Random numbers differ in each copy.
         """
         must_be(TIMES, n=n)
         must_be(FLAG, force=force)
-        if self.branch is not None:
-            raise Unsupported(
-                "fork_of_fork",
-                f"kernel {self.name!r} is a fork itself: kernel.keep() it, then fork, or fork the "
-                "kernel it came from",
-            )
         with self._alone("fork"):
             return self._kernels.grow(self, n, force=force)
 
     def keep(self, fork: Kernel) -> Kernel:
         """Go on with this fork: its files become the machine's and its interpreter takes the place,
-        and the name, of this one, which ends."""
+        and the name, of this one, which ends. Where this one is a fork itself, files stay apart."""
         if not isinstance(fork, Kernel) or fork.branch is None or fork is self:
             raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
         with self._alone("be replaced"), fork._alone("be kept"):
@@ -186,22 +180,12 @@ class Kernel:
         if self._turn.acquire(blocking=False):
             self._release()
 
-    def get_ready(self, *, force: bool = False) -> None:
-        """Within a turn: Conflict when its files or threads cannot follow to other layers."""
-        with self.getting_ready(force=force):
-            pass
+    def get_ready(self, *, everywhere: bool = False) -> None:
+        """Within a turn: Conflict when its files cannot follow to other layers."""
+        self.check(self._converse({"do": "ready", "all": everywhere}).reply, force=True)
 
-    @contextmanager
-    def getting_ready(self, *, force: bool) -> Iterator[None]:
-        """The same, while something else is done."""
-        try:
-            self.link.say({"do": "ready"})
-        except Gone as gone:
-            raise self._lose(gone.why) from gone
-        try:
-            yield
-        finally:
-            reply = self._converse(None).reply
+    def check(self, reply: dict[str, Any], *, force: bool) -> None:
+        """What it found in the way, as a Conflict."""
         threads, stuck = reply.get("threads") or [], reply.get("stuck") or []
         if threads and not force:
             raise Conflict(
@@ -218,14 +202,20 @@ class Kernel:
                 files=stuck,
             )
 
-    def follow(self, root: int | None = None) -> None:
-        """Within a turn, after `get_ready`: to the machine's present files."""
-        fds = [] if root is None else [root]
-        self._converse({"do": "follow", "home": root is not None}, fds)
+    def follow(self, *fds: int) -> None:
+        """Within a turn, after `get_ready`: to the machine's present files; with a root and a
+        namespace to others, with a root alone to the machine's own."""
+        self._converse({"do": "follow"}, fds)
 
-    def say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> Said:
-        """Within a turn."""
-        return self._converse(message, fds)
+    def say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Within a turn; `hear` has the answer."""
+        try:
+            self.link.say(message, fds)
+        except Gone as gone:
+            raise self._lose(gone.why) from gone
+
+    def hear(self, timeout: float | None = None) -> Said:
+        return self._converse(None, timeout=timeout)
 
     # inside
 
@@ -266,7 +256,7 @@ class Kernel:
             with suppress(Gone):
                 self.link.converse(None, timeout=0, grace=GRACE)
             raise
-        if said.fds and (message is None or message["do"] != "fork"):
+        if message is not None:
             for fd in said.fds:
                 os.close(fd)
         return said

@@ -31,6 +31,7 @@ else:
     import _ortet_wire as wire
 
 _MARK = "ORTET_RUN"
+_KERNEL = ("/proc/", "/sys/", "/dev/", "/memfd:")  # what is no file of the machine
 _HIGH = 200  # descriptors from here on: out of the way of programs that close the first few
 
 
@@ -41,13 +42,14 @@ class Guest:
         self, sock: socket.socket, place: str, listener: socket.socket | None = None
     ) -> None:
         self._sock = _out_of_the_way(sock)
+        self._at: str = listener.getsockname() if listener else ""
         self._listener = listener and _out_of_the_way(listener)
         self._place = place
         self._cells = kernelcell.Cells()
         self._running = False
         self._children: list[int] = []
         self._namespace = -1  # kept open, so that the mounts of this fork last
-        self._where: tuple[str, list[Open]] = ("", [])
+        self._where: tuple[str, list[Open]] = (place, [])
         signal.signal(signal.SIGINT, self._interrupted)
 
     def serve(self) -> None:
@@ -68,6 +70,8 @@ class Guest:
                 for fd in fds:
                     with contextlib.suppress(OSError):
                         os.close(fd)
+            if answer is None:  # a fork, just born: it is spoken to first
+                continue
             reply, passed = answer if isinstance(answer, tuple) else (answer, [])
             with contextlib.suppress(wire.Closed):  # which the next look finds too
                 wire.send(self._sock, reply, passed)
@@ -134,26 +138,38 @@ class Guest:
         """What stands in the way of a fork, or of other layers below the open files."""
         alive = [t for t in threading.enumerate() if t is not threading.main_thread()]
         threads = [t.name for t in alive]
-        opened, stuck = _opened(self._place)
-        cwd = os.getcwd()
-        below = cwd == self._place or cwd.startswith(self._place + "/")
-        self._where = (cwd if below else "", opened)
+        opened, stuck = _opened(self._place, everywhere=bool(message.get("all")))
+        try:
+            cwd = os.getcwd()
+        except OSError:  # it was removed
+            cwd = self._place
+        self._where = (cwd, opened)
         return {"threads": threads, "stuck": stuck}
 
-    def _do_follow(self, message: Message, fds: list[int]) -> Message:
-        """To other layers in the same place; with a descriptor, below another root."""
+    def _do_follow(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        """To other layers in the same place: with descriptors below another root, and with one
+        only that of the machine itself."""
         if fds:
-            os.fchdir(fds[0])
-            os.chroot(".")
-            os.chdir("/")
-        if message.get("home") and self._namespace >= 0:
-            os.close(self._namespace)
-            self._namespace = -1
+            self._settle(*fds)
+        if len(fds) == 1 and self._at:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._at)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(self._at)
+                listener.listen()
+                self._listener = _out_of_the_way(listener)
         return {"lost": self._reopen()}
 
     def _do_fork(self, message: Message, fds: list[int]) -> Any:
+        """Answers with the child; where it is told to `look`, first with what was found."""
         if not hasattr(os, "pidfd_open"):
             return {"failed": "that takes Python 3.9 or later"}
+        if message["look"]:
+            found = self._do_ready({}, [])
+            if found["stuck"] or (found["threads"] and not message["force"]):
+                return found
+            with contextlib.suppress(wire.Closed):
+                wire.send(self._sock, found)
         _flush()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
         try:
@@ -161,38 +177,52 @@ class Guest:
                 warnings.simplefilter("ignore", DeprecationWarning)  # threads: the hub has asked
                 pid = os.fork()
         except OSError as error:
+            gc.unfreeze()
             return {"failed": str(error)}
         if pid == 0:
             self._become(message, fds)
-            return {"hello": os.getpid(), "lost": self._reopen()}
+            return None
         gc.unfreeze()
         self._children.append(pid)
         return {"pid": pid}, [os.pidfd_open(pid)]
 
     def _become(self, message: Message, fds: list[int]) -> None:
-        """In the child: another socket, other files, a run of its own, other random numbers."""
+        """In the child: another socket, a run of its own, other random numbers. Its files come
+        with the next message: they are made meanwhile."""
         os.setsid()
         self._sock.close()
         self._sock = _out_of_the_way(socket.socket(fileno=os.dup(fds[0])))
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for number, fd in ((1, fds[1]), (2, fds[2])):
             os.dup2(fd, number)
-        if self._namespace >= 0:
-            os.close(self._namespace)
-        self._namespace = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, _HIGH)
-        os.fchdir(fds[3])
-        os.chroot(".")
-        os.chdir("/")
         os.environ[_MARK] = message["mark"]
         self._children = []
         self._cells.forked()
         _reseed()
+
+    def _do_files(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        self._settle(*fds)
+        return {"hello": os.getpid(), "lost": self._reopen()}
+
+    def _settle(self, root: int, namespace: int | None = None) -> None:
+        """Below another root; its mounts last as long as the namespace is open."""
+        os.fchdir(root)
+        os.chroot(".")
+        os.chdir("/")
+        if self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+        if namespace is not None:
+            self._namespace = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, _HIGH)
 
     def _reopen(self) -> list[str]:
         """The working directory and open files, by their paths as `ready` found them."""
         cwd, opened = self._where
         lost = []
         try:
-            os.chdir(cwd or self._place)
+            os.chdir(cwd)
         except OSError:
             os.chdir(self._place)
         for fd, path, flags, at in opened:
@@ -216,9 +246,10 @@ class Guest:
             self._children.remove(pid)
 
 
-def _opened(place: str) -> tuple[list[Open], list[str]]:
+def _opened(place: str, *, everywhere: bool = False) -> tuple[list[Open], list[str]]:
     """Files and directories below a place that this process has open, and those that it cannot
-    open again: their names are gone, or they are written through memory."""
+    open again: their names are gone, or they are written through memory. `everywhere`: also what
+    it has open elsewhere, if it can be opened again."""
     opened: list[Open] = []
     stuck: list[str] = []
     for name in os.listdir("/proc/self/fd"):
@@ -227,11 +258,12 @@ def _opened(place: str) -> tuple[list[Open], list[str]]:
             path, now = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
         except OSError:  # the one that listed them
             continue
-        if path != place and not path.startswith(place + "/"):
+        below = path == place or path.startswith(place + "/")
+        if not below and (not everywhere or path[:1] != "/" or path.startswith(_KERNEL)):
             continue
         flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
         if path.endswith(" (deleted)"):
-            if flags & os.O_ACCMODE != os.O_RDONLY:
+            if below and flags & os.O_ACCMODE != os.O_RDONLY:
                 stuck.append(path)
         elif stat.S_ISREG(now.st_mode):
             opened.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))

@@ -8,7 +8,7 @@ import resource
 import signal
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from ortet.ids import Oid, Random
 from ortet.machine.command import environment
 from ortet.machine.kernel import Kernel
 from ortet.machine.kernellink import Gone, Link
-from ortet.machine.seat import Branch, Entered, Seat, close_ends, open_ends, python_of
+from ortet.machine.kernelsprout import Sprout, listen, settle
+from ortet.machine.seat import Branch, Growing, Seat, python_of
 
 _START = 30.0  # seconds; a start takes a tenth of one
 _MOST = 1024
 _FDS = 8  # descriptors of this process that a kernel may take for a moment
+_TUNABLES, _HUGE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"  # a fork copies far fewer entries
 _MODULES = ("wire", "kernelcell", "kernelkept", "kernelguest")
 
 # What is imported before the workspace is in the search path: a json.py there is not ours.
@@ -41,6 +43,8 @@ def _read(size):
             os._exit(0)
         data += part
     return data
+if os.environ.get("GLIBC_TUNABLES") == "glibc.malloc.hugetlb=1":
+    del os.environ["GLIBC_TUNABLES"]
 _at, _listener = os.environ.pop("ORTET_KERNEL_AT", ""), None
 if _at:
     if os.path.lexists(_at):
@@ -114,9 +118,17 @@ class Kernels:
     # around a freeze
 
     def leave(self) -> None:
-        """Have no connection to the machine; Conflict while one of them runs code."""
+        """Have no connection to the machine; Conflict while one of them runs code, or has forks:
+        their files are on mounts that are not the machine's, which no image can hold."""
         with ExitStack() as stack:
             stack.enter_context(self._change)
+            if forks := [one.name for one in self._forks.values() if one.alive]:
+                raise Conflict(
+                    "kernel_forks",
+                    f"{len(forks)} forks of Python kernels are alive ({', '.join(forks[:5])}), and "
+                    "a commit of this machine cannot hold them: close() them, or keep() one, first",
+                    forks=forks,
+                )
             living = self.alive()
             for kernel in living:
                 stack.enter_context(kernel.turn("be frozen"))
@@ -139,59 +151,112 @@ class Kernels:
     # for Kernel
 
     def grow(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]:
-        """Within the kernel's turn: all or none."""
+        """Within the kernel's turn: all or none. Each process is made while its files are."""
         made: list[Kernel] = []
         with self._change, ExitStack() as stack:
             self._room(n)
-            others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
-            residents = [kernel, *others]
-            with self._looking():
-                with kernel.getting_ready(force=force):
-                    seen = self._seat.glance()
-                grown = self._seat.branch(n, [one.link.pid for one in residents], seen)
+            residents = [kernel]
+            if kernel.branch is None:
+                residents += [
+                    one for one in self.alive() if one is not kernel and _follows(one, stack)
+                ]
             try:
-                if grown.moved:
-                    for one in residents:
-                        one.follow()
-                for branch in grown.branches:
-                    made.append(self._fork(kernel, branch))
+                first = self._sprout(kernel, look=True, force=force)
+                with self._looking():
+                    try:
+                        seen = self._seat.glance(kernel.branch)
+                        growing = self._seat.branching(
+                            lambda: [*_pids(residents), first.come(self._seat).pid],
+                            seen,
+                            kernel.branch,
+                        )
+                        files = stack.enter_context(growing)
+                    except BaseException:
+                        first.wither()
+                        raise
+                    try:
+                        made.append(self._raise(kernel, first, files))
+                    finally:
+                        self._move(residents, files)
+                while len(made) < n:
+                    sprout = self._sprout(kernel, look=False, force=True)
+                    made.append(self._raise(kernel, sprout, files))
                 for one in made:
-                    self._listen(one)
+                    listen(one)
             except BaseException:
                 for one in made:
                     one.close()
-                for branch in grown.branches[len(made) :]:
-                    self._seat.drop(branch)
                 raise
-            finally:
-                for branch in grown.branches:
-                    os.close(branch.root)
-                    os.close(branch.namespace)
         return made
+
+    def _sprout(self, kernel: Kernel, *, look: bool, force: bool) -> Sprout:
+        return Sprout(kernel, self._random(8).hex(), look=look, force=force)
+
+    def _raise(self, kernel: Kernel, sprout: Sprout, files: Growing) -> Kernel:
+        """Files for a process that is on its way, and its name."""
+        branch: Branch | None = None
+        try:
+            branch = files.grow()
+            link = sprout.come(self._seat)
+        except BaseException:
+            sprout.wither()
+            if branch is not None:
+                self._seat.drop(branch)
+            raise
+        self._numbers[kernel.name] = number = self._numbers.get(kernel.name, 0) + 1
+        fork = Kernel(self, f"{kernel.name}/{number}", link, branch=branch)
+        fork.keeping = list(kernel.keeping)
+        self._forks[fork.name] = fork
+        try:
+            settle(fork, branch)
+        except BaseException:
+            fork.close()
+            raise
+        return fork
+
+    def _move(self, residents: list[Kernel], files: Growing) -> None:
+        """Those whose files became a layer go on upon it."""
+        if files.moved:
+            for one in residents:
+                one.follow()
+        if files.instead is not None:
+            (kernel,) = residents
+            old, kernel.branch = kernel.branch, files.instead
+            assert old is not None
+            try:
+                kernel.follow(files.instead.root, files.instead.namespace)
+            finally:
+                self._seat.drop(old)
 
     def take(self, kernel: Kernel, fork: Kernel) -> None:
         assert fork.branch is not None
+        name = kernel.name
         with self._change, ExitStack() as stack:
-            others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
-            fork.get_ready(force=True)
-            self._safe(self._seat.basis(fork.branch))
-            with self._looking():
-                residents = [kernel, *others]
-                root = self._seat.take(fork.branch, [one.link.pid for one in residents])
-            try:
-                fork.follow(root)
-            finally:
-                os.close(root)
-            for one in others:
-                one.follow()
-            branch, fork.branch = fork.branch, None
-            self._seat.drop(branch)
-            name = kernel.name
+            if kernel.branch is None:
+                self._take(kernel, fork, stack)
             kernel.end(f"kernel {name!r} was replaced by its fork {fork.name!r}: use that one")
             self._forks.pop(fork.name, None)
             fork.name = name
             fork.keeping = list(dict.fromkeys([*kernel.keeping, *fork.keeping]))
-            self._named[name] = fork
+            where = self._named if fork.branch is None else self._forks
+            where[name] = fork
+
+    def _take(self, kernel: Kernel, fork: Kernel, stack: ExitStack) -> None:
+        assert fork.branch is not None
+        others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
+        fork.get_ready(everywhere=self._seat.carries)
+        self._seat.check_return(fork.link.pid)
+        self._safe(self._seat.basis(fork.branch))
+        with self._looking():
+            root = self._seat.take(fork.branch, _pids([kernel, *others]))
+        try:
+            fork.follow(root)
+        finally:
+            os.close(root)
+        for one in others:
+            one.follow()
+        branch, fork.branch = fork.branch, None
+        self._seat.drop(branch)
 
     def forget(self, kernel: Kernel) -> None:
         """End its process and give back its files."""
@@ -236,7 +301,8 @@ class Kernels:
         program = python_of(self._seat, python)
         mark = self._random(8).hex()
         try:
-            entered = self._seat.enter(name, [program, "-c", _BOOT], env=environment(env, mark))
+            given = {_TUNABLES: _HUGE, **environment(env, mark)}
+            entered = self._seat.enter(name, [program, "-c", _BOOT], env=given)
         except OSError as error:
             raise NotFound(
                 "no_python",
@@ -276,58 +342,19 @@ class Kernels:
             return None
         return kernel
 
-    def _fork(self, kernel: Kernel, branch: Branch) -> Kernel:
-        mark = self._random(8).hex()
-        ends = open_ends()
-        try:
-            out, err, sock = ends.theirs
-            message = {"do": "fork", "mark": mark}
-            said = kernel.say(message, [sock, out, err, branch.root, branch.namespace])
-            if "pid" not in said.reply or len(said.fds) != 1:
-                for fd in said.fds:
-                    os.close(fd)
-                raise Unavailable(
-                    "no_fork",
-                    f"kernel {kernel.name!r} could not fork ({said.reply.get('failed', '?')}): "
-                    "close other forks, or raise the limits of processes and memory",
-                )
-        except BaseException:
-            close_ends(ends)
-            raise
-        finally:
-            for fd in ends.theirs:
-                os.close(fd)
-        ours = ends._replace(theirs=[])
-        link = Link(Entered(ours, int(said.reply["pid"]), said.fds[0]), mark)
-        self._numbers[kernel.name] = number = self._numbers.get(kernel.name, 0) + 1
-        fork = Kernel(self, f"{kernel.name}/{number}", link, branch=branch)
-        fork.keeping = list(kernel.keeping)
-        self._forks[fork.name] = fork
-        return fork
-
-    def _listen(self, fork: Kernel) -> None:
-        """Until it answers, in files of its own."""
-        try:
-            lost = fork.link.converse(None, timeout=_START).reply.get("lost")
-        except Gone as error:
-            words = error.words.strip()[-500:]
-            raise Unavailable(
-                "no_fork", f"fork {fork.name!r} ended at its start: {words or 'try again'}"
-            ) from error
-        if lost:
-            raise Conflict(
-                "files_stuck", f"files could not be opened again in a fork: {', '.join(lost[:5])}"
-            )
-
 
 def _follows(kernel: Kernel, stack: ExitStack) -> bool:
     """Whether another kernel is idle, and its open files can go to other layers with it."""
     if not stack.enter_context(kernel.held()):
         return False
     with suppress(OrtetError):
-        kernel.get_ready(force=True)
+        kernel.get_ready()
         return True
     return False
+
+
+def _pids(kernels: Iterable[Kernel]) -> list[int]:
+    return [kernel.link.pid for kernel in kernels]
 
 
 def _package(seat: Seat) -> bytes:

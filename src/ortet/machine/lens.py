@@ -11,7 +11,7 @@ from ortet.errors import NotFound
 from ortet.graph.records import Entry, Image, System
 from ortet.machine.abc import Loss, Spec
 from ortet.machine.ground import Ground
-from ortet.machine.home import Home, Standing
+from ortet.machine.home import Standing
 from ortet.machine.materialise import links_of
 from ortet.machine.rules import Rules
 from ortet.machine.scan import scan
@@ -28,14 +28,14 @@ CROWDED = 1000
 class Lens:
     """Looks at one standing of a machine; another standing needs another lens.
 
-    `view` is where the merged files are.
+    `upper` is the workspace's upper directory, `view` where the merged files are.
     """
 
     def __init__(
         self,
         ground: Ground,
         spec: Spec,
-        home: Home,
+        upper: Path,
         *,
         standing: Standing,
         covers: Sequence[Cover],
@@ -51,7 +51,7 @@ class Lens:
         self._upper = Upper(
             ground.objects,
             ground.trees,
-            home.upper(standing.upper),
+            upper,
             below=standing.stack.root,
             root=not ground.user,
             spare=ground.spare,

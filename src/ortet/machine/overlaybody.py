@@ -136,7 +136,7 @@ class Body(Machine):
             self._lens = Lens(
                 self._ground,
                 self._spec,
-                self._home,
+                self._home.upper(self._standing.upper),
                 standing=self._laid_out(),
                 covers=self._covers,
                 view=self._stable,
@@ -148,7 +148,7 @@ class Body(Machine):
 
     def _look(self) -> Image:
         busy_before = self._was_busy
-        mapped = self._mapped() if self._busy else None
+        mapped = self._mapped() if self._busy and self._written() else None
         self._was_busy = self._busy
         return self._seen(mapped, quiet=not (self._busy or busy_before))
 
@@ -163,6 +163,10 @@ class Body(Machine):
         if self._lens.ignoring and not self._standing.ignoring:
             self._stand(replace(self._standing, ignoring=True))
         return image
+
+    def _written(self) -> bool:
+        """Has any file changed? What is mapped to be written has come to the upper directory."""
+        return bool(os.listdir(self._home.upper(self._standing.upper)))
 
     def _mapped(self) -> Mapped:
         """Files that running processes write through memory, by directory."""

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from ortet.codec import encode
 from ortet.errors import Conflict, Unavailable
 from ortet.graph.records import Image
 from ortet.ids import Oid
 from ortet.machine.bases import DEEPEST, Stack
-from ortet.machine.home import layer_name
+from ortet.machine.home import Standing, layer_name
+from ortet.machine.lens import Lens
 from ortet.machine.mounts import CAP_SYS_CHROOT
 from ortet.machine.overlaybody import Body
-from ortet.machine.seat import Branch, Entered, Grown, Seat, Seen, enter_by
+from ortet.machine.seat import Branch, Entered, Growing, Residents, Seat, Seen, enter_by
+from ortet.store.abc import Kind
 from ortet.store.faults import reach
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a branch lies on. `basis` is the machine's image when the first of its line forked."""
+
+    basis: Oid
+    stack: Stack
+    ignoring: bool  # it may hold files that are no state, above or below
 
 
 class Branching(Body, Seat):
@@ -26,7 +40,7 @@ class Branching(Body, Seat):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._grown = 0
-        self._from: dict[int, tuple[Oid, Stack]] = {}
+        self._from: dict[int, Origin] = {}
 
     @property
     def place(self) -> str:  # type: ignore[override]
@@ -61,33 +75,49 @@ class Branching(Body, Seat):
         code: int = reply["code"]
         return code
 
-    def glance(self) -> Seen:
-        return self._freeze()
+    def glance(self, of: Branch | None = None) -> Seen:
+        if of is None:
+            return self._freeze()
+        origin = self._from[of.number]
+        lens = Lens(
+            self._ground,
+            self._spec,
+            self._home.branch_upper(of.number),
+            standing=Standing(0, origin.stack),
+            covers=[],
+            view=Path(f"/proc/self/fd/{of.root}{self.place}"),
+        )
+        try:
+            image = lens.look(None, quiet=False)
+            if lens.ignoring and not origin.ignoring:
+                self._from[of.number] = replace(origin, ignoring=True)
+        finally:
+            lens.close()
+        return self._ground.objects.put(Kind.IMAGE, encode(image)), image
 
-    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
+    @contextmanager
+    def branching(
+        self, residents: Residents, seen: Seen, of: Branch | None = None
+    ) -> Iterator[Growing]:
         with self._ground.bases.using():
-            before, basis = self._standing.upper, seen[0]
-            stack = self._below(residents, seen[1])
-            made: list[Branch] = []
-            try:
-                for _ in range(n):
-                    made.append(self._grow(basis, stack))
-            except BaseException:
-                for branch in made:
-                    os.close(branch.root)
-                    os.close(branch.namespace)
-                    self.drop(branch)
-                raise
-        return Grown(made, self._standing.upper != before)
+            if of is None:
+                before = self._standing.upper
+                stack = self._below(residents, seen[1])
+                origin = Origin(seen[0], stack, self._standing.ignoring)
+                yield Growing(partial(self._grow, origin), self._standing.upper != before)
+            else:
+                origin, instead = self._below_branch(of, residents, seen[1])
+                yield Growing(partial(self._grow, origin), instead=instead)
 
     def basis(self, branch: Branch) -> Oid:
-        return self._from[branch.number][0]
+        return self._from[branch.number].basis
 
     def take(self, branch: Branch, residents: Collection[int]) -> int:
         self._undisturbed(residents, "keep a fork")
         with self._ground.bases.using():
-            _, stack = self._from[branch.number]
-            new = replace(self._standing, upper=self._standing.upper + 1, stack=stack)
+            origin, upper = self._from[branch.number], self._standing.upper + 1
+            ignoring = self._standing.ignoring or origin.ignoring
+            new = replace(self._standing, upper=upper, stack=origin.stack, ignoring=ignoring)
             self._home.take_branch(branch.number, new.upper)
             reach("kernel.taken")
             self._change(new)
@@ -95,26 +125,67 @@ class Branching(Body, Seat):
         return self._ask({"do": "root"})[0]
 
     def drop(self, branch: Branch) -> None:
-        self._from.pop(branch.number, None)
-        self._home.drop_branch(branch.number)
+        if self._from.pop(branch.number, None) is not None:
+            os.close(branch.root)
+            os.close(branch.namespace)
+            self._home.drop_branch(branch.number)
 
     # inside
 
-    def _grow(self, basis: Oid, stack: Stack) -> Branch:
+    def _grow(self, origin: Origin) -> Branch:
         self._grown += 1
         number = self._grown
-        upper, work = self._home.branch(number, stack, self._ground.bases)
-        self._from[number] = (basis, stack)
-        options = self._ground.options_of(stack, upper, work)
+        upper, work = self._home.branch(number, origin.stack, self._ground.bases)
         try:
-            root, namespace = self._ask({"do": "branch", "options": options})
+            root, namespace = self._mount_branch(origin.stack, upper, work)
         except BaseException:
-            self._from.pop(number, None)
             self._home.drop_branch(number)
             raise
+        self._from[number] = origin
         return Branch(number, root, namespace)
 
-    def _below(self, residents: Collection[int], image: Image) -> Stack:
+    def _mount_branch(self, stack: Stack, upper: str, work: str) -> tuple[int, int]:
+        """A root directory and a namespace, open, in which these are the workspace."""
+        options = self._ground.options_of(stack, upper, work)
+        root, namespace = self._ask({"do": "branch", "options": options})
+        return root, namespace
+
+    def _below_branch(
+        self, of: Branch, residents: Residents, image: Image
+    ) -> tuple[Origin, Branch | None]:
+        """As `_below`, of the files of a fork: where they became a layer it goes on in a branch of
+        its own upon that, which is returned."""
+        origin, bases = self._from[of.number], self._ground.bases
+        upper, stack = self._home.branch_upper(of.number), origin.stack
+        if stack.image == image and (not origin.ignoring or not os.listdir(upper)):
+            return origin, None
+        deep = len(stack.layers) >= DEEPEST and not origin.ignoring
+        held = [] if deep else self._held(residents(), of)
+        if held and origin.ignoring:
+            raise _disturbed(held, "fork a fork of a kernel")
+        if deep or held:
+            return replace(origin, stack=bases.stack(image, stack)[0]), None
+        name = self._layer_of_branch(of.number)
+        shared = not origin.ignoring
+        stack = bases.adopt(upper, name, below=stack, image=image, shared=shared)
+        try:
+            reach("kernel.branchlayer")
+            origin = replace(origin, stack=stack)
+            return origin, self._grow(origin)
+        except BaseException:
+            bases.give_back(name, upper)
+            raise
+
+    def _layer_of_branch(self, number: int) -> str:
+        """One that no earlier process took: their branches were numbered from 1 too."""
+        again = 0
+        while (
+            self._ground.bases.root / (name := f"{self._spec.id}-fork{number}.{again}")
+        ).exists():
+            again += 1
+        return name
+
+    def _below(self, residents: Residents, image: Image) -> Stack:
         """The present files as layers that nobody writes to any more.
 
         They are the machine's own as long as its upper directory adds nothing. Otherwise that
@@ -128,8 +199,8 @@ class Branching(Body, Seat):
         if len(standing.stack.layers) >= DEEPEST and not standing.ignoring:
             return self._ground.bases.stack(image, standing.stack)[0]
         if standing.ignoring:  # its layers hold what the store does not
-            self._undisturbed(residents, "fork a kernel")
-        elif self._held(residents):
+            self._undisturbed(residents(), "fork a kernel")
+        elif self._held(residents()):
             return self._ground.bases.stack(image, standing.stack)[0]
         return self._move_on(image)
 
@@ -174,16 +245,22 @@ class Branching(Body, Seat):
             )
         return fds
 
-    def _held(self, residents: Collection[int]) -> list[str]:
-        reply, _ = self._supervisor.ask({"do": "holders", "but": list(residents)})
+    def _held(self, residents: Collection[int], of: Branch | None = None) -> list[str]:
+        """Other processes at work in the machine's files, or in those of a fork."""
+        fds = [] if of is None else [of.root]
+        reply, _ = self._supervisor.ask({"do": "holders", "but": list(residents)}, fds)
         held: list[str] = reply["held"]
         return held
 
     def _undisturbed(self, residents: Collection[int], what: str) -> None:
         if held := self._held(residents):
-            raise Conflict(
-                "busy",
-                f"cannot {what} while other processes work in the workspace: stop "
-                f"{', '.join(held[:5])} first",
-                processes=held,
-            )
+            raise _disturbed(held, what)
+
+
+def _disturbed(held: list[str], what: str) -> Conflict:
+    return Conflict(
+        "busy",
+        f"cannot {what} while other processes work in the workspace: stop "
+        f"{', '.join(held[:5])} first",
+        processes=held,
+    )

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ortet.machine import descendants
 else:
     import descendants
+
+_READ = 1 << 16
 
 Birth = tuple[int, bytes]
 """pid and start time: a pid alone may be given again."""
@@ -73,13 +76,11 @@ def mapped(below: str) -> list[str]:
     return [path[len(below) :] for path in paths if path.startswith(below)]
 
 
-def holders(place: str, but: list[int]) -> list[str]:
+def holders(place: str, but: Collection[int]) -> list[str]:
     """Which other processes are in a directory, or have something below it open."""
     names = []
     mapping = b" " + os.fsencode(place) + b"/"
-    for one in _at_home():
-        if one.pid in but:
-            continue
+    for one in _at_home(but):
         links = [f"/proc/{one.pid}/cwd"]
         with contextlib.suppress(OSError):
             links += [f"/proc/{one.pid}/fd/{name}" for name in os.listdir(f"/proc/{one.pid}/fd")]
@@ -88,10 +89,20 @@ def holders(place: str, but: list[int]) -> list[str]:
     return names
 
 
-def _at_home() -> list[Found]:
+def dwellers(root: int, but: Collection[int]) -> list[str]:
+    """Which other processes have this directory, open here, as their root."""
+    there = _mount_id(root)
+    others = [one for one in living() if one.pid not in but]
+    return [
+        f"{one.name} (pid {one.pid})" for one in others if _mount(f"/proc/{one.pid}/root") == there
+    ]
+
+
+def _at_home(but: Collection[int] = ()) -> list[Found]:
     """All but forks of kernels, and what those started: the same paths lead them elsewhere."""
     here = _mount("/")
-    return [one for one in living() if _mount(f"/proc/{one.pid}/root") in (here, b"")]
+    others = [one for one in living() if one.pid not in but]
+    return [one for one in others if _mount(f"/proc/{one.pid}/root") in (here, b"")]
 
 
 def _mount(path: str) -> bytes:
@@ -101,10 +112,14 @@ def _mount(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        lines = read(f"/proc/self/fdinfo/{fd}").splitlines()
-        return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
+        return _mount_id(fd)
     finally:
         os.close(fd)
+
+
+def _mount_id(fd: int) -> bytes:
+    lines = read(f"/proc/self/fdinfo/{fd}").splitlines()
+    return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
 
 
 def _leads(link: str, place: str) -> bool:
@@ -118,10 +133,18 @@ def _leads(link: str, place: str) -> bool:
 def read(path: str) -> bytes:
     """A file of /proc; nothing where the process is gone."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    parts = []
+    try:
+        while part := os.read(fd, _READ):
+            parts.append(part)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return b"".join(parts)
 
 
 def _look(number: str) -> Found | None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +29,28 @@ VENVS = (".venv", "venv")
 Seen = tuple[Oid, Image]
 
 
+Residents = Callable[[], Collection[int]]
+
+
 class Branch(msgspec.Struct, frozen=True):
-    """Files for one fork: a directory to make its root, and what keeps the mounts there alive."""
+    """Files for one fork: a directory to make its root, and what keeps the mounts there alive. Both
+    are open here until it is dropped."""
 
     number: int
     root: int
     namespace: int
 
 
-class Grown(msgspec.Struct, frozen=True):
-    """`moved`: the machine itself went on to new layers too, so the kernel has to follow."""
+class Growing(msgspec.Struct, frozen=True):
+    """Layers that nobody writes to any more: `grow` makes files upon them for one fork.
 
-    branches: list[Branch]
-    moved: bool
+    `moved`: the machine itself went on to new ones, so its kernels have to follow. `instead`: the
+    fork that is forked has to, to this branch.
+    """
+
+    grow: Callable[[], Branch]
+    moved: bool = False
+    instead: Branch | None = None
 
 
 class Ends(NamedTuple):
@@ -99,22 +108,35 @@ class Seat(ABC):
 
     # files of their own for forks: what a machine without them refuses
 
-    def glance(self) -> Seen:
-        """What the machine's files are now, for `branch`."""
+    def number(self, pid: int, pidfd: int) -> int:
+        """Under which `end` knows a process that a kernel told of."""
+        del pidfd
+        return pid
+
+    def glance(self, of: Branch | None = None) -> Seen:
+        """What the machine's files are now, or those of a fork; for `branching`."""
+        del of
         raise no_fork(self.engine)
 
-    def branch(self, n: int, residents: Collection[int], seen: Seen) -> Grown:
-        """Files for n forks, as they were `seen`. `residents` are the kernels: they can follow.
+    def branching(
+        self, residents: Residents, seen: Seen, of: Branch | None = None
+    ) -> AbstractContextManager[Growing]:
+        """Files for forks, as they were `seen`. `residents` are the kernels that work on them, and
+        can follow; asked for at need.
 
         What changes there later shows neither in the machine nor in another branch.
         """
-        del n, residents, seen
+        del residents, seen, of
         raise no_fork(self.engine)
 
     def basis(self, branch: Branch) -> Oid:
-        """The image that a branch began from."""
+        """The image of the machine that a branch began from."""
         del branch
         raise no_fork(self.engine)
+
+    def check_return(self, pid: int) -> None:
+        """Conflict when a fork has what it cannot take along to the machine's own files."""
+        del pid
 
     def take(self, branch: Branch, residents: Collection[int]) -> int:
         """Make a branch's files those of the machine; returns the machine's root, open."""
@@ -122,7 +144,7 @@ class Seat(ABC):
         raise no_fork(self.engine)
 
     def drop(self, branch: Branch) -> None:
-        """Delete the files of a branch, or what `take` left of it."""
+        """Let go of a branch and delete its files, or what `take` left of it; once."""
         del branch
 
 

@@ -99,6 +99,8 @@ class Supervisor:
         if what in ("swap", "branch", "root"):
             return self._copy(what, request.get("options", ""), passed)
         if what == "holders":
+            if fds:
+                return {"held": processes.dwellers(fds[0], request["but"])}
             return {"held": processes.holders(self._mounter.place, request["but"])}
         if what == "end":
             descendants.kill_run(request["mark"], request["pid"], request["spare"])
