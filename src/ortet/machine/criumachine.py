@@ -32,9 +32,10 @@ from ortet.machine.ignored import Ignored
 from ortet.machine.ignoredlayers import bring_along, with_ignored
 from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_other_place
+from ortet.machine.livebranches import LiveBranches
 from ortet.machine.liveground import IMAGES, Dump, LiveGround
 from ortet.machine.liveguard import LiveGuard, not_frozen, passing
-from ortet.machine.liveruns import HOSTNAME, LiveRuns
+from ortet.machine.liveruns import HOSTNAME
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
 from ortet.machine.outlet import prepare
@@ -50,7 +51,7 @@ _TRIES = 5  # of a dump that meets a process which is about to end
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
 
 
-class CriuMachine(LiveRuns):
+class CriuMachine(LiveBranches):
     """As an overlay machine, but what runs in it is carried along. Its pid 1 is a program inside.
 
     With `processes` it starts as they were when that was frozen; `hooks` are run in it then.
@@ -83,7 +84,7 @@ class CriuMachine(LiveRuns):
         self._lost: list[Loss] = []
         self._left_over: Ignored | None = None  # of the machine that ends when this one runs
         self._doors = Doors(ground.keeper)
-        self._seat = LiveSeat(lambda: self.indoors, str(spec.path), lambda: self.path)
+        self._seat = LiveSeat(lambda: self.indoors, str(spec.path), lambda: self.path, self)
 
     # beginning and end
 
@@ -233,6 +234,7 @@ class CriuMachine(LiveRuns):
         if self._idle():
             return super()._freeze()
         self._guard.gather()
+        self._seat.check_freeze()
         watching = preflight.check(self._guard.pid).watching
         self._open_eyes()
         self._unsettled = True  # from here on, also when the dump fails

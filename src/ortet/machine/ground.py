@@ -74,6 +74,10 @@ class Ground:
             extra=extra,
         )
 
+    def held(self, home: Home) -> dict[str, str]:
+        """What the names in `options_of` stand for."""
+        return {_BASES: str(self.bases.root), _HOME: str(home.place)}
+
     def plan(
         self, spec: Spec, home: Home, standing: Standing
     ) -> tuple[dict[str, Any], list[Cover]]:
@@ -91,7 +95,7 @@ class Ground:
         home.work(standing.upper)
         plan = {
             "root": str(area / "root"),
-            "held": {_BASES: str(self.bases.root), _HOME: str(home.place)},
+            "held": self.held(home),
             "steps": self._steps(spec, host, covers),
             "place": str(spec.path),
             "workspace": self.options(standing),

@@ -145,6 +145,8 @@ class Keeper:
             return self._fork(0, lambda: self._worker(fds), fds)
         if what == "pager":
             return self._fork(0, lambda: self._pager(request), fds)
+        if what == "branch":
+            return self._fork(mounts.CLONE_NEWNS, lambda: self._branch(request["plan"], fds), fds)
         if what == "porter":
             return self._fork(0, lambda: self._porter(request["port"], fds), fds)
         if what == "spare":
@@ -197,6 +199,20 @@ class Keeper:
         self._kernel.enter(net, mounts.CLONE_NEWNET)
         self._own_run()
         self._execute(talk)
+
+    def _branch(self, plan: dict[str, Any], fds: list[int]) -> NoReturn:
+        """A copy of a machine's mounts with another workspace: answers with its root directory and
+        its namespace, see Mounter.branch. A machine's own pid 1 has no right to."""
+        talk, machine, _ = fds
+        workspace = mounter.Mounter(self._kernel, plan).lay_aside()
+        own = os.open("/proc/self/ns", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._kernel.setns(machine)
+        self._kernel.unshare(mounts.CLONE_NEWNS)
+        self._kernel.put(workspace, plan["place"])
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        namespace = os.open("mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)
+        wire.send(socket.socket(fileno=talk), {}, [root, namespace])
+        os._exit(0)
 
     def _porter(self, port: int, fds: list[int]) -> NoReturn:
         """Lets connections to a socket of the host into a machine."""

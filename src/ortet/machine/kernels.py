@@ -89,7 +89,7 @@ class Kernels:
         self._numbers: dict[str, int] = {}  # of the last fork of each name
         self._change = threading.RLock()
         self._away: ExitStack | None = None
-        seat.around_freeze(self.leave, self.welcome)
+        seat.around_freeze(self.check_forks, self.leave, self.welcome)
 
     def get(
         self, name: str, *, python: str | None = None, env: Mapping[str, str | None] | None = None
@@ -117,18 +117,22 @@ class Kernels:
 
     # around a freeze
 
+    def check_forks(self) -> None:
+        """Conflict while there are forks: their files are on mounts that are not the machine's, so
+        no image can hold them."""
+        if forks := [one.name for one in self._forks.values() if one.alive]:
+            raise Conflict(
+                "kernel_forks",
+                f"{len(forks)} forks of Python kernels are alive ({', '.join(forks[:5])}), and a "
+                "commit of this machine cannot hold them: close() them, or keep() one, first",
+                forks=forks,
+            )
+
     def leave(self) -> None:
-        """Have no connection to the machine; Conflict while one of them runs code, or has forks:
-        their files are on mounts that are not the machine's, which no image can hold."""
+        """Have no connection to the machine; Conflict while one of them runs code, or has forks."""
         with ExitStack() as stack:
             stack.enter_context(self._change)
-            if forks := [one.name for one in self._forks.values() if one.alive]:
-                raise Conflict(
-                    "kernel_forks",
-                    f"{len(forks)} forks of Python kernels are alive ({', '.join(forks[:5])}), and "
-                    "a commit of this machine cannot hold them: close() them, or keep() one, first",
-                    forks=forks,
-                )
+            self.check_forks()
             living = self.alive()
             for kernel in living:
                 stack.enter_context(kernel.turn("be frozen"))

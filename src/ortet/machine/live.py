@@ -113,6 +113,26 @@ class Keeper:
         given as descriptors."""
         self._ask({"do": "tie"}, [machine, other])
 
+    def branch(self, pid: int, plan: dict[str, Any]) -> tuple[int, int]:
+        """A copy of the mounts of the machine whose pid 1 is this, with another workspace: its root
+        directory and its namespace, both open."""
+        machine = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                with theirs:
+                    starting = self._begin(
+                        {"do": "branch", "plan": plan}, [theirs.fileno(), machine]
+                    )
+            finally:
+                os.close(machine)
+            starting.wait()
+            try:
+                root, namespace = wire.receive(ours)[1]
+            except wire.Closed as error:
+                raise refused("it ended without a word") from error
+            return root, namespace
+
     def close(self) -> None:
         self._spares.close()
         self._sock = None

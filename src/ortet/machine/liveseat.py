@@ -8,15 +8,23 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortet.errors import NotFound, OrtetError
+from ortet.ids import Oid
+from ortet.machine.descendants import kill_run
 from ortet.machine.indoors import Indoors
-from ortet.machine.seat import Ends, Entered, Seat
+from ortet.machine.seat import Branch, Ends, Entered, Growing, Residents, Seat, Seen
+
+if TYPE_CHECKING:
+    from ortet.machine.livebranches import LiveBranches
 
 _START = 30.0  # seconds until a new interpreter listens
 _LOOK = 0.005  # between two looks whether it does
+_ENDING = 5.0  # seconds until pid 1 has reaped one that was killed
+_NOBODY = "-"  # no run's mark
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -27,26 +35,37 @@ class LiveSeat(Seat):
     carries = True
 
     def __init__(
-        self, indoors: Callable[[], Indoors], place: str, view: Callable[[], Path]
+        self,
+        indoors: Callable[[], Indoors],
+        place: str,
+        view: Callable[[], Path],
+        files: LiveBranches,
     ) -> None:
+        self._files = files
         self.place = place
         self._indoors = indoors
         self._view = view
         self._names: dict[int, str] = {}
-        self._visitors: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._visitors: list[tuple[Callable[[], None], ...]] = []
 
     @property
     def view(self) -> Path:  # type: ignore[override]
         return self._view()
 
-    def around_freeze(self, leave: Callable[[], None], welcome: Callable[[], None]) -> None:
-        self._visitors.append((leave, welcome))
+    def around_freeze(
+        self, check: Callable[[], None], leave: Callable[[], None], welcome: Callable[[], None]
+    ) -> None:
+        self._visitors.append((check, leave, welcome))
+
+    def check_freeze(self) -> None:
+        for check, _, _ in self._visitors:
+            check()
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """For the time of a freeze nobody is connected to a kernel; Conflict while one is busy."""
         with ExitStack() as gone:
-            for leave, welcome in self._visitors:
+            for _, leave, welcome in self._visitors:
                 leave()
                 gone.callback(welcome)
             yield
@@ -86,11 +105,41 @@ class LiveSeat(Seat):
             return job.logs().decode("utf-8", "replace")
         return ""
 
+    def number(self, pid: int, pidfd: int) -> int:
+        """The host's: one inside says another."""
+        del pid
+        with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
     def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
-        del mark, spare
+        """From outside: pid 1 would take forks of a kernel for what it started."""
+        kill_run(mark or _NOBODY, pid, spare)
         name = self._names.pop(pid, None)
-        if name is not None:
-            self._indoors().job(_job(name)).kill()
+        with suppress(OrtetError):  # a fork that took the place of another is no job
+            if name is not None:
+                self._indoors().job(_job(name)).wait(_ENDING)
+
+    # files for forks
+
+    def glance(self, of: Branch | None = None) -> Seen:
+        return self._files.glance(of)
+
+    def branching(
+        self, residents: Residents, seen: Seen, of: Branch | None = None
+    ) -> AbstractContextManager[Growing]:
+        return self._files.branching(residents, seen, of)
+
+    def basis(self, branch: Branch) -> Oid:
+        return self._files.basis(branch)
+
+    def check_return(self, pid: int) -> None:
+        self._files.check_return(pid)
+
+    def take(self, branch: Branch, residents: Collection[int]) -> int:
+        return self._files.take(branch, residents)
+
+    def drop(self, branch: Branch) -> None:
+        self._files.drop(branch)
 
     def code(self, pid: int) -> int | None:
         del pid

@@ -97,6 +97,16 @@ class Mounter:
             os.close(home)
         return opened[0], opened[1]
 
+    def lay_aside(self) -> int:
+        """The workspace alone, as a mount that is nowhere; the namespace is spent then."""
+        self._kernel.private()
+        for step in self._plan["steps"]:
+            self._step(**step)
+        at = f"{self._hidden}/aside"
+        os.mkdir(at)
+        self._mount(at, self._plan["workspace"])
+        return self._kernel.lift(at)
+
     def _step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
         kernel = self._kernel
         target = at if host else (self._root + at).rstrip("/")

@@ -43,6 +43,10 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 0x1
 _SYS_MOUNT_SETATTR = 442
+_OPEN_TREE_CLONE = 0x1
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
 
@@ -140,6 +144,28 @@ class Kernel:
             ctypes.c_size_t(len(attributes)),
         )
         self._check(result, f"mount_setattr on {target}")
+
+    def lift(self, target: str) -> int:
+        """A copy of a mount that is nowhere, open: `put` mounts it, in any namespace."""
+        fd: int = self._libc.syscall(
+            ctypes.c_long(_SYS_OPEN_TREE),
+            ctypes.c_int(_AT_FDCWD),
+            ctypes.c_char_p(os.fsencode(target)),
+            ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC),
+        )
+        self._check(fd, f"open_tree {target}")
+        return fd
+
+    def put(self, mount: int, target: str) -> None:
+        result = self._libc.syscall(
+            ctypes.c_long(_SYS_MOVE_MOUNT),
+            ctypes.c_int(mount),
+            ctypes.c_char_p(b""),
+            ctypes.c_int(_AT_FDCWD),
+            ctypes.c_char_p(os.fsencode(target)),
+            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+        )
+        self._check(result, f"move_mount to {target}")
 
     def unmount(self, target: str, *, lazy: bool = False) -> None:
         flags = _MNT_DETACH if lazy else 0

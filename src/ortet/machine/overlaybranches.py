@@ -41,6 +41,7 @@ class Branching(Body, Seat):
         super().__init__(*args, **options)
         self._grown = 0
         self._from: dict[int, Origin] = {}
+        self._branches: dict[int, Branch] = {}
 
     @property
     def place(self) -> str:  # type: ignore[override]
@@ -49,6 +50,11 @@ class Branching(Body, Seat):
     @property
     def view(self) -> Path:  # type: ignore[override]
         return self.path
+
+    def close(self) -> None:
+        for branch in list(self._branches.values()):
+            self.drop(branch)
+        super().close()
 
     def seat(self) -> Seat:
         return self
@@ -126,6 +132,7 @@ class Branching(Body, Seat):
 
     def drop(self, branch: Branch) -> None:
         if self._from.pop(branch.number, None) is not None:
+            del self._branches[branch.number]
             os.close(branch.root)
             os.close(branch.namespace)
             self._home.drop_branch(branch.number)
@@ -142,7 +149,8 @@ class Branching(Body, Seat):
             self._home.drop_branch(number)
             raise
         self._from[number] = origin
-        return Branch(number, root, namespace)
+        branch = self._branches[number] = Branch(number, root, namespace)
+        return branch
 
     def _mount_branch(self, stack: Stack, upper: str, work: str) -> tuple[int, int]:
         """A root directory and a namespace, open, in which these are the workspace."""

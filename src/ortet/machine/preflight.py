@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from ortet.errors import Conflict
+from ortet.machine.livemounts import mount_at, mounts_of
 
 _RINGS = (
     "start it without io_uring (node and all that use libuv: UV_USE_IO_URING=0; PostgreSQL 18: "
@@ -24,6 +25,7 @@ _ANON = {
     "anon_inode:bpf-map": ("it has loaded BPF programs", "start it without"),
 }
 _ENDING = "its first thread has ended and others have not"
+_FORK = ("it is a fork of a Python kernel, or one has started it", "keep or close the fork")
 _WAIT = "stop it, or commit when it has ended"
 _PATIENCE, _MOMENT = 5.0, 0.001  # seconds
 _INOTIFY = "anon_inode:inotify"
@@ -63,6 +65,7 @@ def look(init: int) -> Findings:
     """At every process of the machine whose pid 1 is `init`."""
     inside = f"/proc/{init}/root/proc"
     users = _link(f"{inside}/1/ns/user")
+    mounts = mounts_of(init)
     found: list[Obstacle] = []
     watching = False
     for name in os.listdir(inside):
@@ -74,9 +77,11 @@ def look(init: int) -> Findings:
                     continue
                 opened = _opened(place)
                 watching |= _INOTIFY in opened
+                reasons = [*_reasons(place, users, opened)]
+                if mount_at(f"{place}/root") not in mounts | {-1}:
+                    reasons.append(_FORK)
                 found += [
-                    Obstacle(int(name), _command(place), what, help_)
-                    for what, help_ in _reasons(place, users, opened)
+                    Obstacle(int(name), _command(place), what, help_) for what, help_ in reasons
                 ]
     return Findings(found, watching)
 

@@ -94,9 +94,11 @@ class Seat(ABC):
         del name
         return ""
 
-    def around_freeze(self, leave: Callable[[], None], welcome: Callable[[], None]) -> None:
-        """To be called before and after what lives here is frozen."""
-        del leave, welcome
+    def around_freeze(
+        self, check: Callable[[], None], leave: Callable[[], None], welcome: Callable[[], None]
+    ) -> None:
+        """To be called before and after what lives here is frozen; `check` well before."""
+        del check, leave, welcome
 
     @abstractmethod
     def end(self, pid: int, mark: str, spare: Collection[int]) -> None:

@@ -213,8 +213,9 @@ class SessionKernel:
             self._here().keep(fork._here())
 
         self._interpreters.act(keep_here, self.name, fork.name, why=why, name="kernel.keep")
-        fork.name, fork._fork, fork.declared = self.name, False, self.declared
-        self._interpreters.replaced(self, fork)
+        fork.name, fork._fork, fork.declared = self.name, self._fork, self.declared
+        if not self._fork:
+            self._interpreters.replaced(self, fork)
         return fork
 
     def vars(self, *names: str) -> list[Var]:

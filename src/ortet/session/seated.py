@@ -69,8 +69,10 @@ class Seated(Alive):
 
     def _keep_unless(self, image: Oid) -> None:
         """Commit the present files, unless they are those of an image."""
-        with self._looking():
-            now = self._freeze()
+        with self._looking() as machine:
+            seat = machine.seat()
+            # of a live machine only files: forks are alive, and an image cannot hold those
+            now = seat.glance()[0] if seat.carries else self._freeze()
             if now != image:
                 self._record(now, "before keeping a fork of a kernel")
 

@@ -1,0 +1,147 @@
+"""Forks of kernels in a live machine: they are no part of its image, and one that is kept is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortet.errors import Conflict, Unavailable
+from ortet.machine.mounts import privileged
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+
+
+@pytest.fixture
+def live(hub: Hub, work: Path) -> Session:
+    if not privileged():
+        pytest.skip("live machines need root")
+    return hub.session("live", workspace=work, engine="criu")
+
+
+def test_forks_have_memory_and_files_of_their_own(live: Session) -> None:
+    kernel = live.kernel()
+    kernel.run("import os, random\nn = [1]; open('before', 'w').write('b')")
+    kernel.run("log = open('log', 'w'); log.write('0'); log.flush()")
+    forks = kernel.fork(3)
+    for number, fork in enumerate(forks):
+        fork.run(f"n.append({number}); open('mine', 'w').write('{number}')")
+        fork.run("log.write('+'); log.flush(); os.remove('before')")
+    for number, fork in enumerate(forks):
+        assert fork.run("n, open('mine').read(), open('log').read()").value == [
+            [1, number],
+            str(number),
+            "0+",
+        ]
+        inside = fork.run(
+            "import subprocess\nsubprocess.getoutput('ls; readlink /proc/self/ns/user')"
+        )
+        assert isinstance(inside.value, str)
+        *names, users = inside.value.split()
+        assert "mine" in names and "before" not in names
+        assert users == os.readlink("/proc/self/ns/user")  # none of its own
+    assert len({fork.run("random.random()").value for fork in forks}) == 3
+    assert kernel.run("n, os.path.exists('mine'), open('before').read()").value == [[1], False, "b"]
+    assert live.run("cat log; ls").stdout.split() == ["0a.txt", "before", "log", "src"]
+    (deep,) = forks[1].fork()
+    forks[1].run("open('mine', 'w').write('later')")
+    assert deep.run("n, open('mine').read()").value == [[1, 1], "1"]
+
+
+def test_a_commit_waits_until_they_are_closed(live: Session) -> None:
+    kernel = live.kernel()
+    kernel.run("n = 1")
+    one = live.commit("before")
+    forks = kernel.fork(2)
+    forks[0].run("import subprocess; p = subprocess.Popen(['sleep', '1000'])")
+    for act in (lambda: live.commit("with forks"), lambda: live.fork(1)):
+        with pytest.raises(Conflict, match="main/1, main/2") as caught:
+            act()
+        assert caught.value.kind == "kernel_forks"
+    assert forks[0].run("n").value == kernel.run("n").value == 1
+    for fork in forks:
+        fork.close()
+    two = live.commit("without")
+    assert kernel.run("n += 1\nn").value == 2
+    (copy,) = live.fork(1)
+    assert copy.kernel().run("n").value == 2
+    assert [f.run("n").value for f in copy.kernel().fork(2)] == [2, 2]
+    (fork,) = live.kernel().fork()
+    with pytest.raises(Conflict, match="main/3"):
+        live.restore(two.oid)  # which commits first
+    assert fork.run("n").value == 2
+    fork.close()
+    live.restore(two.oid)
+    assert live.kernel().run("n").value == 1
+    with live.kernel().fork()[0].live as again:  # type: ignore[union-attr]
+        assert again.run("n").value == 1
+    live.restore(one.oid)
+    assert live.kernel().run("n").value == 1
+
+
+def test_one_is_kept_and_frozen(live: Session) -> None:
+    kernel = live.kernel()
+    kernel.run("import os; n = 1; log = open('log', 'w'); tmp = open('/tmp/of-kernel', 'w')")
+    one, two = kernel.fork(2)
+    two.run("n = 2; log.write('two'); log.flush(); other = open('/tmp/of-fork', 'w')")
+    two.run("open('made', 'w').write('m'); os.makedirs('deep/er'); os.chdir('deep')")
+    kernel = kernel.keep(two)
+    one.close()
+    assert live.run("cat log made; ls").stdout.startswith("twom")
+    assert kernel.run("log.write('!'); log.flush(); other.write('x'); other.flush(); n").value == 2
+    assert live.run("cat log /tmp/of-fork; ls deep").stdout == "two!xer\n"
+    point = live.commit("kept")
+    assert kernel.run("n += 1\nn, os.getcwd().endswith('/deep')").value == [3, True]
+    (copy,) = live.fork(1)
+    assert copy.kernel().run("log.write('?'); log.flush(); n").value == 3
+    assert copy.run("cat log").stdout == "two!?"
+    live.restore(point.oid)
+    again = live.kernel()
+    assert again.run("n").value == 2
+    assert again.fork()[0].run("open('../log').read()").value == "two!"
+    again.close()
+    assert live.kernel().run("'n' in globals()").value is False
+
+
+def test_files_of_the_machine_are_not_lost_when_one_is_kept(live: Session) -> None:
+    kernel = live.kernel()
+    (fork,) = kernel.fork()
+    fork.run("open('from-fork', 'w').write('f')")
+    live.run("echo kept > from-machine")
+    kernel.keep(fork)
+    assert not (live.path / "from-machine").exists()
+    assert (live.path / "from-fork").read_text() == "f"
+    before = next(one for one in live.machine.log() if "before keeping" in one.message)
+    assert "from-machine" in {entry.path for entry in live.machine.diff(before.oid)}
+
+
+def test_what_a_fork_loaded_cannot_be_kept(live: Session) -> None:
+    kernel = live.kernel()
+    kernel.run("import sys")
+    (fork,) = kernel.fork()
+    assert fork.run("import _decimal, sqlite3").error is None
+    with pytest.raises(Conflict, match="import it before you fork") as caught:
+        kernel.keep(fork)
+    assert caught.value.kind == "files_stuck"
+    assert fork.run("1").value == kernel.run("1").value == 1
+    fork.close()
+    live.commit("without it")
+
+
+def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
+    kernel = live.kernel()
+    (fork,) = kernel.fork()
+    fork.run(
+        "import subprocess\nsubprocess.run(['sh', '-c', "
+        "'env -i setsid sleep 1000 >/dev/null 2>&1 </dev/null &'])"
+    )
+    with pytest.raises(Unavailable):
+        fork.run("import os; os._exit(1)")
+    with pytest.raises(Conflict, match=r"sleep 1000.*fork of a Python kernel") as caught:
+        live.commit("not yet")
+    assert caught.value.kind == "cannot_freeze"
+    (left,) = [one.pid for one in live.ps() if one.name == "sleep"]
+    live.run(["kill", str(left)])
+    live.commit("now")
+    assert kernel.run("1 + 1").value == 2
