@@ -190,6 +190,15 @@ def test_an_error_has_its_lines(kernel: Kernel) -> None:
     assert kernel.run("x").value == 1
 
 
+def test_the_place_in_a_line_is_marked(kernel: Kernel) -> None:
+    """Also in the last line of a cell, and after characters that only look like ends of lines."""
+    error = kernel.run("odd = '\x0c \u2028'\nimport json; json.loads(3)").error
+    assert error is not None and error.frames[0].source == "import json; json.loads(3)"
+    source, marks = error.text.splitlines()[2:4]
+    if set(marks.strip()) == {"^"}:  # from Python 3.11 on
+        assert marks.index("^") == source.index("json.loads")
+
+
 def test_every_kind_of_error_leaves_it_alive(kernel: Kernel) -> None:
     for code, kind in (
         ("if", "SyntaxError"),
@@ -257,6 +266,8 @@ def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
     ran = kernel.run(code, timeout=0.2)
     assert ran.timed_out
     assert ran.error is not None and ran.error.type == "KeyboardInterrupt"
+    assert "<ortet" not in ran.error.text
+    assert not [frame for frame in ran.error.frames if frame.file.startswith("<ortet")]
     assert kernel.run("x").value == 1
     assert kernel.run("import asyncio; await asyncio.sleep(0)").error is None
 
@@ -467,7 +478,8 @@ def test_everything_as_an_ordinary_user(place: Path) -> None:
             f"--basetemp={home / 'tmp'}",
             str(here),
             str(here.with_name("test_kernel_fork.py")),
-            *("-k", "overlay or fork"),
+            str(here.with_name("test_kernel_nested.py")),
+            *("-k", "overlay or fork or nested"),
         ],
         env={
             **os.environ,

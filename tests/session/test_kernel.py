@@ -115,6 +115,24 @@ def test_forks_and_the_one_kept(hub: Hub, work: Path, s: Session) -> None:
     assert c.message == "kept"
 
 
+def test_forks_of_forks_are_journaled(hub: Hub, s: Session) -> None:
+    kernel = s.kernel()
+    kernel.run("n = [0]")
+    (one,) = kernel.fork()
+    one.run("n.append(1); open('n', 'w').write('1')")
+    two, three = one.fork(2)
+    assert [two.name, three.name] == ["main/1/1", "main/1/2"]
+    three.run("n.append(3); open('n', 'a').write('3')")
+    kept = one.keep(three)
+    assert s.kernel() is kernel and kept.name == "main/1"
+    assert not (s.path / "n").exists()
+    assert kernel.keep(kept).run("n").value == [0, 1, 3]
+    assert s.kernel() is kept
+    assert (s.path / "n").read_text() == "13"
+    s.pause()
+    assert hub.session("s").kernel().run("open('n').read()").value == "13"
+
+
 def test_what_the_machine_had_is_committed_before_a_fork_is_kept(s: Session) -> None:
     kernel = s.kernel()
     (fork,) = kernel.fork()

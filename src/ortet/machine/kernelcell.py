@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import json
 import linecache
 import math
@@ -24,6 +25,7 @@ _LARGEST_VALUE = 16 << 20
 _FRAMES = 100
 _DEEPEST = 200
 _CELL = "<cell "
+_OURS = "<ortet "  # names of our own modules in a guest
 _CO_COROUTINE = 0x80
 
 
@@ -41,7 +43,7 @@ class Cells:
         """The value of the last expression as `value` where it is plain data, else only `repr`."""
         self.count += 1
         name = f"{_CELL}{self.count}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        linecache.cache[name] = (len(code), None, _lines(code), name)
         try:
             value = self._execute(code, name)
         except BaseException as error:
@@ -99,14 +101,16 @@ def told(error: BaseException) -> Plain:
         trace = trace.tb_next
     frames: list[tuple[str, int, str, str]] = []
     for frame in traceback.extract_tb(trace, limit=-_FRAMES) if trace is not None else []:
-        frames.append((frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
+        if not frame.filename.startswith(_OURS):
+            frames.append((frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
     try:
         message = str(error)
     except Exception:
         message = "<an error whose text cannot be had>"
     try:
-        lines = traceback.format_exception(type(error), error, trace)
-        text = "".join(lines)
+        told = traceback.TracebackException(type(error), error, trace)
+        _leave_out_ours(told)
+        text = "".join(told.format())
     except Exception:
         text = f"{type(error).__name__}: {message}\n"
     if len(text) > _LONGEST_TRACE:
@@ -118,6 +122,23 @@ def told(error: BaseException) -> Plain:
         "frames": frames,
         "text": text,
     }
+
+
+def _leave_out_ours(told: Any) -> None:
+    """The frames of the kernel itself, as of its handler of interrupts; in causes too."""
+    queue, seen = [told], set()
+    while queue:
+        one = queue.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.stack[:] = [f for f in one.stack if not f.filename.startswith(_OURS)]
+            queue += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+
+
+def _lines(code: str) -> list[str]:
+    """As the compiler counts them. All with their ends: what marks columns counts on that."""
+    lines = io.StringIO(code, newline=None).read().split("\n")
+    return [f"{line}\n" for line in lines]
 
 
 def shown(value: Any) -> str:
