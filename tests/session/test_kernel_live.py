@@ -116,6 +116,19 @@ def test_files_of_the_machine_are_not_lost_when_one_is_kept(live: Session) -> No
     assert "from-machine" in {entry.path for entry in live.machine.diff(before.oid)}
 
 
+def test_ignored_files_are_in_a_fork(live: Session) -> None:
+    live.run("echo '*.log' > .ortetignore; echo kept > a.log; mkdir -p dist; echo d > dist/b.log")
+    kernel = live.kernel()
+    for _ in range(2):
+        (fork,) = kernel.fork()
+        assert fork.run("open('a.log').read() + open('dist/b.log').read()").value == "kept\nd\n"
+        fork.run("open('a.log', 'w').write('changed')")
+        (deep,) = fork.fork()
+        assert deep.run("open('a.log').read()").value == "changed"
+    kernel.keep(deep)
+    assert live.run("cat a.log dist/b.log").stdout == "kept\nd\n"
+
+
 def test_what_a_fork_loaded_cannot_be_kept(live: Session) -> None:
     kernel = live.kernel()
     kernel.run("import sys")

@@ -225,9 +225,6 @@ class CriuMachine(LiveBranches):
         del target
         return []
 
-    def look(self) -> Oid:
-        return self._ground.objects.put(Kind.IMAGE, encode(self._present()))
-
     # freezing
 
     def _freeze(self) -> tuple[Oid, Image]:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from ortet.codec import encode
 from ortet.errors import Conflict, Unavailable, Unsupported
 from ortet.graph.records import Image
+from ortet.ids import Oid
 from ortet.machine.bases import Stack
+from ortet.machine.ignoredlayers import with_ignored
 from ortet.machine.liveground import LiveGround
 from ortet.machine.livemounts import dwellers, left_there
 from ortet.machine.liveruns import LiveRuns
@@ -23,6 +25,9 @@ class LiveBranches(LiveRuns):
     fork begins with is written from the store, and one that is kept is written back."""
 
     _ground: LiveGround
+
+    def look(self) -> Oid:
+        return self._ground.objects.put(Kind.IMAGE, encode(self._present()))
 
     def glance(self, of: Branch | None = None) -> Seen:
         if of is not None:
@@ -52,9 +57,10 @@ class LiveBranches(LiveRuns):
     def _below(self, residents: Residents, image: Image) -> Stack:
         del residents
         stack = self._standing.stack
-        if stack.image == replace(image, system=None):
+        if stack.image == replace(image, system=None) and not self._standing.ignoring:
             return stack
-        return self._ground.bases.stack(image, stack)[0]
+        stack = self._ground.bases.stack(image, stack)[0]
+        return with_ignored(self._ground, stack, self._ignored())[0]
 
     def _held(self, residents: Collection[int], of: Branch | None = None) -> list[str]:
         return [] if of is None else dwellers(of.root, residents)
