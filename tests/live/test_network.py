@@ -253,7 +253,10 @@ class TestNothingIsLeft:
         assert wait_for(ended)
         assert set(outlets()) == before
 
-    def test_when_the_hub_is_killed(self, outside: Outside, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("keeper", [False, True])
+    def test_when_the_hub_is_killed(
+        self, outside: Outside, tmp_path: Path, *, keeper: bool
+    ) -> None:
         (tmp_path / "work").mkdir()
         program = (
             "import ortet, sys\n"
@@ -267,11 +270,31 @@ class TestNothingIsLeft:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as one:
             assert one.stdout is not None
-            ended = os.pidfd_open(int(one.stdout.readline()))
-            one.send_signal(signal.SIGKILL)
-        assert wait_for(ended)
+            pid = int(one.stdout.readline())
+            ended = os.pidfd_open(pid)
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1])
+            os.kill(parent if keeper else one.pid, signal.SIGKILL)
+            assert wait_for(ended)
+            one.kill()
         with ortet.open(tmp_path / "store") as hub:
             assert [left for left in hub.leftovers() if left.what == "process"] == []
+
+    def test_one_that_is_killed_is_missed(self, outside: Outside, life: Life) -> None:
+        """It is told, the machine goes on, and can be committed, restored and opened again."""
+        port = outside.echo()
+        session = life.begin(network="outbound")
+        session.spawn("sleeper", "sleep 1000")
+        (pid,) = outlets()
+        ended = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert wait_for(ended)
+        commit = session.commit("without")
+        assert [loss.what for loss in session.machine.losses] == ["network"]
+        assert call(session, HOST, port) == "OSError 101"
+        session.run("touch more")
+        assert session.restore(commit.oid).files.losses == []
+        assert session.machine.losses == []
+        assert call(session, HOST, port) == "echo hello"
 
     def test_a_start_that_fails(
         self, outside: Outside, life: Life, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,11 @@ class LiveRuns(OverlayMachine):
         """Its pid 1, to be asked."""
         return self._guard.indoors
 
+    @property
+    def losses(self) -> list[Loss]:
+        missed = [] if self._running is None else self._running.outlet.missed()
+        return [*super().losses, *missed]
+
     def run(
         self,
         command: Command,

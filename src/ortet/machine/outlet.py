@@ -92,9 +92,9 @@ class Outlet:
 
     def begin(self, pid: int) -> None:
         """For the network of this process; `ready` waits for it."""
-        program = _program()
         if self._network == "none":
             return
+        program = _program()
         if not program:
             self._lose(f"{PROGRAM} is not installed")
             return
@@ -136,6 +136,13 @@ class Outlet:
     def counted_on(self) -> bool:
         """Processes may have sockets that need its address."""
         return self.open or self._counted_on
+
+    def missed(self) -> list[Loss]:
+        """That it has ended by itself, if so: what it carried is broken, and nothing goes out."""
+        if not self.open or not select.select([self._pidfd], [], [], 0)[0]:
+            return []
+        why = f"{PROGRAM} of this machine was killed: close and open the machine to have it again"
+        return [Loss("", "network", why)]
 
     @contextmanager
     def held(self) -> Iterator[None]:
