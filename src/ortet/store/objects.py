@@ -45,6 +45,11 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
+_SEEN = 30 << 20
+"""Bytes. The C library gets memory for blocks as large as ours from the kernel, and gives it back,
+each time, and the kernel clears it each time: half the processor's time of a large commit. From the
+moment on when something larger was freed it keeps that memory."""
+
 
 class LocalObjects(Objects):
     """A handle on the store at `root`, whose sealed packs lie in `bucket`. Threads share it; a
@@ -63,6 +68,7 @@ class LocalObjects(Objects):
         reserve: int = 0,
         seal_at: int = SEAL_AT,
     ) -> None:
+        bytearray(_SEEN)
         self.hasher = hasher
         self.heirs: Callable[[Oid], Oid | None] = lambda _: None
         try:
