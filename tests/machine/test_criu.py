@@ -20,7 +20,7 @@ from ortet.errors import Conflict, Unavailable
 from ortet.machine import liveguard
 from ortet.machine.client import readable
 from ortet.machine.criumachine import CriuMachine
-from ortet.machine.criurpc import Worker
+from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.liveguard import LAZY
 from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
@@ -145,9 +145,11 @@ class TestWhatDies:
 
     def test_the_keeper_killed(self, counting: Workspace, hub: Hub) -> None:
         machine = machine_of(counting)
+        gone = os.pidfd_open(machine.indoors.pid)
         os.kill(int(_parent(machine.indoors.pid)), signal.SIGKILL)
+        readable(gone, None)
+        os.close(gone)
         with pytest.raises(Unavailable):
-            counting.run("true")
             counting.run("true")
         counting.close()
         again = hub.workspace(counting.row.directory, engine="criu")
@@ -188,6 +190,32 @@ class TestRestore:
         assert other.run("cat mine").stdout == "mine\n"
         other.restore(commit.oid, only={"files"})
         assert other.run("cat file; ls mine").stdout == "one\n"
+
+    def test_one_that_failed_leaves_nothing_in_the_way_of_the_next(
+        self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit = counting.commit("here")
+
+        def fail(worker: Worker, *_: object, **__: object) -> None:
+            worker.close()
+            raise Failed("restore", tmp_path / "none")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "restore", fail)
+            for _ in range(2):
+                with pytest.raises(Conflict, match="could not bring the processes back"):
+                    counting.restore(commit.oid)
+        assert count(counting)
+        counting.restore(commit.oid)
+        assert count(counting)
+
+    def test_only_what_runs_is_told_as_started(self, counting: Workspace) -> None:
+        counting.spawn("over", "exit 3").wait(30)
+        commit = counting.commit("one runs")
+        report = counting.restore(counting.commit("again").oid)
+        report = counting.restore(commit.oid)
+        assert report.started == [job.name for job in counting.jobs() if job.code is None]
+        assert "over" in [job.name for job in counting.jobs()]
 
     def test_two_at_once_of_one_commit(self, counting: Workspace) -> None:
         counting.commit("here")

@@ -30,6 +30,9 @@ def test_understood(given: dict[str, Any], found: Limits) -> None:
     [
         {"memory": "a lot"},
         {"memory": "1k"},
+        {"memory": "9" * 400},
+        {"memory": 1 << 80},
+        {"cpu": 1e300},
         {"memory": -1},
         {"memory": True},
         {"memory": 1e9},

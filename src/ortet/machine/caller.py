@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ortet.errors import Refused, Unavailable
+from ortet.errors import Invalid, Refused, Unavailable
 from ortet.machine import wire
 
 _SOCKET = "run/ortet/init.sock"
@@ -44,7 +44,7 @@ class Caller:
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError as error:
-            raise _gone() from error
+            raise gone() from error
 
     def ask(self, message: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
         """One request, one reply. `wait`: seconds that the answer may take by itself.
@@ -53,6 +53,12 @@ class Caller:
         one without an answer is made again.
         """
         data = wire.pack(message)
+        if len(data) > wire.REQUEST:
+            raise Invalid(
+                "too_large",
+                f"the command and its environment have more than {wire.REQUEST >> 20} MiB, and no "
+                "system takes that: put it into a file, or give it as stdin",
+            )
         tries = 0
         while tries < _TRIES:
             freezes = self._freezes
@@ -199,7 +205,7 @@ class Caller:
             poll.register(self._pidfd, select.POLLIN)
             if not poll.poll(wait):
                 return
-        raise _gone()
+        raise gone()
 
 
 @contextmanager
@@ -216,7 +222,7 @@ def unfrozen(lock: str, how: int = fcntl.LOCK_SH) -> Iterator[None]:
         os.close(fd)
 
 
-def _gone() -> Unavailable:
+def gone() -> Unavailable:
     return Unavailable(
         "machine_gone",
         "the machine's processes ended unexpectedly; its files are safe: open the workspace again",

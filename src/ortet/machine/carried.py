@@ -6,6 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ortet.codec import Record, decode, encode
 from ortet.errors import OrtetError
 from ortet.graph.records import Image, Processes
@@ -44,11 +46,16 @@ class Service(Record, frozen=True):
     cwd: str = ""
 
 
+def storable(jobs: Sequence[JobInfo]) -> list[JobInfo]:
+    """With words that are no text written as well as text can: a record holds nothing else."""
+    return [replace(job, argv=[_text(one) for one in job.argv], cwd=_text(job.cwd)) for job in jobs]
+
+
 def put_services(objects: Objects, jobs: Sequence[JobInfo], place: str) -> bytes:
     """Those of the jobs that are services and run, sorted; b"" for none."""
     found = [
         Service(job.name, job.argv, _below(job.cwd, place))
-        for job in sorted(jobs, key=lambda job: job.name)
+        for job in sorted(storable(jobs), key=lambda job: job.name)
         if job.declared and job.code is None
     ]
     if objects.search is not None:
@@ -129,6 +136,10 @@ def _why(one: Connection) -> str:
         f"{who} {what}: in this copy the connection is closed, and it must be made again "
         "(on-fork and on-restore hooks can see to that)"
     )
+
+
+def _text(word: str) -> str:
+    return os.fsencode(word).decode("utf-8", "replace")
 
 
 def _below(cwd: str, place: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +19,9 @@ from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
 from ortet.machine.abc import Loss, Machine, Report, Spec
 from ortet.machine.bases import Stack
-from ortet.machine.caller import unfrozen
-from ortet.machine.carried import Carried, Connection, ended_outside, put_services
+from ortet.machine.carried import Carried, Connection, ended_outside, put_services, storable
 from ortet.machine.cgroups import Group
-from ortet.machine.criurpc import Failed, Worker
+from ortet.machine.criurpc import Worker
 from ortet.machine.doors import Doors
 from ortet.machine.heirs import Begin, Heirs
 from ortet.machine.heldfiles import Held
@@ -33,8 +31,9 @@ from ortet.machine.ignoredlayers import bring_along, with_ignored
 from ortet.machine.jobs import JobInfo
 from ortet.machine.likehost import refuse_other_place
 from ortet.machine.livebranches import LiveBranches
+from ortet.machine.livedump import LiveDump
 from ortet.machine.liveground import IMAGES, Dump, LiveGround
-from ortet.machine.liveguard import LiveGuard, not_frozen, passing
+from ortet.machine.liveguard import LiveGuard
 from ortet.machine.liveruns import HOSTNAME
 from ortet.machine.liveseat import LiveSeat
 from ortet.machine.memory import Kept, keep
@@ -47,7 +46,6 @@ from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
 FORKED, RESTORED = "on-fork", "on-restore"
-_TRIES = 5  # of a dump that meets a process which is about to end
 _WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
 
 
@@ -132,7 +130,7 @@ class CriuMachine(LiveBranches):
             work=self._home.empty("restoring"),
             root=ground.bases.area / "root",
             mounts=mounts,
-            pager=ground.keeper.pager,
+            keeper=ground.keeper,
         )
 
     def _bring_along(self) -> None:
@@ -253,8 +251,8 @@ class CriuMachine(LiveBranches):
         except Refused:  # what holds a secret is not to lie about
             self._home.drop(images.name)
             raise
-        (files, covers, outside), guard = found[0], self._guard
-        carried = Carried(guard.external, jobs, guard.outlet.counted_on, outside)
+        (files, covers, outside), guard = found[-1], self._guard
+        carried = Carried(guard.external, storable(jobs), guard.outlet.counted_on, outside)
         dump = Dump(images, carried, covers)
         self._heirs.begin(dump, lambda: self._copied(files))
         kept = keep(
@@ -293,30 +291,15 @@ class CriuMachine(LiveBranches):
         return self._seen(self._mapped(), quiet=False)
 
     def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
-        for left in reversed(range(_TRIES)):
-            try:
-                return self._dump_once(images, frozen, watched)
-            except Failed as failed:
-                if not (left and passing(failed)):
-                    raise not_frozen(failed) from failed
-            preflight.check(self._guard.pid)
-            self._home.empty(images.name)
-        raise AssertionError("not reached")
+        guard, keeper, lock = self._guard, self._ground.keeper, self.door.lock
+        dump = LiveDump(guard, keeper, lock=lock, worker=self._hired, spent=self._hire)
+        dump.write(images, frozen, watched=watched, anew=lambda: self._home.empty(images.name))
 
-    def _dump_once(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
-        guard = self._guard
+    def _hired(self) -> Worker:
         if self._worker is None or not self._worker.alive:
             self._hire()
-        worker, self._worker = self._worker or self._ground.keeper.worker(guard.pid), None
-        net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
-        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
-        with unfrozen(self.door.lock, fcntl.LOCK_EX), guard.outlet.held():
-            guard.indoors.leave()
-            try:
-                worker.dump(guard.pid, images, external=external, frozen=frozen, watched=watched)
-            finally:
-                guard.indoors.welcome()
-                self._hire()
+        worker, self._worker = self._worker, None
+        return worker or self._ground.keeper.worker(self._guard.pid)
 
     def _look_aside(self, files: Image, images: Path) -> list[Layer]:
         """At files that are no state, but that the processes count on."""
@@ -371,7 +354,8 @@ class CriuMachine(LiveBranches):
             self._restart(new)
         home.tidy(new)
         losses += self._losses  # of the start
-        return Report(losses=losses, started=[job.name for job in self.jobs() if job.name])
+        running = [job.name for job in self.jobs() if job.name and job.code is None]
+        return Report(losses=losses, started=running)
 
     def _restart(self, new: Standing) -> None:
         old, before, covers = self._standing, self._running, self._covers
@@ -384,6 +368,7 @@ class CriuMachine(LiveBranches):
                 self._running.close()
             self._standing, self._running, self._covers = old, before, covers
             self._asleep, self._hooks, self._left_over = b"", "", None
+            self._home.tidy(old)  # the next try finds nothing of this one
             raise
         if before is not None:
             before.close()

@@ -71,6 +71,7 @@ class Worker:
         pid: int = 0,
     ) -> None:
         self.pid = pid
+        """Its own, of one that restores."""
         self._sock = sock
         self._begun = begun
         self._ended = ended

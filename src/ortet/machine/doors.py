@@ -23,7 +23,7 @@ class Doors:
         """From port `at` of the host, 0: any that is free, to `port` of the machine of this pid 1;
         returns the host's. One that is open already stays as it is."""
         check_port(port)
-        if at:
+        if at != 0:
             check_port(at)
         if port in self._open:
             return self._number(port)
@@ -32,7 +32,6 @@ class Doors:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", at))
             listener.listen(64)
-            self._open[port] = listener, self._keeper.porter(pid, port, listener)
         except OSError as error:
             listener.close()
             raise Conflict(
@@ -40,6 +39,8 @@ class Doors:
                 f"port {at} of this host cannot be used ({error.strerror}): take "
                 "another, or 0 for any",
             ) from error
+        try:
+            self._open[port] = listener, self._keeper.porter(pid, port, listener)
         except BaseException:
             listener.close()
             raise

@@ -20,9 +20,6 @@ else:
     import initloop
     import wire
 
-REQUEST = 8 << 20
-"""Bytes of the longest request."""
-
 _CHUNK = 1 << 18
 _PAUSE = 0.1  # seconds, when there is no descriptor left for another peer
 _PARTING = 2.0  # seconds that peers have to take their last answers before a freeze
@@ -157,7 +154,7 @@ class Peer:
 
     def _next(self) -> bool:
         try:
-            message = wire.cut(self._in, REQUEST)
+            message = wire.cut(self._in, wire.REQUEST)
         except wire.Closed:
             self.close()
             return False

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+from ortet.given import BYTES, NUMBER, may_be, must_be
 
 Kind = Literal["run", "service", "shell"]
 Stream = Literal["stdout", "stderr", "output"]
@@ -92,6 +93,7 @@ class Job:
 
         Of output that nobody reads the last megabyte is kept.
         """
+        must_be(NUMBER, wait=wait)
         request = {"do": "read", "id": self.id, "stream": stream, "cursor": cursor, "most": most}
         until = time.monotonic() + wait
         while True:
@@ -106,11 +108,15 @@ class Job:
                     exit_code(reply["code"]),
                 )
 
-    def write(self, data: bytes, *, eof: bool = False, wait: float = 30.0) -> None:
+    def write(self, data: bytes | str, *, eof: bool = False, wait: float = 30.0) -> None:
         """Type or feed it; `eof` ends its input, at a terminal by control-D.
 
         Conflict when it does not read within `wait` seconds; what it did take stays taken.
         """
+        must_be(NUMBER, wait=wait)
+        must_be(BYTES, data=data)
+        if isinstance(data, str):
+            data = data.encode("utf-8", "surrogateescape")
         until = time.monotonic() + wait
         for at in range(0, len(data), _CHUNK):
             self._feed(data[at : at + _CHUNK], until)
@@ -133,11 +139,14 @@ class Job:
 
     def signal(self, number: int, *, group: bool = True) -> bool:
         """To all its processes of the first hour, or to the first alone. False once it ended."""
-        request = {"do": "signal", "id": self.id, "signal": Signals(number).value, "group": group}
+        if number not in set(Signals):
+            raise Invalid("bad_signal", f"{number!r} is no signal: give one of signal.Signals")
+        request = {"do": "signal", "id": self.id, "signal": int(number), "group": group}
         return bool(self._asked(request)["sent"])
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Its exit code, 128 + n after signal n; None when it still runs at the time-out."""
+        may_be(NUMBER, timeout=timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _STEP if until is None else max(until - time.monotonic(), 0.0)

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +43,9 @@ _MACHINE = (
     | mounts.CLONE_NEWNET
 )
 _ROUNDS, _ROUND = 200, 0.01  # how long dying processes are waited for, in seconds
+_LOOPBACK, _ROOT = 1, 0xFFFFFFFF  # an interface, and where in it
+_NEW, _DELETE = 36, 37  # a queueing discipline; the flags: answer me, and make it or replace it
+_ANSWER, _MAKE = 0x5, 0x500
 _CACHE = "/run/criu.kdat"
 
 
@@ -81,15 +85,17 @@ class Keeper:
         self._sock = sock
         self._criu = criu
         self._known = known  # what CRIU found out about this kernel
+        self._priming = 0  # the process that has it find out
         self._groups: set[str] = set()
         self._tied: dict[int, int] = {}  # a machine's pid 1, and what is to end with it
 
     def prime(self) -> None:
         """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
         if not os.path.exists(self._known):
-            self._fork(mounts.CLONE_NEWNS, self._look_at_kernel, [])
+            self._priming = self._fork(mounts.CLONE_NEWNS, self._look_at_kernel, [])["pid"]
 
     def _look_at_kernel(self) -> NoReturn:
+        self._priming = 0
         self._own_run()
         child = os.posix_spawn(self._criu, [self._criu, "check"], {"PATH": os.defpath})
         os.waitpid(child, 0)
@@ -98,8 +104,16 @@ class Keeper:
             os.rename(f"{self._known}.{os.getpid()}", self._known)
         os._exit(0)
 
+    def _await_prime(self) -> None:
+        """Else CRIU looks for itself, with a connection in a network where nothing may be sent."""
+        with contextlib.suppress(ProcessLookupError):
+            while self._priming and not os.path.exists(self._known):
+                os.kill(self._priming, 0)
+                time.sleep(_ROUND)
+
     def _own_run(self) -> None:
         """CRIU keeps what it found out in /run, and only if that is a tmpfs."""
+        self._await_prime()
         self._kernel.private()
         self._kernel.mount("tmpfs", "/run", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
         with contextlib.suppress(OSError):
@@ -149,6 +163,8 @@ class Keeper:
             return self._fork(mounts.CLONE_NEWNS, lambda: self._branch(request["plan"], fds), fds)
         if what == "porter":
             return self._fork(0, lambda: self._porter(request["port"], fds), fds)
+        if what == "hush":
+            return self._fork(0, lambda: self._hush(request["on"], fds[0]), fds)
         if what == "spare":
             return self._fork(0, lambda: self._spare(fds), fds)
         if what == "outlet":
@@ -264,6 +280,11 @@ class Keeper:
         self._own_run()
         os._exit(0)
 
+    def _hush(self, on: bool, net: int) -> NoReturn:
+        self._kernel.enter(net, mounts.CLONE_NEWNET)
+        hush(on)
+        os._exit(0)
+
     def _pager(self, request: dict[str, Any]) -> NoReturn:
         """CRIU that hands out memory after the processes that it belongs to have begun."""
         self._kernel.unshare(mounts.CLONE_NEWNS)
@@ -307,6 +328,19 @@ def _removed(group: str) -> bool:
     except OSError as error:
         return error.errno == errno.ENOENT
     return True
+
+
+def hush(on: bool) -> None:
+    """Have nothing be sent in the network that we are in, or all again: by a queue with room for no
+    packet. What does not get into it counts as not yet sent, so nothing is lost."""
+    queue = struct.pack("=HH8sHHI", 10, 1, b"pfifo", 8, 2, 0) if on else b""
+    body = struct.pack("=BxxxiIII", 0, _LOOPBACK, 0, _ROOT, 0) + queue
+    what, flags = (_NEW, _ANSWER | _MAKE) if on else (_DELETE, _ANSWER)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
+        sock.send(struct.pack("=IHHII", 16 + len(body), what, flags, 1, 0) + body)
+        (error,) = struct.unpack_from("=i", sock.recv(4096), 16)
+    if error:
+        raise OSError(-error, os.strerror(-error))
 
 
 if __name__ == "__main__":

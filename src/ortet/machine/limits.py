@@ -19,6 +19,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\Z", re.IGNORECASE)
 _LEAST = {"memory": 32 << 20, "cpu": 0.01, "pids": 16}
 """With less not even pid 1 of a machine can do its work."""
 
+_MOST = 1 << 60
+
 
 class Limits(msgspec.Struct, frozen=True):
     """`memory` in bytes and `cpu` in processors, 0 for as much as there is."""
@@ -49,6 +51,8 @@ def parse_limits(given: Mapping[str, Any]) -> Limits:
                 "bad_limits",
                 f"limits[{name!r}] is {value!r}: give at least {_LEAST[name]}, or leave it out",
             )
+        if found[name] > _MOST:
+            raise Invalid("bad_limits", f"limits[{name!r}] is more than any host has: give less")
     return Limits(**found)
 
 
@@ -60,4 +64,4 @@ def _size(value: Any) -> Any:
         raise Invalid(
             "bad_limits", f"limits['memory'] is {value[:40]!r}: give a size as 512M or 2G"
         )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(min(float(match[1]) * _UNITS[match[2].upper()], _MOST * 2))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ortet.errors import OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
+from ortet.machine.caller import gone
 from ortet.machine.command import without_key
 from ortet.machine.criurpc import Worker
 from ortet.machine.spares import Spare, Spares, mounted
@@ -68,6 +69,20 @@ class Keeper:
             raise
         return Worker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
 
+    def hush(self, pid: int, *, on: bool) -> None:
+        """Have nothing be sent in the network of this process, or all again."""
+        with suppress(FileNotFoundError), _network(pid) as net:
+            self._begin({"do": "hush", "on": on}, [net]).wait()
+
+    @contextmanager
+    def silence(self, pid: int) -> Iterator[None]:
+        """Nothing is sent in its network during the block."""
+        self.hush(pid, on=True)
+        try:
+            yield
+        finally:
+            self.hush(pid, on=False)
+
     def refill(self) -> None:
         """Have CRIUs ready for the next restores: starting one takes as long as a small restore."""
         with suppress(OrtetError):
@@ -88,13 +103,18 @@ class Keeper:
 
     def porter(self, pid: int, port: int, listener: socket.socket) -> int:
         """Let connections to a socket of the host into a machine; returns the process's pid."""
-        machine = os.pidfd_open(pid)
+        try:
+            machine = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise gone() from error
         try:
             with _network(pid) as net:
                 request = {"do": "porter", "port": port}
                 starting = self._begin(request, [listener.fileno(), net, machine])
             starting.wait()
             return starting.pid
+        except FileNotFoundError as error:  # it was killed in between
+            raise gone() from error
         finally:
             os.close(machine)
 

@@ -10,13 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortet.errors import Conflict, OrtetError, Unavailable
+from ortet.errors import OrtetError, Unavailable
 from ortet.machine.cgroups import Group
 from ortet.machine.client import readable
-from ortet.machine.criurpc import Failed, Worker, messages
+from ortet.machine.connections import has_connections
+from ortet.machine.criufails import not_restored
+from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.indoors import Indoors
 from ortet.machine.keeper import NET_FD
-from ortet.machine.live import Starting
+from ortet.machine.live import Keeper, Starting
 from ortet.machine.outlet import Outlet
 from ortet.machine.relock import Relock
 from ortet.machine.view import parse_mounts
@@ -25,7 +27,6 @@ LAZY = 64 << 20
 """Bytes of memory from which on processes begin before all of it is there."""
 
 _PAGES = "lazy-pages.socket"
-_ENDING = "Zombies with threads"
 _PATIENCE = 30.0
 _BY_CRIU = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
@@ -139,18 +140,26 @@ def restore(
     work: Path,
     root: Path,
     mounts: Sequence[str],
-    pager: Callable[[Path, Path], int] | None = None,
+    keeper: Keeper,
 ) -> LiveGuard:
     """A machine that goes on from a dump, with mounts that `worker` finds below `root`. Much memory
-    comes later, from a `pager` if one is given: called with the images and where to listen."""
+    comes later, from a pager."""
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
-        locks = Relock(images)
-        lazy = pager is not None and memory_in(images) >= LAZY
-        if pager is not None and lazy:
-            guard.paged_by(pager(images, work), work / _PAGES)
+        locks, hushed = Relock(images), has_connections(images, closed=True)
+        lazy = memory_in(images) >= LAZY
+        if lazy:
+            guard.paged_by(keeper.pager(images, work), work / _PAGES)
+
+        def restored(pid: int) -> None:
+            if hushed:
+                keeper.hush(pid, on=False)
+            locks.hold(pid)
+
         try:
+            if hushed:
+                keeper.hush(worker.pid, on=True)
             pid = worker.restore(
                 images,
                 work,
@@ -158,10 +167,10 @@ def restore(
                 external=external,
                 net=NET_FD,
                 lazy=lazy,
-                restored=locks.hold if locks.needed else None,
+                restored=restored if locks.needed or hushed else None,
             )
         except Failed as failed:
-            raise _not_restored(failed) from failed
+            raise not_restored(failed) from failed
         try:
             locks.take()
         except BaseException:  # without its locks it would do harm
@@ -185,27 +194,3 @@ def _end(pidfd: int) -> None:
 def memory_in(images: Path) -> int:
     """Bytes of memory in a dump."""
     return sum(file.stat().st_size for file in images.glob("pages-*.img"))
-
-
-def passing(failed: Failed) -> bool:
-    """Did it fail over a process that was just ending, so that the next try may do better?"""
-    return any(_ENDING in said for said in messages(failed.log))
-
-
-def not_frozen(failed: Failed) -> Conflict:
-    why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
-    return Conflict(
-        "cannot_freeze",
-        f"CRIU could not freeze this machine ({why}); its processes go on: stop the one that it "
-        "names, or commit when it has ended",
-    )
-
-
-def _not_restored(failed: Failed) -> Conflict:
-    why = "; ".join(messages(failed.log)[-3:]) or "it said no reason"
-    return Conflict(
-        "cannot_restore",
-        f"CRIU could not bring the processes back ({why}): restore the files alone with "
-        "only={'files'}, or on the host that made the commit",
-        log=str(failed.log),
-    )

@@ -17,6 +17,8 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 _FDS = 8
 _MOST = 64 << 20
+REQUEST = 8 << 20
+"""Bytes of the longest request to the pid 1 of a machine."""
 
 
 class Closed(Exception):

@@ -217,6 +217,6 @@ class Alive(OnBranch):
 
 
 def check_job(name: str) -> str:
-    if not name or "/" in name or len(name) > 100:
+    if not name.strip() or "/" in name or len(name) > 100 or not name.isprintable():
         raise Invalid("bad_name", f"{name!r} cannot name a program: give a short word")
     return name

@@ -1,0 +1,44 @@
+"""Connections between processes of a machine, when it is written down or brought back.
+
+The kernel goes on sending between processes that stand still. Then one end may be written down
+before some bytes were sent and the other after, and no copy could go on with that. When they are
+brought back, CRIU has some ends send before their other ends are there: the kernel would answer
+with a reset. So nothing may be sent meanwhile; the kernel then tries again by itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ortet.machine.criurpc import entries, parse
+
+_FILES = "files.img"
+_SOCKET = 4  # of an open file: what it says of itself when it is one of the network
+_PROTOCOL, _STATE = 5, 6
+_TCP = 6
+_CLOSED, _LISTENS = 7, 10
+
+
+def has_connections(images: Path, *, closed: bool = False) -> bool:
+    """In a dump: any that is made, being made or being closed? With `closed` also sockets without a
+    connection: a program that is just asking for one asks again when it goes on."""
+    without = (_LISTENS,) if closed else (_CLOSED, _LISTENS)
+    for entry in entries(images / _FILES):
+        for told in parse(entry).get(_SOCKET, ()):
+            if isinstance(told, bytes):
+                fields = parse(told)
+                tcp = fields.get(_PROTOCOL, [0])[0] == _TCP
+                if tcp and fields.get(_STATE, [0])[0] not in without:
+                    return True
+    return False
+
+
+def sees_connections(pid: int) -> bool:
+    """The same of the machine that a process is in, now."""
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
+            next(file)
+            if any(int(line.split()[3], 16) not in (_CLOSED, _LISTENS) for line in file):
+                return True
+    return False

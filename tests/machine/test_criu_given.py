@@ -1,0 +1,104 @@
+"""What may be asked of a live machine and its programs, and what is refused with a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.lives import keepers
+
+import ortet
+from ortet.errors import Invalid, Unavailable
+from ortet.machine.criumachine import CriuMachine
+from ortet.machine.jobs import Job
+from ortet.machine.mounts import privileged
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
+
+pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def work(hub: Hub, tmp_path: Path) -> Workspace:
+    (tmp_path / "work").mkdir()
+    return hub.workspace(tmp_path / "work", engine="criu")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", "\0", "\udcff", "x" * 101])
+def test_names_of_programs(work: Workspace, name: str) -> None:
+    with pytest.raises(Invalid, match="cannot name a program"):
+        work.spawn(name, "true")
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        lambda job: job.read(0, math.nan),
+        lambda job: job.read(0, "soon"),
+        lambda job: job.write(b"x", wait=math.nan),
+        lambda job: job.write(None),
+        lambda job: job.wait(math.nan),
+        lambda job: job.wait(-1),
+        lambda job: job.signal(0),
+        lambda job: job.signal(999),
+        lambda job: job.signal("KILL"),
+    ],
+)
+def test_what_is_asked_of_a_program(work: Workspace, deed: Callable[[Any], object]) -> None:
+    job = work.spawn("cat", ["cat"], stdin=True)
+    with pytest.raises(Invalid):
+        deed(job)
+    job.write("text\n")
+    assert job.read(0, 30).data == b"text\n"
+
+
+@pytest.mark.parametrize("at", [None, -1, 70_000, "80"])
+def test_ports(work: Workspace, at: Any) -> None:
+    with pytest.raises(Invalid, match="no port"):
+        work.expose(80, at=at)
+
+
+def test_words_that_are_no_text_do_not_stop_commits(work: Workspace) -> None:
+    job: Job = work.spawn("odd", ["sh", "-c", "sleep 1000; :", "\udcff\n"])
+    work.commit("odd")
+    (copy,) = work.fork(1)
+    assert copy.job("odd").wait(0) is None
+    job.kill()
+    work.commit("ended")
+
+
+def test_an_environment_that_no_system_takes(work: Workspace) -> None:
+    with pytest.raises(Invalid, match="put it into a file") as caught:
+        work.run("true", env={f"V{n}": "x" * 100_000 for n in range(100)})
+    assert caught.value.kind == "too_large"
+    assert work.run("echo on").stdout == "on\n"
+
+
+def test_a_dead_machine_says_so_of_its_ports(work: Workspace) -> None:
+    machine = work._machine
+    assert isinstance(machine, CriuMachine)
+    machine._guard.close()
+    with pytest.raises(Unavailable) as caught:
+        work.expose(80)
+    assert caught.value.kind == "machine_gone"
+
+
+def test_a_closed_hub_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    hub = ortet.open(tmp_path / "store")
+    before = set(keepers())
+    work = hub.workspace(tmp_path / "work", engine="criu")
+    work.spawn("goes", "sleep 1000")
+    assert set(keepers()) > before
+    hub.close()
+    assert set(keepers()) == before
+    assert work.name  # which lives on here: it is not the collector that ended it
