@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ortet
 from ortet.errors import Conflict, Unavailable
 from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
@@ -158,3 +162,40 @@ def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
     live.run(["kill", str(left)])
     live.commit("now")
     assert kernel.run("1 + 1").value == 2
+
+
+def test_a_refused_fork_costs_nothing(live: Session) -> None:
+    kernel = live.kernel()
+    for number in range(3):
+        kernel.run(f"import os; open('f{number}', 'w').write('{number}')")
+        kernel.run("gone = open('gone', 'w'); os.remove('gone')")
+        with pytest.raises(Conflict, match="gone"):
+            kernel.fork()
+        kernel.run("gone.close()")
+        (fork,) = kernel.fork()
+        assert fork.run(f"open('f{number}').read()").value == str(number)
+        fork.close()
+    live.commit("whole")
+    live.hub.verify()  # which raises
+
+
+def test_a_killed_hub_leaves_nothing_of_its_forks(live: Session, tmp_path: Path) -> None:
+    live.pause()
+    live.hub.close()
+    program = f"""
+import os, signal, ortet
+hub = ortet.open({str(live.hub.root)!r})
+kernel = hub.session("live").kernel()
+forks = kernel.fork(3)
+forks[0].run("open('lost', 'w').write('x')")
+forks[0].fork(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    with ortet.open(live.hub.root) as hub:
+        again = hub.session("live")
+        assert "lost" not in again.run("ls").stdout
+        home = Path(hub.root)
+        assert not [path for path in home.rglob("branch*-*") if path.is_dir()]
+        assert again.kernel().fork()[0].run("1").value == 1

@@ -287,7 +287,7 @@ class CriuMachine(LiveBranches):
         if self._idle():
             return super()._present()
         self._open_eyes()
-        self._was_busy = True
+        self._was_busy = self._unsettled = True
         return self._seen(self._mapped(), quiet=False)
 
     def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
