@@ -191,6 +191,24 @@ class TestRestore:
         other.restore(commit.oid, only={"files"})
         assert other.run("cat file; ls mine").stdout == "one\n"
 
+    def test_a_dump_that_failed_does_not_lie_about(
+        self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counting.commit("here")
+        home = machine_of(counting)._home.place
+        before = set(home.glob("images-*"))
+
+        def fail(worker: Worker, *_: object, **__: object) -> None:
+            worker.close()
+            raise Failed("dump", tmp_path / "none")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "dump", fail)
+            with pytest.raises(Conflict, match="could not freeze"):
+                counting.commit("disk full, say")
+        assert set(home.glob("images-*")) == before
+        assert count(counting)
+
     def test_one_that_failed_leaves_nothing_in_the_way_of_the_next(
         self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ortet.errors import Conflict
+from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.machine.criurpc import Failed, messages
 
 _ENDING = "Zombies with threads"
@@ -33,8 +35,14 @@ def passing(failed: Failed) -> bool:
     return any(_ENDING in said or _IN_FLIGHT in said for said in messages(failed.log))
 
 
-def not_frozen(failed: Failed) -> Conflict:
+def not_frozen(failed: Failed) -> OrtetError:
     said = messages(failed.log)
+    if any(os.strerror(errno.ENOSPC) in one for one in said):
+        return Unavailable(
+            "disk_full",
+            "the disk was full while this machine was written down; its processes go on: free some "
+            "space, then repeat",
+        )
     if any(_IN_FLIGHT in one for one in said):
         named = [name for one in said for name in map(_process, _PID.findall(one))]
         return Conflict(

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, OrtetError, Refused
+from ortet.errors import Conflict, OrtetError
 from ortet.graph.records import Image, Layer
 from ortet.ids import Oid
 from ortet.machine import liveguard, preflight
@@ -248,7 +248,7 @@ class CriuMachine(LiveBranches):
                 self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
             reach("criu.dumped")
             self._search(images)
-        except Refused:  # what holds a secret is not to lie about
+        except BaseException:  # half a dump, or a secret, is not to lie about
             self._home.drop(images.name)
             raise
         (files, covers, outside), guard = found[-1], self._guard
