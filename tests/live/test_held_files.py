@@ -33,7 +33,8 @@ def test_a_log_that_is_ignored_goes_on_in_each_copy(life: Life, session: Session
         others = {"first", "second", "original", "restored"} - {mark}
         assert not others & set(told(copy, "cat kept/out.log").split())
         assert told(copy, "cat kept/file") == "state"
-        assert copy.run("cat other.log").exit_code == (0 if mark == "original" else 1)
+        # what nobody has open goes along with forks, and stays at a restore
+        assert told(copy, "cat other.log") == "nobody has it open"
 
     life.all_of_it(session, use)
 
@@ -66,7 +67,8 @@ while True:
         said = told(copy, f'cd {place} && python3 -c "{ask}" num{number}; head -c 4 mapped')
         where = place if place.startswith("/") else f"{session.machine.row.directory}/{place}"
         assert said.split() == [f"num{number}{where}", f"num{number}"]
-        assert copy.run(f"cat {place}/ready").exit_code == (0 if "/var/cache" in place else 1)
+        left_out = place.startswith(("/root", "/dev"))  # and held by nobody
+        assert copy.run(f"cat {place}/ready").exit_code == (1 if left_out else 0)
 
 
 def test_a_directory_that_is_watched(session: Session) -> None:
@@ -92,7 +94,7 @@ def test_one_that_is_too_large_for_the_rules_is_carried_while_it_is_open(session
     session.commit("open")
     (copy,) = session.fork(1)
     assert told(copy, "sha256sum < open.bin") == known
-    assert copy.run("cat closed.bin").exit_code == 1
+    assert told(copy, "sha256sum < closed.bin") == known
 
 
 def test_a_huge_one_is_named_and_nothing_stops(session: Session) -> None:
