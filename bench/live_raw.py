@@ -69,7 +69,7 @@ class Raw:
         """With all memory at once."""
         ground, guard = self._machine._ground, self._machine._guard
         root = ground.bases.area / "root"
-        pid = ground.keeper.restorer(self._plan).restore(
+        pid = ground.keeper.restorer(ground.keeper.spare(), self._plan).restore(
             self._images,
             self._place / "work",
             root=root,

@@ -9,7 +9,9 @@ import pytest
 from ortet.machine.abc import Result
 from ortet.machine.cgroups import Group, Groups, probe_limits, recorded, remove_recorded
 from ortet.machine.grouphome import CONTROLLERS, Place, find_places
+from ortet.machine.leftovers import clean, find_leftovers
 from ortet.machine.limits import Limits
+from ortet.machine.reserved import Reserved, left, remove_left
 
 _ASKED = Limits(memory=64 << 20, cpu=0.5, pids=100)
 
@@ -111,3 +113,45 @@ class TestLeftovers:
         (home / "groups").write_text(f"{made}\n{top}/ortet-gone-1\n{top}/other\n")
         assert remove_recorded(home) == [top / "other"]  # not one of ours
         assert not made.exists()
+
+
+class TestReserved:
+    def test_one_is_given_to_a_machine_which_then_removes_it(self, tmp_path: Path) -> None:
+        top, home = tmp_path / "top", tmp_path / "home"
+        for path in (top, home):
+            path.mkdir()
+        groups = Groups({"pids": Place(top, 1)})
+        reserved = Reserved(groups, tmp_path)
+        first, second = reserved.make(), reserved.make()
+        (Path(first) / "pids.max").touch()
+        group = groups.make("m", Limits(), home, reserved=first)
+        reserved.give(first)
+        assert group.paths == [first]
+        assert recorded(home) == [Path(first)]
+        (record,) = (tmp_path / "reserved").iterdir()
+        assert record.read_text() == f"{second}\n"
+        reserved.drop(second)
+        third = reserved.make()
+        assert sorted(top.iterdir()) == sorted([Path(first), Path(third)])
+        reserved.close()
+        assert list(top.iterdir()) == [Path(first)]  # which is the machine's
+
+    def test_those_of_a_process_that_was_killed_are_found_and_removed(self, tmp_path: Path) -> None:
+        local = tmp_path / "local"
+        top, area = tmp_path / "top", local / "bases" / "area"
+        top.mkdir()
+        made = Reserved(Groups({"pids": Place(top, 1)}), area).make()
+        assert find_leftovers(tmp_path, []) == []
+        _end_maker(area)
+        (found,) = find_leftovers(tmp_path, [])
+        assert (found.what, found.path) == ("group", made)
+        clean([found])
+        assert not Path(made).exists()
+        remove_left(area)
+        assert list(left(area)) == []
+
+
+def _end_maker(area: Path) -> None:
+    """As when no process has the number any more by which they were written down."""
+    for record in (area / "reserved").iterdir():
+        record.rename(record.with_name(f"99999999-{record.name.partition('-')[2]}"))

@@ -43,7 +43,7 @@ _NEAR = 6  # stacks compared when none is known to be near
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "lock"
 _BUILD = "build.lock"
-_AREA = "area"
+AREA = "area"
 
 
 class Stack(Record, frozen=True):
@@ -69,7 +69,7 @@ class Bases:
 
     def __init__(self, objects: Objects, trees: Trees, root: Path) -> None:
         self.root = root
-        self.area = root / _AREA
+        self.area = root / AREA
         self.boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
         self._objects = objects
         self._trees = trees
@@ -141,7 +141,7 @@ class Bases:
         """Remove all layers but those `in_use` names, asked when no machine can be opened."""
         removed = 0
         with self._locked(_LOCK, fcntl.LOCK_EX), directory(self.root) as at:
-            needed = {_LOCK, _BUILD, _AREA, *in_use()}
+            needed = {_LOCK, _BUILD, AREA, *in_use()}
             for name in os.listdir(self.root):
                 if name.removesuffix(".layer") not in needed:
                     removed += not name.endswith(".layer")

@@ -21,7 +21,9 @@ from ortet.machine.limits import PIDS, Limits
 RECORD = "groups"
 """In a machine's home: the groups it has, one a line, so that those of a dead one are found."""
 
-_PREFIX = "ortet-"
+PREFIX = "ortet-"
+"""What the names of groups begin with that are ours to remove."""
+
 _PERIOD = 100_000  # microseconds
 _SPARE = Limits(memory=64 << 20, pids=16)  # what CRIU needs for itself while it restores
 _SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # not there without swap accounting
@@ -46,16 +48,29 @@ class Groups:
             )
         return self._places
 
-    def make(self, machine: str, limits: Limits, home: Path, *, restoring: bool = False) -> Group:
+    def make(
+        self,
+        machine: str,
+        limits: Limits,
+        home: Path,
+        *,
+        restoring: bool = False,
+        reserved: str = "",
+    ) -> Group:
         """A group for a machine that is about to begin; what cannot be limited here is in its
-        `losses`. With `restoring` there is room for CRIU too, until `tighten`."""
+        `losses`. With `restoring` there is room for CRIU too, until `tighten`. One that was made
+        before, `reserved`, is used for what it can limit."""
         remove_recorded(home)
         group = Group(limits, home)
         # never the name of one before: whoever is to remove that must not find this
-        name = f"{_PREFIX}{machine}-{os.urandom(4).hex()}"
+        name = f"{PREFIX}{machine}-{os.urandom(4).hex()}"
         for controller in CONTROLLERS:
             if getattr(limits, controller):
-                group.add(controller, self.places.get(controller), name)
+                place = self.places.get(controller)
+                if place is not None and reserved and Path(reserved).parent == place.path:
+                    group.take(controller, Path(reserved), place.version)
+                else:
+                    group.add(controller, place, name)
         group.write(_with_spare(limits) if restoring else limits)
         return group
 
@@ -86,6 +101,12 @@ class Group:
             self._by[controller] = path, place.version
         except OSError as error:
             self._lack(controller, str(error))
+
+    def take(self, controller: str, path: Path, version: int) -> None:
+        """One that is there."""
+        if str(path) not in self.paths:
+            _record(self._home, [*recorded(self._home), path])
+        self._by[controller] = path, version
 
     def write(self, limits: Limits) -> None:
         for controller, (path, version) in list(self._by.items()):
@@ -152,7 +173,7 @@ def probe_limits(groups: Groups) -> list[Capability]:
         if place is None:
             bad.append(f"there is no control group {name}")
             continue
-        trial = place.path / f"{_PREFIX}probe-{os.getpid()}-{name}"
+        trial = place.path / f"{PREFIX}probe-{os.getpid()}-{name}"
         try:
             trial.mkdir()
             trial.rmdir()
@@ -165,8 +186,13 @@ def probe_limits(groups: Groups) -> list[Capability]:
 
 def recorded(home: Path) -> list[Path]:
     """Groups that the machine of this home made and did not remove."""
+    return written(home / RECORD)
+
+
+def written(record: Path) -> list[Path]:
+    """The groups that a file names."""
     try:
-        return [Path(line) for line in (home / RECORD).read_text().splitlines() if line]
+        return [Path(line) for line in record.read_text().splitlines() if line]
     except (OSError, UnicodeDecodeError):
         return []
 
@@ -183,7 +209,7 @@ def remove_recorded(home: Path, those: list[Path] | None = None) -> list[Path]:
 
 def remove_group(path: Path) -> bool:
     """Whether it is gone; one with processes in it stays."""
-    if not path.name.startswith(_PREFIX):
+    if not path.name.startswith(PREFIX):
         return False
     try:
         path.rmdir()

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from ortet.machine.carried import Carried, Connection, ended_outside, put_servic
 from ortet.machine.cgroups import Group
 from ortet.machine.criurpc import Worker
 from ortet.machine.doors import Doors
+from ortet.machine.errands import Errands
 from ortet.machine.heirs import Begin, Heirs
 from ortet.machine.heldfiles import Held
 from ortet.machine.home import Home, Standing
@@ -42,6 +43,7 @@ from ortet.machine.outside import close_outside
 from ortet.machine.overlaybody import Fork, add_losses
 from ortet.machine.scratch import Scratch, give_back
 from ortet.machine.seat import Seat
+from ortet.machine.spares import Spare
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -75,7 +77,7 @@ class CriuMachine(LiveBranches):
         self._hooks = hooks  # what is run in it then
         self._kept: Kept | None = None  # what the next dump is compared with
         self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
-        self._clearing: Thread | None = None  # removes the one before
+        self._errands = Errands()
         self._heirs = Heirs(ground, begin)
         self._worker: Worker | None = None
         self._scratch: Scratch | None = None
@@ -88,11 +90,19 @@ class CriuMachine(LiveBranches):
 
     def _guarded(self, plan: dict[str, Any]) -> LiveGuard:
         ground, spec = self._ground, self._spec
-        asleep = bool(self._asleep)
-        group = ground.groups.make(spec.id, spec.limits, self._home.place, restoring=asleep)
+        spare = ground.keeper.spare() if self._asleep else None
+        group = ground.groups.make(
+            spec.id,
+            spec.limits,
+            self._home.place,
+            restoring=spare is not None,
+            reserved=spare.group if spare is not None else "",
+        )
         try:
-            guard = self._restored(plan, group) if asleep else self._started(plan, group)
+            guard = self._restored(plan, group, spare) if spare else self._started(plan, group)
         except BaseException:
+            if spare is not None:
+                spare.close()
             group.close()
             raise
         self._lost += group.losses
@@ -106,7 +116,7 @@ class CriuMachine(LiveBranches):
         starting = keeper.start(plan, hostname, group.paths)
         return liveguard.start(starting, place, group=group, outlet=outlet)
 
-    def _restored(self, plan: dict[str, Any], group: Group) -> LiveGuard:
+    def _restored(self, plan: dict[str, Any], group: Group, spare: Spare) -> LiveGuard:
         ground = self._ground
         dump = ground.dump_of(self._asleep, self._home)
         carried, mounts = dump.carried, dump.carried.mounts
@@ -122,7 +132,7 @@ class CriuMachine(LiveBranches):
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
         self._kept = dump.kept
         return liveguard.restore(
-            ground.keeper.restorer(plan, group.paths),
+            ground.keeper.restorer(spare, plan, group.paths),
             dump.images,
             str(self._spec.path),
             group=group,
@@ -151,7 +161,7 @@ class CriuMachine(LiveBranches):
         if self._hooks:
             self._losses += self._renew(self._hooks)
         self._asleep, self._lost, self._hooks = b"", [], ""
-        self._hire()
+        self._errands.do(self._hire)
 
     def _hire(self) -> None:
         """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
@@ -166,8 +176,8 @@ class CriuMachine(LiveBranches):
             self._worker = None
 
     def close(self) -> None:
-        self.herald(())
-        self._clear()
+        self._heirs.announce(())
+        self._errands.wait()
         self._dismiss()
         self._doors.close()
         super().close()
@@ -189,6 +199,8 @@ class CriuMachine(LiveBranches):
 
     def herald(self, specs: Sequence[Spec]) -> None:
         self._heirs.announce(specs)
+        if not specs and self._worker is None and not self._closed:
+            self._errands.do(self._hire)
 
     def fork(self, specs: Sequence[Spec]) -> list[Machine]:
         if self._settled is None:
@@ -250,11 +262,14 @@ class CriuMachine(LiveBranches):
             self._search(images)
         except BaseException:  # half a dump, or a secret, is not to lie about
             self._home.drop(images.name)
+            self._errands.do(self._hire)
             raise
         (files, covers, outside), guard = found[-1], self._guard
         carried = Carried(guard.external, storable(jobs), guard.outlet.counted_on, outside)
         dump = Dump(images, carried, covers)
         self._heirs.begin(dump, lambda: self._copied(files))
+        if not self._heirs.announced:  # which need the processors now
+            self._errands.do(self._hire)
         kept = keep(
             self._ground.objects,
             images,
@@ -292,10 +307,11 @@ class CriuMachine(LiveBranches):
 
     def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
         guard, keeper, lock = self._guard, self._ground.keeper, self.door.lock
-        dump = LiveDump(guard, keeper, lock=lock, worker=self._hired, spent=self._hire)
+        dump = LiveDump(guard, keeper, lock=lock, worker=self._hired)
         dump.write(images, frozen, watched=watched, anew=lambda: self._home.empty(images.name))
 
     def _hired(self) -> Worker:
+        self._errands.wait()
         if self._worker is None or not self._worker.alive:
             self._hire()
         worker, self._worker = self._worker, None
@@ -320,15 +336,7 @@ class CriuMachine(LiveBranches):
         self._heirs.stored(kept.oid)
         if old is not None and old[0] != kept.oid:
             self._ground.at_hand.pop(old[0], None)
-            self._clear()
-            self._clearing = Thread(target=self._home.drop, args=(old[1].name,), daemon=True)
-            self._clearing.start()
-
-    def _clear(self) -> None:
-        """Wait until the directory of the last dump but one is gone."""
-        if self._clearing is not None:
-            self._clearing.join()
-            self._clearing = None
+            self._errands.do(partial(self._home.drop, old[1].name))
 
     def _look_anew(self) -> None:
         super()._look_anew()

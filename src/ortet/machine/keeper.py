@@ -166,7 +166,7 @@ class Keeper:
         if what == "hush":
             return self._fork(0, lambda: self._hush(request["on"], fds[0]), fds)
         if what == "spare":
-            return self._fork(0, lambda: self._spare(fds), fds)
+            return self._fork(0, lambda: self._spare(request["groups"], fds), fds)
         if what == "outlet":
             return self._fork(0, lambda: self._outlet(request["argv"], fds), fds)
         if what == "stand":
@@ -262,8 +262,9 @@ class Keeper:
             loopback.stand_down()
         os._exit(0)
 
-    def _spare(self, fds: list[int]) -> NoReturn:
+    def _spare(self, groups: list[str], fds: list[int]) -> NoReturn:
         """CRIU that will restore something, with a new network for it; `_fit` gives it mounts."""
+        join(groups)
         self._kernel.unshare(mounts.CLONE_NEWNS | mounts.CLONE_NEWNET)
         self._kernel.private()
         loopback.rise()
@@ -302,7 +303,10 @@ class Keeper:
 def join(groups: list[str], pid: int = 0) -> None:
     """Have a process, or this one, in control groups, and all that it starts from now on."""
     for group in groups:
-        with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
+        # a process that moves its only thread itself, where that can be said, need not wait
+        alone = f"{group}/tasks"
+        name = alone if not pid and os.path.exists(alone) else f"{group}/cgroup.procs"
+        with open(name, "w", encoding="ascii") as file:
             file.write(str(pid))
 
 

@@ -16,9 +16,11 @@ from typing import Literal
 
 import msgspec
 
+from ortet.machine.bases import AREA
 from ortet.machine.cgroups import recorded, remove_group
 from ortet.machine.dirs import STAGE, directory, remove
 from ortet.machine.mounts import Kernel
+from ortet.machine.reserved import left
 from ortet.machine.view import parse_mounts
 
 _LOCKS = ("lock", "open", "turn")
@@ -41,6 +43,7 @@ def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
         *_processes(local / "machines"),
         *_mounts(local / "machines"),
         *_homes(local / "machines", machines),
+        *_reserved(local / "bases" / AREA),
         *_stages(local),
         *_sockets(local / "signal"),
         *_sockets(local / "agent", socket.SOCK_STREAM),
@@ -121,6 +124,11 @@ def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
                 yield Leftover("group", str(group))
         if home.name not in machines:
             yield Leftover("home", str(home))
+
+
+def _reserved(area: Path) -> Iterator[Leftover]:
+    for _, groups in left(area):
+        yield from (Leftover("group", str(group)) for group in groups if group.is_dir())
 
 
 def _in_use(home: Path) -> bool:

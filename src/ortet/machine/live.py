@@ -16,8 +16,10 @@ from typing import Any
 from ortet.errors import OrtetError, Unavailable, Unsupported
 from ortet.machine import wire
 from ortet.machine.caller import gone
+from ortet.machine.cgroups import Groups
 from ortet.machine.command import without_key
 from ortet.machine.criurpc import Worker
+from ortet.machine.reserved import Reserved
 from ortet.machine.spares import Spare, Spares, mounted
 
 READY = b"\n"
@@ -33,13 +35,14 @@ class Keeper:
     """One helper process, started at first need; it ends with this object, or this process, and
     takes every machine with it."""
 
-    def __init__(self, criu: str, area: Path) -> None:
+    def __init__(self, criu: str, area: Path, groups: Groups) -> None:
         self._criu = criu
         self._area = area
         self._sock: socket.socket | None = None
         self._end: Callable[[], object] = lambda: None
         self._lock = Lock()
         self._spares = Spares()
+        self._reserved = Reserved(groups, area)
 
     def start(self, plan: dict[str, Any], hostname: str, groups: Sequence[str] = ()) -> Starting:
         """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
@@ -56,17 +59,18 @@ class Keeper:
         with _network(pid) as net:
             return self._criu_for({"do": "worker"}, [net])
 
-    def restorer(self, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
-        """CRIU, ready to restore a machine in these control groups and with these mounts, which are
-        made meanwhile."""
-        spare = self._spares.take() or self._spare()
-        try:
-            with spare.space() as space:
-                request = {"do": "fit", "pid": spare.pid, "plan": plan, "groups": list(groups)}
-                fitting = self._begin(request, [space])
-        except BaseException:
-            spare.close()
-            raise
+    def spare(self) -> Spare:
+        """CRIU, ready to restore something."""
+        return self._spares.take() or self._spare()
+
+    def restorer(self, spare: Spare, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
+        """The same, ready to restore a machine in these control groups and with these mounts, which
+        are made meanwhile."""
+        join = [group for group in groups if group != spare.group]
+        with spare.space() as space:
+            request = {"do": "fit", "pid": spare.pid, "plan": plan, "groups": join}
+            fitting = self._begin(request, [space])
+        self._reserved.give(spare.group)
         return Worker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
 
     def hush(self, pid: int, *, on: bool) -> None:
@@ -89,9 +93,19 @@ class Keeper:
             self._spares.fill(self._spare)
 
     def _spare(self) -> Spare:
-        mounts = mounted()
-        sock, starting = self._hire({"do": "spare"}, [])
-        return Spare(sock, starting.pid, mounts, starting.wait, starting.close)
+        mounts, group = mounted(), self._reserved.make()
+        request = {"do": "spare", "groups": [group] if group else []}
+        try:
+            sock, starting = self._hire(request, [])
+        except BaseException:
+            self._reserved.drop(group)
+            raise
+
+        def ended() -> None:
+            starting.close()
+            self._reserved.drop(group)
+
+        return Spare(sock, starting.pid, mounts, group, starting.wait, ended)
 
     def pager(self, images: Path, work: Path) -> int:
         """CRIU that hands out the memory of a dump to processes that run already; returns its pid.
@@ -157,6 +171,7 @@ class Keeper:
         self._spares.close()
         self._sock = None
         self._end()
+        self._reserved.close()
 
     # inside
 

@@ -18,7 +18,7 @@ from ortet.machine.liveguard import LiveGuard
 
 
 class LiveDump:
-    """Of one machine. `worker` gives a CRIU that waits for this, `spent` is called after it."""
+    """Of one machine. `worker` gives a CRIU that waits for this."""
 
     def __init__(
         self,
@@ -27,13 +27,11 @@ class LiveDump:
         *,
         lock: str,
         worker: Callable[[], Worker],
-        spent: Callable[[], None],
     ) -> None:
         self._guard = guard
         self._keeper = keeper
         self._lock = lock
         self._worker = worker
-        self._spent = spent
 
     def write(
         self,
@@ -75,4 +73,3 @@ class LiveDump:
                     )
             finally:
                 guard.indoors.welcome()
-                self._spent()

@@ -48,9 +48,9 @@ class LiveGround(Ground):
         self, objects: Objects, trees: Trees, clock: Clock, *, bases: Bases, criu: str
     ) -> None:
         super().__init__(objects, trees, clock, bases=bases, user=False)
-        self.keeper = Keeper(criu, bases.area)
-        self.host = this_host(".".join(map(str, version(criu))))
         self.groups = Groups()
+        self.keeper = Keeper(criu, bases.area, self.groups)
+        self.host = this_host(".".join(map(str, version(criu))))
         # a watch tells one who looks at a directory, and scratch looks at the system's own
         self.aside = UpperWatch()
         self.at_hand: dict[bytes, Dump] = {}

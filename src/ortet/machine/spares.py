@@ -18,11 +18,13 @@ _ENOUGH = 2  # more restores side by side are seldom
 
 
 class Spare(NamedTuple):
-    """One, in namespaces of its own, which were made when the host had these `mounts`."""
+    """One, in namespaces of its own, which were made when the host had these `mounts`, and in a
+    control `group` of its own, or none."""
 
     sock: socket.socket
     pid: int
     mounts: bytes
+    group: str
     begun: Callable[[], None]
     ended: Callable[[], None]
 
