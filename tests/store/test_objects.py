@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -476,3 +477,13 @@ def test_a_failed_sync_is_tried_again(open_store: Open, monkeypatch: pytest.Monk
     assert store.get(oid) == b"second"
     store.flush()
     check(open_store(), [b"first", b"second"])
+
+
+def test_opening_again_does_not_touch_what_was_freed_at_first(open_store: Open) -> None:
+    """Each attempt of a swarm opens a store, in a child of a process that has opened one."""
+    open_store()
+    open_store()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    open_store()
+    touched = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize()
+    assert touched < 10 << 20

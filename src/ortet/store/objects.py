@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -45,10 +46,13 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-_SEEN = 30 << 20
-"""Bytes. The C library gets memory for blocks as large as ours from the kernel, and gives it back,
-each time, and the kernel clears it each time: half the processor's time of a large commit. From the
-moment on when something larger was freed it keeps that memory."""
+
+@cache
+def _free_much() -> None:
+    """Once a process. The C library gets memory for blocks as large as ours from the kernel, and
+    gives it back, each time, and the kernel clears it each time: half the processor's time of a
+    large commit. From the moment on when something larger was freed it keeps that memory."""
+    bytearray(30 << 20)
 
 
 class LocalObjects(Objects):
@@ -68,7 +72,7 @@ class LocalObjects(Objects):
         reserve: int = 0,
         seal_at: int = SEAL_AT,
     ) -> None:
-        bytearray(_SEEN)
+        _free_much()
         self.hasher = hasher
         self.heirs: Callable[[Oid], Oid | None] = lambda _: None
         try:
