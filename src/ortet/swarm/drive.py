@@ -153,7 +153,7 @@ class Drive:
         staff.start(job)
         self._live[i] = _Live(job.slot, time.monotonic())
         self._rows[i] = replace(row, state="running")  # in a moment
-        self._plan.progress(self.result)
+        self._show()
 
     def _await(self, staff: Crew) -> None:
         """Until one has ended, or has had its time."""
@@ -188,7 +188,11 @@ class Drive:
                 give_back(self._hub.catalog, self._session.row, row.fork.id)
         self._rows[i] = row
         reach("swarm.recorded")
-        self._plan.progress(self.result)
+        self._show()
+
+    def _show(self) -> None:
+        if self._plan.progress is not None:
+            self._plan.progress(self.result)
 
     def _cause(self, why: str, code: int) -> dict[str, Any]:
         if why == "stopped":
@@ -201,15 +205,18 @@ class Drive:
 
     def _is_enough(self) -> bool:
         stop = self._plan.stop_when
+        if stop is None:
+            return False
         found = self.result
-        return stop is not None and found.best is not None and bool(stop(found))
+        return found.best is not None and bool(stop(found))
 
     def _drop_loser(self) -> None:
         """One that cannot be among the best any more makes room, while others work."""
         terms = self._row.terms
         if terms.losers != "drop" or terms.keep.most < 0:
             return
-        stay = {one.i for one in self.result.ranked[: terms.keep.most]}
+        scored = sorted((-row.score, row.i) for row in self._rows if row.score is not None)
+        stay = {i for _, i in scored[: terms.keep.most]}
         for row in self._rows:
             if row.state in ("done", "failed") and row.i not in stay | self._gone:
                 self._gone.add(row.i)

@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True):
     timeout: float | None
     stop_when: Callable[[SwarmResult], bool] | None
     interrupted: Interrupted
-    progress: Watcher
+    progress: Watcher | None
 
 
 def plan_of(wish: Wish) -> Plan:
@@ -84,7 +84,7 @@ def plan_of(wish: Wish) -> Plan:
         timeout=wish.timeout,
         stop_when=_stop(wish.stop_when),
         interrupted=wish.interrupted,
-        progress=wish.progress or (lambda _: None),
+        progress=wish.progress,
     )
 
 

@@ -149,7 +149,8 @@ class _Swarm:
         if self._row.state == HARVESTED:
             self._clear()
         result = told(self._row, self._book.attempts(), self._session.name)
-        self._plan.progress(result)
+        if self._plan.progress is not None:
+            self._plan.progress(result)
         return result
 
     def _attempt(self, crew: Callable[[], Crew]) -> None:
