@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,11 +36,17 @@ def workers(place: Path) -> list[int]:
     return [int((place / f"{job}").read_text()) for job in JOBS]
 
 
-def no_child_is_left() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG) == (0, 0)  # other tests' children may run
-    except ChildProcessError:
-        return True
+def children() -> set[str]:
+    """Of this process, those too that have ended and were not waited for."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    before = children()  # of other tests
+    yield
+    assert children() <= before
 
 
 def test_same_answers_in_order(recorded: Callable[[int], list[str]], tmp_path: Path) -> None:
@@ -49,7 +55,6 @@ def test_same_answers_in_order(recorded: Callable[[int], list[str]], tmp_path: P
     pids = workers(tmp_path)
     assert set(pids[:30]) == {os.getpid()}
     assert len(set(pids[30:])) == 1 and pids[30] != os.getpid()
-    assert no_child_is_left()
 
 
 @pytest.mark.parametrize("cut", [0, -1, 100, 101])
@@ -95,7 +100,6 @@ def test_what_the_child_did_not_do_is_done_here(
 
     assert in_halves(work, JOBS, cut=50) == [["even"] * (job % 2 == 0) for job in JOBS]
     assert set(workers(tmp_path)) == {parent}
-    assert no_child_is_left()
 
 
 def test_a_failure_here_ends_the_child(tmp_path: Path) -> None:
@@ -108,4 +112,3 @@ def test_a_failure_here_ends_the_child(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="0"):
         in_halves(work, JOBS, cut=50)
-    assert no_child_is_left()
