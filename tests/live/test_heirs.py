@@ -17,24 +17,24 @@ from ortet.machine import criumachine
 from ortet.machine.heirs import Heirs
 from ortet.session.session import Session
 
-_COUNTER = "while :; do n=$((n + 1)); echo $n > n; sleep 0.01; done"
+_COUNTER = "while :; do n=$((n + 1)); echo $n > n; sleep 0.01; done; : of"
 
 
 @pytest.fixture
 def session(life: Life) -> Session:
     session = life.begin()
-    session.spawn("counter", ["bash", "-c", _COUNTER])
+    session.spawn("counter", ["bash", "-c", f"{_COUNTER} {life.project}"])
     until(session, "[ -s n ]")
     session.commit("runs")
     return session
 
 
-def counters() -> int:
-    """How many there are on this host that this test's machines descend from."""
-    found = 0
+def counters(session: Session) -> int:
+    """How many of this test there are on this host."""
+    found, mark = 0, f": of {session.machine.row.directory}".encode()
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if b"echo $n > n; sleep" in (place / "cmdline").read_bytes():
+            if mark in (place / "cmdline").read_bytes():
                 found += (place / "stat").read_text().split(")")[-1].split()[0] != "Z"
         except OSError:
             continue
@@ -45,14 +45,14 @@ def test_nothing_is_left_of_them_when_the_commit_cannot_be_stored(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines = machine_of(session)._home.place.parent
-    before, running = set(machines.iterdir()), counters()
+    before, running = set(machines.iterdir()), counters(session)
     begun = []
 
     def full(*_: object, **__: object) -> None:
         heirs = machine_of(session)._heirs._begun
         assert heirs is not None
         heirs.woken.result()
-        begun.append(counters())
+        begun.append(counters(session))
         raise Unavailable("disk_full", "no space is left")
 
     with monkeypatch.context() as patch:
@@ -60,7 +60,7 @@ def test_nothing_is_left_of_them_when_the_commit_cannot_be_stored(
         with pytest.raises(Unavailable, match="no space"):
             session.fork(2)
     assert begun == [running + 2]
-    assert counters() == running
+    assert counters(session) == running
     assert set(machines.iterdir()) == before
     number = int(told(session, "cat n"))
     until(session, f"[ $(cat n) -gt {number} ]")
