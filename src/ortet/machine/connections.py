@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.machine.criurpc import entries, parse
+from ortet.machine.heldfiles import FILES
 
-_FILES = "files.img"
 _SOCKET = 4  # of an open file: what it says of itself when it is one of the network
 _PROTOCOL, _STATE = 5, 6
 _TCP = 6
@@ -24,7 +24,7 @@ def has_connections(images: Path, *, closed: bool = False) -> bool:
     """In a dump: any that is made, being made or being closed? With `closed` also sockets without a
     connection: a program that is just asking for one asks again when it goes on."""
     without = (_LISTENS,) if closed else (_CLOSED, _LISTENS)
-    for entry in entries(images / _FILES):
+    for entry in entries(images / FILES):
         for told in parse(entry).get(_SOCKET, ()):
             if isinstance(told, bytes):
                 fields = parse(told)
