@@ -189,7 +189,8 @@ class Agent:
 
     def act_approved(self) -> None:
         s = self.s
-        done = sum(e.name == "approved" and e.state == "done" for e in s.effects())
+        # what a killed sibling has begun may be done: without a key each fork has its own
+        done = sum(e.name == "approved" and e.state != "failed" for e in s.effects())
         denied = sum(a.state == "denied" for a in s.approvals())
         what = f"approved-{done}-{denied}"
         for _ in range(3):
