@@ -1,0 +1,1 @@
+"""What an agent remembers: found again by words and meaning, and where it was learned."""
