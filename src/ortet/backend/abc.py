@@ -1,4 +1,4 @@
-"""The three seams to the outside: Bucket (bytes), Catalog (rows), Signal (wake-up hint).
+"""The seams to the outside: Bucket (bytes), Catalog (rows), Signal (wake-up hint), Cache.
 
 Shaped so that S3, PostgreSQL and Valkey fit: batch verbs, ranges, no append, no local paths.
 All methods are synchronous and safe to call from several threads and processes at once.
@@ -18,6 +18,7 @@ from ortet.backend.timelines import Append, EventRow, Timeline, Timelines
 __all__ = [
     "Append",
     "Bucket",
+    "Cache",
     "Catalog",
     "Claim",
     "EventRow",
@@ -208,3 +209,32 @@ class Signal(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release handles."""
+
+
+class Cache(ABC):
+    """Bytes by key that spare work done before. It may forget anything any time: never the truth.
+
+    Keys are any text without NUL. A server that cannot be reached is a cache that is empty: no
+    method raises for it, and nothing waits for it longer than the work would take.
+    """
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """What was put last under this key, whole; None when it was forgotten or its time is up."""
+
+    @abstractmethod
+    def put(self, key: str, value: bytes, ttl_ns: int | None = None) -> None:
+        """Remember, for `ttl_ns` at most. The value before is not given again, even where this one
+        could not be kept."""
+
+    @abstractmethod
+    def drop(self, prefix: str) -> None:
+        """Forget every key that begins so, for erasure: what was put before is not given again by
+        this cache, even where its server could not be told."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.drop("")
+
+    def close(self) -> None:  # noqa: B027
+        """Release handles; further calls are undefined."""

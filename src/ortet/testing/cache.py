@@ -1,0 +1,167 @@
+"""The contract of Cache as tests.
+
+    class TestMine(CacheTests):
+        @pytest.fixture
+        def cache(self) -> Iterator[Cache]:
+            cache = MyCache()
+            yield cache
+            cache.close()
+
+        @pytest.fixture
+        def elapse(self) -> Elapse: return time_passes   # so many ns, for the cache
+
+A cache may forget at any time, but one that nobody else uses, with room for 16 MiB, has no reason
+to: there these tests want what was put. `AbsentCacheTests` is for one whose server is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ortet.backend.abc import Cache
+from ortet.errors import Invalid
+from ortet.testing.processes import in_threads
+
+Elapse = Callable[[int], None]
+"""Lets so many nanoseconds go by for the cache."""
+
+SECOND = 1_000_000_000
+
+
+class _Anywhere:
+    """What holds of a cache whether it can be reached or not."""
+
+    @pytest.mark.parametrize("key", ["", "a\0b", "\udc80"])
+    def test_bad_key(self, cache: Cache, key: str) -> None:
+        with pytest.raises(Invalid) as caught:
+            cache.get(key)
+        assert caught.value.kind == "bad_name"
+        with pytest.raises(Invalid) as caught:
+            cache.put(key, b"")
+        assert caught.value.kind == "bad_name"
+        if key:  # all keys begin with nothing
+            with pytest.raises(Invalid) as caught:
+                cache.drop(key)
+            assert caught.value.kind == "bad_name"
+
+    @pytest.mark.parametrize("ttl_ns", [0, -1, 1.5, True])
+    def test_bad_time(self, cache: Cache, ttl_ns: int) -> None:
+        with pytest.raises(Invalid) as caught:
+            cache.put("key", b"value", ttl_ns)
+        assert caught.value.kind == "bad_ttl"
+
+    def test_what_was_never_put(self, cache: Cache) -> None:
+        assert cache.get("key") is None
+        cache.drop("key")
+        cache.clear()
+
+    def test_close(self, cache: Cache) -> None:
+        cache.put("key", b"value")
+        cache.close()
+
+
+class CacheTests(_Anywhere):
+    """Supply the fixtures `cache`, empty, and `elapse`, see above."""
+
+    @pytest.mark.parametrize("key", ["a", "a/b:c", "späť/1", "記憶", "x" * 1000])
+    def test_what_was_put_is_got(self, cache: Cache, key: str) -> None:
+        cache.put(key, b"some bytes")
+        assert cache.get(key) == b"some bytes"
+        assert cache.get(key) == b"some bytes"
+
+    @pytest.mark.parametrize("value", [b"", b"\0\xff", bytes(range(256)) * 4000])
+    def test_any_bytes(self, cache: Cache, value: bytes) -> None:
+        cache.put("key", value)
+        assert cache.get("key") == value
+
+    def test_the_last_one_counts(self, cache: Cache) -> None:
+        cache.put("key", b"first")
+        cache.put("key", b"second")
+        assert cache.get("key") == b"second"
+
+    def test_keys_are_apart(self, cache: Cache) -> None:
+        for n in range(100):
+            cache.put(f"key/{n}", b"%d" % n)
+        assert [cache.get(f"key/{n}") for n in range(100)] == [b"%d" % n for n in range(100)]
+        assert cache.get("key") is None
+
+    def test_its_time_is_up(self, cache: Cache, elapse: Elapse) -> None:
+        cache.put("short", b"value", 2 * SECOND)
+        cache.put("long", b"value", 3600 * SECOND)
+        cache.put("ever", b"value")
+        elapse(SECOND)
+        assert cache.get("short") == b"value"
+        elapse(SECOND)
+        assert cache.get("short") is None
+        assert cache.get("long") == cache.get("ever") == b"value"
+
+    def test_a_new_value_has_a_new_time(self, cache: Cache, elapse: Elapse) -> None:
+        cache.put("key", b"first", 2 * SECOND)
+        cache.put("key", b"second")
+        elapse(3 * SECOND)
+        assert cache.get("key") == b"second"
+        cache.put("key", b"third", 2 * SECOND)
+        elapse(3 * SECOND)
+        assert cache.get("key") is None
+
+    def test_drop_what_begins_so(self, cache: Cache) -> None:
+        for key in ("a/1", "a/2", "ab", "b/a/1", "*", "a*", "[a]"):
+            cache.put(key, b"value")
+        cache.drop("a/")
+        assert [cache.get(key) for key in ("a/1", "a/2")] == [None, None]
+        assert cache.get("ab") == cache.get("b/a/1") == b"value"
+        cache.drop("a*")  # a prefix, not a pattern
+        assert cache.get("a*") is None
+        assert cache.get("ab") == cache.get("*") == b"value"
+        cache.drop("[")
+        assert cache.get("[a]") is None
+
+    def test_clear(self, cache: Cache) -> None:
+        for key in ("a", "b/c"):
+            cache.put(key, b"value")
+        cache.clear()
+        assert cache.get("a") is cache.get("b/c") is None
+        cache.put("a", b"again")
+        assert cache.get("a") == b"again"
+
+    def test_more_than_fits(self, cache: Cache) -> None:
+        """Whatever is given is what was put, or nothing."""
+        for n in range(64):
+            cache.put(f"large/{n}", bytes([n]) * (1 << 20))
+        for n in range(64):
+            assert cache.get(f"large/{n}") in (None, bytes([n]) * (1 << 20))
+
+    def test_too_large_a_value_does_not_leave_the_old_one(self, cache: Cache) -> None:
+        cache.put("key", b"old")
+        cache.put("key", bytes(64 << 20))
+        assert cache.get("key") in (None, bytes(64 << 20))
+
+    def test_threads_see_whole_values(self, cache: Cache) -> None:
+        values = {bytes([n]) * 10_000 for n in range(4)}
+
+        def work(value: bytes) -> bool:
+            whole = True
+            for turn in range(200):
+                cache.put("key", value)
+                cache.put(f"own/{value[0]}/{turn}", value)
+                got = cache.get("key")
+                whole = whole and (got is None or got in values)
+                if turn % 50 == 0:
+                    cache.drop("own/")
+            return whole
+
+        assert in_threads(work, [(value,) for value in sorted(values)]) == [True] * 4
+
+
+class AbsentCacheTests(_Anywhere):
+    """Supply the fixture `cache`: one whose server cannot be reached."""
+
+    def test_it_is_empty(self, cache: Cache) -> None:
+        cache.put("key", b"value")
+        assert cache.get("key") is None
+        cache.put("key", b"value", SECOND)
+        cache.drop("k")
+        cache.clear()
+        assert cache.get("key") is None
