@@ -1,0 +1,151 @@
+"""Working memory is the same through a cache, without one, and through one that lies."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.backend.abc import Cache
+from ortet.backend.cache import NoCache, ProcessCache
+from ortet.memory.working import TTL_NS, Scratch, Working, key_of, let_go, read_through
+from ortet.testing.clock import ManualClock
+
+SECOND = 1_000_000_000
+T = "0193" + "0" * 28
+
+
+class Journal:
+    """Stands for the fold of a session: says how often it was read."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.seq = 7
+        self.read = 0
+        self.said = ["the login test fails", "it is the lexer: 記号 dropped 🙂"]
+        self._soon = clock.now_ns() + 10 * SECOND
+
+    def make(self) -> Working:
+        self.read += 1
+        return Working(
+            timeline=T,
+            seq=self.seq,
+            goal="make the suite green",
+            status="open",
+            plan=["reproduce", "fix", "verify"],
+            step=1,
+            notes=[
+                Scratch("branch", {"name": "fix/lexer", "ahead": 2}, self._soon),
+                Scratch("editor", ["vim", None, 1.5]),
+            ],
+            questions=[{"id": "q1", "text": "may I touch the grammar?"}],
+            effects=[{"id": "e1", "name": "push", "state": "begun"}],
+            messages=[
+                {"role": "user", "content": self.said[0]},
+                {"role": "assistant", "content": [{"type": "text", "text": self.said[1]}]},
+            ],
+        )
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def journal(clock: ManualClock) -> Journal:
+    return Journal(clock)
+
+
+def test_the_second_time_the_journal_is_not_read(clock: ManualClock, journal: Journal) -> None:
+    cache = ProcessCache(clock)
+    key = key_of(T, 7, 20)
+    first = read_through(cache, key, journal.make, now=clock.now_ns())
+    second = read_through(cache, key, journal.make, now=clock.now_ns())
+    assert first == second == journal.make().at(clock.now_ns())
+    assert journal.read == 2  # once by us
+    assert first.current == "fix"
+
+
+def test_the_next_event_is_another_key(clock: ManualClock, journal: Journal) -> None:
+    cache = ProcessCache(clock)
+    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    journal.seq, journal.said = 8, ["new", "newer"]
+    after = read_through(cache, key_of(T, 8, 20), journal.make, now=0)
+    assert after.messages[0]["content"] == "new"
+    before = read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    assert before.messages[0]["content"] == "the login test fails"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_note_runs_out_when_read_not_when_kept(
+    clock: ManualClock, journal: Journal, cached: bool
+) -> None:
+    cache: Cache = ProcessCache(clock) if cached else NoCache()
+    key = key_of(T, 7, 20)
+
+    def keys() -> list[str]:
+        working = read_through(cache, key, journal.make, now=clock.now_ns())
+        return [note.key for note in working.notes]
+
+    assert keys() == ["branch", "editor"]
+    clock.advance(10 * SECOND)
+    assert keys() == ["editor"]
+    clock.advance(-SECOND)  # a clock that was set back, as a replay's
+    assert keys() == ["branch", "editor"]
+
+
+@pytest.mark.parametrize("bytes_there", [b"", b"\xc1", b"\x93\x01\x02\x03", b"not ours"])
+def test_foreign_bytes_are_no_answer(
+    clock: ManualClock, journal: Journal, bytes_there: bytes
+) -> None:
+    cache = ProcessCache(clock)
+    key = key_of(T, 7, 20)
+    cache.put(key, bytes_there)
+    assert read_through(cache, key, journal.make, now=0).goal == "make the suite green"
+    read_through(cache, key, journal.make, now=0)
+    assert journal.read == 1
+
+
+def test_the_working_memory_of_another_place_is_no_answer(
+    clock: ManualClock, journal: Journal
+) -> None:
+    cache = ProcessCache(clock)
+    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    other = cache.get(key_of(T, 7, 20))
+    assert other is not None
+    cache.put(key_of(T, 71, 20), other)
+    journal.seq = 71
+    assert read_through(cache, key_of(T, 71, 20), journal.make, now=0).seq == 71
+
+
+def test_what_was_erased_is_let_go(clock: ManualClock, journal: Journal) -> None:
+    cache = ProcessCache(clock)
+    cache.put("another's", b"value")
+    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    let_go(cache)
+    journal.said = ["(erased)", "(erased)"]
+    told = read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    assert told.messages[0]["content"] == "(erased)"
+    assert cache.get("another's") == b"value"
+
+
+def test_another_process_forgets_it_in_time(clock: ManualClock, journal: Journal) -> None:
+    cache = ProcessCache(clock)
+    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    clock.advance(TTL_NS)
+    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    assert journal.read == 2
+
+
+def test_what_cannot_be_read_is_not_kept(clock: ManualClock) -> None:
+    cache = ProcessCache(clock)
+
+    def make() -> Working:
+        raise OSError("no journal")
+
+    with pytest.raises(OSError, match="no journal"):
+        read_through(cache, key_of(T, 7, 20), make, now=0)
+    assert cache.size == 0
+
+
+def test_no_plan_and_all_done() -> None:
+    assert Working(T, 1).current == ""
+    assert Working(T, 1, plan=["a"], step=1).current == ""
