@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet.codec import encode
-from ortet.errors import Corrupt, OrtetError, Unsupported
+from ortet.errors import Corrupt, OrtetError
 from ortet.graph.records import (
     BLOCK,
     Blocks,
@@ -20,6 +20,7 @@ from ortet.graph.records import (
     Flag,
     Image,
     Layer,
+    Memory,
     Page,
     PageMap,
     PageRef,
@@ -226,10 +227,19 @@ def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> No
         references(kind, encode(record))
 
 
-def test_what_a_newer_release_wrote_stops_a_sweep() -> None:
-    with pytest.raises(Unsupported) as caught:
-        references(Kind.STATE, encode(State(memory=A)))
-    assert caught.value.kind == "newer_record"
+def test_shared_memories_are_followed() -> None:
+    assert Link(Oid(A), Kind.MEMORY) in references(Kind.STATE, encode(State(memory=A)))
+    memory = Memory([("agent:a", A), ("user:b", B)])
+    assert references(Kind.MEMORY, encode(memory)) == [
+        Link(Oid(A), Kind.JOURNAL),
+        Link(Oid(B), Kind.JOURNAL),
+    ]
+    for second in ("agent:a", "user:b"):
+        with pytest.raises(Corrupt):
+            references(Kind.MEMORY, encode(Memory([("user:b", A), (second, B)])))
+
+
+def test_services_are_followed() -> None:
     image = Image(root=ROOT, services=A)
     assert (Link(Oid(A), Kind.META)) in references(Kind.IMAGE, encode(image))
 

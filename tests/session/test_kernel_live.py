@@ -150,8 +150,9 @@ def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
     kernel = live.kernel()
     (fork,) = kernel.fork()
     fork.run(
-        "import subprocess\nsubprocess.run(['sh', '-c', "
-        "'env -i setsid sleep 1000 >/dev/null 2>&1 </dev/null &'])"
+        "import subprocess\nnone = subprocess.DEVNULL\n"
+        "subprocess.Popen(['sleep', '1000'], env={}, start_new_session=True, stdin=none, "
+        "stdout=none, stderr=none) and None"
     )
     with pytest.raises(Unavailable):
         fork.run("import os; os._exit(1)")

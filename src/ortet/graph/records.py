@@ -21,6 +21,7 @@ __all__ = [
     "Image",
     "Journal",
     "Layer",
+    "Memory",
     "Page",
     "PageMap",
     "PageRef",
@@ -206,11 +207,20 @@ class Fold(Record, frozen=True):
     maps: list[tuple[str, bytes]] = []
 
 
+class Memory(Record, frozen=True):
+    """What an agent shares with others, as far as it knew it: (scope, Oid of its Journal), sorted.
+
+    A scope is "agent:NAME", "user:…" or "project:…", with a timeline and a mind of its own.
+    """
+
+    scopes: list[tuple[str, bytes]]
+
+
 class State(Record, frozen=True):
     """The whole agent. Its hash is `c.state`."""
 
     journal: bytes = b""
-    memory: bytes = b""
+    memory: bytes = b""  # Oid of a Memory, b"" where nothing is shared
     machine: bytes = b""  # Oid of an Image, b"" for none
 
 

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable, Sequence
 
 from ortet.codec import decode
-from ortet.errors import Corrupt, Unsupported
+from ortet.errors import Corrupt
 from ortet.graph.node import TOP
 from ortet.graph.records import (
     BLOCK,
@@ -20,6 +20,7 @@ from ortet.graph.records import (
     Image,
     Journal,
     Layer,
+    Memory,
     Page,
     PageMap,
     Processes,
@@ -85,8 +86,16 @@ def _commit(data: bytes) -> list[Link]:
 
 def _state(data: bytes) -> list[Link]:
     state = decode(State, data)
-    _only_known(state.memory)
-    return _optional(state.journal, Kind.JOURNAL) + _optional(state.machine, Kind.IMAGE)
+    mind = _optional(state.journal, Kind.JOURNAL) + _optional(state.memory, Kind.MEMORY)
+    return mind + _optional(state.machine, Kind.IMAGE)
+
+
+def _memory(data: bytes) -> list[Link]:
+    memory = decode(Memory, data)
+    names = [name for name, _ in memory.scopes]
+    if names != sorted(set(names)):
+        raise Corrupt("bad_memory", "scopes of a memory are out of order or there twice")
+    return [_link(oid, Kind.JOURNAL) for _, oid in memory.scopes]
 
 
 def _journal(data: bytes) -> list[Link]:
@@ -251,15 +260,6 @@ def _is_name(name: bytes) -> bool:
     return bool(name) and name not in (b".", b"..") and b"/" not in name and b"\0" not in name
 
 
-def _only_known(*fields: bytes) -> None:
-    # what cannot be followed must stop a sweep, or it would delete what a newer release refers to
-    if any(fields):
-        raise Unsupported(
-            "newer_record",
-            "this store holds memory, which this version of ortet cannot follow: upgrade ortet",
-        )
-
-
 def _is_page_size(size: int) -> bool:
     return 4096 <= size <= BLOCK and not size & (size - 1)
 
@@ -287,4 +287,5 @@ _WALKS: dict[Kind, Callable[[bytes], list[Link]]] = {
     Kind.MAP: _map,
     Kind.PROCESSES: _processes,
     Kind.PAGES: _page_map,
+    Kind.MEMORY: _memory,
 }

@@ -11,7 +11,18 @@ from ortet.journal import around
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import unanswered
-from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Note, Question
+from ortet.journal.things import (
+    Approval,
+    Artifact,
+    Decision,
+    Effect,
+    Episode,
+    Fact,
+    Message,
+    Note,
+    Origin,
+    Question,
+)
 
 KINDS = (
     "message",
@@ -26,6 +37,7 @@ KINDS = (
     "model",
     "fact",
     "lesson",
+    "episode",
     "decision",
     "artifact",
     "spend",
@@ -47,6 +59,9 @@ KINDS = (
 _ENOUGH = 16
 """Bytes of a hash that tell one event from all others."""
 
+SHAREABLE = frozenset({"fact", "lesson", "episode"})
+"""What may be meant for others too: `scope` says for whom."""
+
 TRANSIENT = frozenset({"message", "thought", "note", "model"})
 """What compaction may drop from view; all else is durable."""
 
@@ -58,6 +73,8 @@ def fold(mind: Mind, events: Iterable[Event]) -> Mind:
         if change is not None and not event.erased:
             try:
                 change(mind, event, event.data)
+                if scope := event.data.get("scope") if event.kind in SHAREABLE else None:
+                    mind.change(shared={**mind.core.shared, scope: event.seq})
             except (KeyError, TypeError, ValueError):
                 if event.version <= 1:
                     raise  # a later schema that does not fit changes nothing, and is kept
@@ -120,17 +137,76 @@ def _answer(mind: Mind, event: Event, data: dict[str, Any]) -> None:
 
 def _fact(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     if data.get("gone"):
-        mind.facts.drop(data["id"])
+        if "why" in data:
+            _end(mind, data["id"], event, why=data["why"])
+        else:  # as releases before memory told it
+            mind.facts.drop(data["id"])
         return
-    fact = Fact(
+    fact = fact_of(event)
+    mind.facts.set(fact.id, fact)
+    if fact.supersedes:
+        _end(mind, fact.supersedes, event, by=fact.id)
+
+
+def fact_of(event: Event) -> Fact:
+    """The fact that an event tells."""
+    data = event.data
+    return Fact(
         id=data["id"],
         text=data["text"],
         about=data.get("about", ""),
         lesson=event.kind == "lesson",
         seq=event.seq,
         time=event.time,
+        scope=data.get("scope", ""),
+        confidence=data.get("confidence", 1.0),
+        since=data.get("since", 0),
+        until=data.get("until", 0),
+        source=_origin(data),
+        supersedes=data.get("supersedes", ""),
+        like=data.get("like", ""),
     )
-    mind.facts.set(fact.id, fact)
+
+
+def _end(mind: Mind, fact: str, event: Event, *, by: str = "", why: str = "") -> None:
+    """Give a fact up; one of a shared memory, which this mind has not, is remembered as ended."""
+    known = mind.facts.get(fact) or mind.past.get(fact) or Fact(fact, "")
+    mind.past.set(
+        fact, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why, seq=event.seq)
+    )
+    if mind.facts.get(fact) is not None:
+        mind.facts.drop(fact)
+
+
+def _origin(data: dict[str, Any]) -> Origin | None:
+    told = data.get("source")
+    return msgspec.convert(told, Origin) if told else None
+
+
+def _episode(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    del data
+    episode = episode_of(event)
+    mind.episodes.set(episode.id, episode)
+
+
+def episode_of(event: Event) -> Episode:
+    """The episode that an event tells."""
+    data = event.data
+    return Episode(
+        id=data["id"],
+        summary=data["summary"],
+        outcome=data.get("outcome", ""),
+        first=data.get("first", 0),
+        last=data.get("last", 0),
+        participants=data.get("participants", []),
+        importance=data.get("importance", 0.5),
+        cause=data.get("cause", ""),
+        seq=event.seq,
+        time=data.get("time", event.time),
+        began=data.get("began", 0),
+        session=data.get("session", ""),
+        source=_origin(data),
+    )
 
 
 def _decision(mind: Mind, event: Event, data: dict[str, Any]) -> None:
@@ -273,6 +349,7 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "answer": _answer,
     "fact": _fact,
     "lesson": _fact,
+    "episode": _episode,
     "decision": _decision,
     "artifact": _artifact,
     "begun": _begun,

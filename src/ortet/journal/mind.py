@@ -18,6 +18,7 @@ from ortet.journal.things import (
     Core,
     Decision,
     Effect,
+    Episode,
     Fact,
     Note,
     Question,
@@ -34,8 +35,10 @@ _TABLES: dict[str, type[Thing]] = {
     "collaborations": Collaboration,
     "decisions": Decision,
     "effects": Effect,
+    "episodes": Episode,
     "facts": Fact,
     "notes": Note,
+    "past": Fact,
     "questions": Question,
     "tokens": Token,
     "windows": Window,
@@ -99,8 +102,10 @@ class Mind:
         self.collaborations = Table(maps, Collaboration, roots.get("collaborations", b""))
         self.decisions = Table(maps, Decision, roots.get("decisions", b""))
         self.effects = Table(maps, Effect, roots.get("effects", b""))
+        self.episodes = Table(maps, Episode, roots.get("episodes", b""))
         self.facts = Table(maps, Fact, roots.get("facts", b""))
         self.notes = Table(maps, Note, roots.get("notes", b""))
+        self.past = Table(maps, Fact, roots.get("past", b""))  # facts that were given up
         self.questions = Table(maps, Question, roots.get("questions", b""))
         self.tokens = Table(maps, Token, roots.get("tokens", b""))
         self.windows = Table(maps, Window, roots.get("windows", b""))

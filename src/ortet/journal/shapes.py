@@ -41,10 +41,39 @@ class _Step(msgspec.Struct):
     step: int = 0
 
 
+class _Origin(msgspec.Struct):
+    timeline: str = ""
+    seq: int = 0
+    session: str = ""
+
+
 class _Fact(msgspec.Struct):
     id: str = ""
     text: str = ""
     about: str = ""
+    scope: str = ""
+    confidence: float = 1.0
+    since: int = 0
+    until: int = 0
+    source: _Origin | None = None
+    supersedes: str = ""
+    like: str = ""
+    why: str = ""
+
+
+class _Episode(msgspec.Struct):
+    id: str = ""
+    summary: str = ""
+    outcome: str = ""
+    first: int = 0
+    last: int = 0
+    participants: list[str] = []
+    importance: float = 0.5
+    cause: str = ""
+    time: int = 0
+    began: int = 0
+    session: str = ""
+    source: _Origin | None = None
 
 
 class _Decision(msgspec.Struct):
@@ -114,6 +143,7 @@ _SHAPES: dict[str, type[msgspec.Struct]] = {
     "step": _Step,
     "fact": _Fact,
     "lesson": _Fact,
+    "episode": _Episode,
     "decision": _Decision,
     "artifact": _Artifact,
     "begun": _Begun,

@@ -30,8 +30,21 @@ class Note(Thing, frozen=True):
     seq: int = 0
 
 
+class Origin(Thing, frozen=True):
+    """The event that something was learned from. `session`: the id of whose it is."""
+
+    timeline: str = ""
+    seq: int = 0
+    session: str = ""
+
+
 class Fact(Thing, frozen=True):
-    """What is known. A lesson is one that a failure taught."""
+    """What is known, since `time`. A lesson is one that a failure taught.
+
+    `scope` is who knows it: "" this session, else "agent", "user:…" or "project:…". `since` and
+    `until` say when it holds, in ns, 0 for always; `ended`, when it was given up: for the fact
+    `ended_by`, or because of `why`. `like` is one that says nearly the same.
+    """
 
     id: str
     text: str
@@ -39,6 +52,38 @@ class Fact(Thing, frozen=True):
     lesson: bool = False
     seq: int = 0
     time: int = 0
+    scope: str = ""
+    confidence: float = 1.0
+    since: int = 0
+    until: int = 0
+    source: Origin | None = None
+    supersedes: str = ""
+    like: str = ""
+    ended: int = 0
+    ended_by: str = ""
+    why: str = ""
+
+
+class Episode(Thing, frozen=True):
+    """What happened from event `first` to event `last`, which began at `began` and ended at `time`.
+
+    `cause` says why it was written: closed, compacted, milestone, merged. `source` is where it was
+    told first, when this is told by a shared memory.
+    """
+
+    id: str
+    summary: str
+    outcome: str = ""
+    first: int = 0
+    last: int = 0
+    participants: list[str] = []
+    importance: float = 0.5
+    cause: str = ""
+    seq: int = 0
+    time: int = 0
+    began: int = 0
+    session: str = ""  # its name
+    source: Origin | None = None
 
 
 class Decision(Thing, frozen=True):
@@ -136,5 +181,6 @@ class Core(Thing, frozen=True):
     environment: dict[str, int] = {}  # part of the environment -> the event that told it last
     environment_first: dict[str, int] = {}  # the same of the first that did
     secrets: dict[str, int] = {}  # name of each that a command was given -> the last such event
+    shared: dict[str, int] = {}  # scope -> the last event that others may know of
     last: bytes = b""  # of the hash of the last event: minds of other events are other folds,
     # so that what stands for one of them after an erasure does not stand for the other

@@ -56,14 +56,21 @@ class Union(msgspec.Struct, frozen=True):
         """The events, without those of artifacts, that make ours know it; `source` is marked."""
         found: list[tuple[str, dict[str, Any]]] = []
         for fact in (*self.facts, *self.lessons):
-            data = {"id": fact.id, "text": fact.text, "about": fact.about, "merged": source}
-            found.append(("lesson" if fact.lesson else "fact", data))
+            found.append(("lesson" if fact.lesson else "fact", {**said(fact), "merged": source}))
         for made in self.decisions:
             data = {"id": made.id, "text": made.text, "why": made.why, "merged": source}
             found.append(("decision", {**data, "instead_of": made.instead_of}))
         for kind, data in told(self.collaborations, [], []):
             found.append((kind, {**data, "merged": source}))
         return found
+
+
+def said(fact: Fact) -> dict[str, Any]:
+    """A fact as its event tells it, wherever it is told."""
+    data: dict[str, Any] = {"about": fact.about, **msgspec.to_builtins(fact)}
+    for own in ("seq", "time", "lesson", "ended", "ended_by", "why"):
+        data.pop(own, None)
+    return data
 
 
 def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
@@ -74,6 +81,8 @@ def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
     new = []
     for fact in sorted(there.values(), key=_age):
         if fact.id in known or base.facts.get(fact.id) is not None or _words(fact) in words:
+            continue
+        if ours.past.get(fact.id) is not None:
             continue
         words.add(_words(fact))
         new.append(fact)

@@ -10,6 +10,7 @@ from ortet.errors import Corrupt
 from ortet.graph.bundle import Imported
 from ortet.graph.records import Bodies, Header, Journal, Segment, State
 from ortet.ids import Oid
+from ortet.session.replacing import shared
 from ortet.session.tombs import Erased, Receipt, Tombstone, erased_events, kept, signer
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def _bare(
             seen.add(oid)
             commit = hub.history.read(Oid(oid))
             todo += commit.parents
-            journal = decode(State, hub.objects.get(commit.state)).journal
-            if journal:
-                last.append(decode(Journal, hub.objects.get(Oid(journal))).segment)
+            state = decode(State, hub.objects.get(commit.state))
+            for journal in (state.journal, *shared(hub, state.memory)):
+                if journal:
+                    last.append(decode(Journal, hub.objects.get(Oid(journal))).segment)
     while last:
         oid = last.pop()
         if not oid or oid in seen:

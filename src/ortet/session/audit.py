@@ -19,6 +19,7 @@ from ortet.journal.mind import Mind
 from ortet.journal.segments import segments, unseal
 from ortet.session.lifecycle import ARCHIVED
 from ortet.session.replacing import journals
+from ortet.session.scopes import scope_rows
 from ortet.session.tombs import Receipt, erased_events, receipts, tombstones
 from ortet.store.abc import Kind
 
@@ -193,6 +194,13 @@ def _check_rows(sessions: Sessions, gone: set[tuple[str, int]]) -> Iterator[tupl
                     done[span.timeline] = span.upto
         except OrtetError as error:
             yield f"session {row.name}", error.message
+    for name, scope in scope_rows(sessions.hub.catalog):
+        try:
+            line = sessions.scopes.line(scope)
+            for span in line.path():
+                _check_span(sessions.chain, line, span.after, span.upto, gone)
+        except OrtetError as error:
+            yield f"memory of {name}", error.message
 
 
 def _check_span(

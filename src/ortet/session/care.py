@@ -20,6 +20,7 @@ from ortet.graph.refs import is_name
 from ortet.graph.walk import follow, references
 from ortet.ids import Oid, to_hex
 from ortet.session.lifecycle import Roll
+from ortet.session.scopes import sealed_scopes
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import MIN_GARBAGE, SweepReport, sweep
 from ortet.store.verify import Problem, VerifyReport, verify
@@ -76,6 +77,9 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
     for session in Roll(hub.catalog).all():
         if session.sealed:
             yield Link(Oid(session.sealed), Kind.JOURNAL)
+        if session.beliefs:
+            yield Link(Oid(session.beliefs), Kind.MEMORY)
+    yield from sealed_scopes(hub.catalog)
     yield from hub.unsealed()
 
 

@@ -22,6 +22,7 @@ from ortet.journal.checkpoint import (
 from ortet.journal.compact import Compaction, data_of
 from ortet.journal.events import Draft, Ref
 from ortet.journal.things import Artifact, Effect
+from ortet.journal.union import said as told_of
 from ortet.session.deeds import Deed, carried, deeds_of
 from ortet.session.lifecycle import SessionRow, check_agent, check_session
 from ortet.session.recollect import last_compaction, rules_of, unsettled_of
@@ -58,7 +59,7 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
             unsettled=unsettled_of(view),
             done=[Outcome(deed.effect, deed.outcome) for deed in deeds if _binds(deed, view)],
         ),
-        facts=sorted(mind.facts, key=lambda fact: fact.seq),
+        facts=view.facts(),
         decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
         budget=Spending(view.limits() or core.limits, core.soft, view.spent()),
         questions=sorted(view.questions(), key=lambda question: question.seq),
@@ -163,8 +164,9 @@ def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str,
         data = {"id": asked.id, "what": asked.what, "why": asked.why}
         found.append(("asked", {**data, "digest": asked.digest} if asked.digest else data))
     for fact in record.facts:
-        data = {"id": fact.id, "text": fact.text, "about": fact.about}
-        found.append(("lesson" if fact.lesson else "fact", data))
+        # what others share is this session's own here: a record that anyone can write tells nobody
+        own = replace(fact, scope="")
+        found.append(("lesson" if fact.lesson else "fact", told_of(own)))
     for made in record.decisions:
         data = {"id": made.id, "text": made.text, "why": made.why}
         found.append(("decision", {**data, "instead_of": made.instead_of}))

@@ -34,6 +34,10 @@ class Company(Protocol):
         """The Journal for a commit that is about to be made; `head` is that of the head."""
         ...
 
+    def memory(self, head: bytes) -> bytes:
+        """The Memory for that commit, asked after its journal; `head` is that of the head."""
+        ...
+
     def recorded(self) -> None:
         """That commit is the head now."""
         ...
@@ -68,6 +72,9 @@ class Nobody:
     """A workspace without a session: a mind that a commit holds is carried along."""
 
     def journal(self, head: bytes) -> bytes:
+        return head
+
+    def memory(self, head: bytes) -> bytes:
         return head
 
     def recorded(self) -> None: ...

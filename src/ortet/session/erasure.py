@@ -15,6 +15,7 @@ from ortet.given import COUNT, must_be
 from ortet.ids import Oid
 from ortet.journal.compact import compaction_of, data_of, said
 from ortet.journal.events import Draft, Event
+from ortet.journal.folding import SHAREABLE
 from ortet.journal.line import Line, Span
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
@@ -99,6 +100,7 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         reach("erase.wiped")
         hub.objects.forget(hub.objects.gate.bump())
         sessions.maps.forget()
+        sessions.scopes.forget()
     for row in known:
         rewrite(sessions, row.id)
     # what the old objects held goes with the packs they were in
@@ -194,19 +196,32 @@ def _meant(
                 f"session {row.name!r} has no event {min(missing)}"
                 f"{f' of {user}' if user else ''}: `ortet journal {row.name}` lists them",
             )
+    _add_shared(sessions, found, user)
     events = sorted(found.values(), key=lambda one: (one.timeline, one.seq))
     return events, list(effects), list(outside)
+
+
+def _add_shared(sessions: Sessions, found: dict[tuple[str, int], Erased], user: str | None) -> None:
+    """What shared memories were told by these events, and what was made of that; of a person also
+    all that is known about them."""
+    for known in sessions.scopes.all():
+        for event in known.events(sessions):
+            told = (event.data.get(word) or {} for word in ("told", "source"))
+            made_of = {(one.get("timeline"), one.get("seq")) for one in told}
+            if known.name == f"user:{user}" or not made_of.isdisjoint(found):
+                key = event.timeline, event.seq
+                found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
 
 
 def _add_summaries(
     events: Iterable[Event], found: dict[tuple[str, int], Erased], known: Collection[int] = ()
 ) -> None:
-    """A compaction may quote the messages it stands for: it goes with them."""
+    """A compaction or an episode may quote the messages it stands for: it goes with them."""
     meant = set(known)
     for event in events:
         if (event.timeline, event.seq) in found:
             meant.add(event.seq)
-        elif event.kind == "compaction" and any(
+        elif event.kind in ("compaction", "episode") and any(
             event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
         ):
             meant.add(event.seq)
@@ -228,7 +243,8 @@ def _letters(
 
 def _is_of(event: Event, user: str) -> bool:
     said = event.data.get("extra", {}) if event.kind == "message" else {}
-    return event.actor == user or (isinstance(said, dict) and said.get("user") == user)
+    about = event.kind in SHAREABLE and event.data.get("scope") == f"user:{user}"
+    return event.actor == user or about or (isinstance(said, dict) and said.get("user") == user)
 
 
 def _events(

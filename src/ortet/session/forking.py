@@ -9,6 +9,7 @@ import msgspec
 
 from ortet.backend.abc import Append, Claim, Move, RowChange
 from ortet.errors import Conflict
+from ortet.graph.records import State
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Tip
 from ortet.session.company import Together
@@ -58,9 +59,7 @@ def fork_minds(
     state = sessions.hub.history.state(point)
     for number in range(_TRIES):
         rows = [
-            msgspec.structs.replace(
-                _child(sessions, parent.row, name, state.journal), path="", files=""
-            )
+            msgspec.structs.replace(_child(sessions, parent.row, name, state), path="", files="")
             for name in _names(sessions, parent, n, named=named, anew=number > 0)
         ]
         together = _together(sessions, parent, rows, first, named)
@@ -103,12 +102,12 @@ def fork_files(
     """The same with files and processes of their own."""
     rows: list[SessionRow] = []
     files = "private" if parent.row.path else ROOM
-    journal = sessions.hub.history.state(point).journal
+    state = sessions.hub.history.state(point)
 
     def minds(branches: Sequence[str]) -> Together:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
         rows[:] = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, journal), files=files)
+            msgspec.structs.replace(_child(sessions, parent.row, name, state), files=files)
             for name in names
         ]
         if named is not None:
@@ -171,7 +170,7 @@ def _together(
     )
 
 
-def _child(sessions: Sessions, parent: SessionRow, name: str, journal: bytes) -> SessionRow:
+def _child(sessions: Sessions, parent: SessionRow, name: str, state: State) -> SessionRow:
     return msgspec.structs.replace(
         parent,
         id=sessions.new_id(),
@@ -181,7 +180,8 @@ def _child(sessions: Sessions, parent: SessionRow, name: str, journal: bytes) ->
         status=ACTIVE,
         created=sessions.hub.clock.now_ns(),
         parent=parent.id,
-        sealed=journal,
+        sealed=state.journal,
+        beliefs=state.memory,
         version=0,
     )
 

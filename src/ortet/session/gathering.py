@@ -15,7 +15,7 @@ from ortet.journal.events import Draft, Tip
 from ortet.journal.folding import fold
 from ortet.journal.mind import Mind
 from ortet.journal.things import Fact
-from ortet.journal.union import Contradiction, union
+from ortet.journal.union import Contradiction, said, union
 from ortet.session.joining import Merged, journal_of
 from ortet.session.lifecycle import PAUSED
 from ortet.session.session import Session
@@ -65,7 +65,7 @@ def harvest(
         for name, commit in others:
             found = union(base, ours, _mind_at(session, commit))
             for fact in (*found.facts, *found.lessons):
-                data = {"id": fact.id, "text": fact.text, "about": fact.about, "merged": name}
+                data = {**said(fact), "merged": name}
                 draft = Draft("lesson" if fact.lesson else "fact", data, sessions.hub.author)
                 _, event = sessions.chain.make(tip, draft, sessions.hub.clock.now_ns())
                 fold(ours, [event])

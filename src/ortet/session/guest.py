@@ -18,6 +18,7 @@ from ortet.journal.events import Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
+from ortet.session.believing import publish, sealed_by
 from ortet.session.company import Together
 from ortet.session.environments import recorded_of
 from ortet.session.inbox import waiting
@@ -133,7 +134,9 @@ def elsewhere(sessions: Sessions, row: SessionRow, target: Oid) -> SessionRow:
     """The same session on a new timeline, which begins where `target` was committed."""
     objects = sessions.hub.objects
     state = decode(State, objects.get(sessions.hub.history.read(target).state))
-    return msgspec.structs.replace(row, timeline=sessions.new_id(), sealed=state.journal)
+    return msgspec.structs.replace(
+        row, timeline=sessions.new_id(), sealed=state.journal, beliefs=state.memory
+    )
 
 
 def start_of(sessions: Sessions, row: SessionRow, here: str = "") -> Timeline:
@@ -205,17 +208,31 @@ class Guest:
         self._row = row
         self._lease: Lease | None = None
         self._next: SessionRow | None = None
+        self._where: Standing | None = None  # of the commit that is being made
         self._variables = Variables(sessions.hub.environ, sessions.hub.opening)
 
     def journal(self, head: bytes) -> bytes:
         self._take_in()
         where = self._sessions.standing(self._row)
         new = where.line.events(where.line.base.seq)
+        self._where = None
         if all(is_quiet(event) for event in new):
             return head
+        self._where = where
         return put(self._sessions, seal(self._sessions, where.line, where.mind, where.tip))
 
-    def recorded(self) -> None: ...
+    def memory(self, head: bytes) -> bytes:
+        if self._where is None:
+            return head
+        return sealed_by(self._sessions, self._row, self._where.mind)
+
+    def recorded(self) -> None:
+        if self._where is not None:
+            where, self._where = self._where, None
+            self._sessions.scopes.recorded()
+            self._row = publish(
+                self._sessions, self._row, line=where.line, mind=where.mind, upto=where.tip.seq
+            )
 
     def _take_in(self) -> None:
         """What people left for the session belongs to this commit, unless someone else writes."""

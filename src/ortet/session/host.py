@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ortet.backend.abc import Append, Lease, RowChange, Timeline
 from ortet.graph.records import Journal
 from ortet.ids import Oid
+from ortet.session.believing import sealed_by
 from ortet.session.company import Together
 from ortet.session.guest import elsewhere, end_going, gone, put, seal, set_going, start_of
 from ortet.session.ledger import Ledger
@@ -58,6 +59,11 @@ class Host:
         self._sealed = seal(self._sessions, ledger.line, ledger.mind, ledger.tip)
         return put(self._sessions, self._sealed)
 
+    def memory(self, head: bytes) -> bytes:
+        if self._sealed is None:
+            return head
+        return sealed_by(self._sessions, self.row, self._ledger.mind)
+
     def unchanged(self, head: Oid, machine: bytes) -> bool:
         """Whether a commit of this mind with this machine would be the head again."""
         if self.dirty:
@@ -70,6 +76,7 @@ class Host:
         if self._sealed is not None:
             self._ledger.line.base, self._sealed = self._sealed, None
             self.dirty = False
+            self._sessions.scopes.recorded()
 
     @contextmanager
     def ahead(self, timeline: Timeline, events: Append) -> Iterator[None]:

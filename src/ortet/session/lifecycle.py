@@ -55,6 +55,9 @@ class SessionRow(msgspec.Struct, frozen=True):
     profile: str = ""
     limits: dict[str, Any] | None = None  # of its live machine, as they were given
     network: str | None = None  # the same
+    # what it knows of shared memories: as that Memory says, b"" nothing, None all there is
+    beliefs: bytes | None = None
+    scopes: list[str] = []  # shared memories that it was opened with
     version: int = 0  # of the row; not stored
 
     @property
@@ -142,6 +145,7 @@ class Roll:
     def removed(self, row: SessionRow) -> list[RowChange]:
         return [
             *(RowChange(_left(row.id), timeline, None) for timeline in self.left(row.id)),
+            RowChange("told", row.id, None),
             RowChange("session-name", _key(row.agent, row.name), None),
             RowChange("session-branch", row.branch, None),
             RowChange("session", row.id, None),

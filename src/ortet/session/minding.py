@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,7 @@ class Minding:
         environment: Look | None = None,
         limits: Mapping[str, Any] | None = None,
         network: str | None = None,
+        scopes: Sequence[str] | None = None,
     ) -> Session:
         """Go on with a session at its head, or begin one of this name; nothing re-executes.
 
@@ -81,8 +82,11 @@ class Minding:
 
         `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none", "outbound",
         or "host": also what listens on this host's loopback) are those of its live machine.
+
+        `scopes` are memories that it shares beside its agent's: "user:NAME", "project:NAME".
         """
         from ortet.session.profiles import Manner
+        from ortet.session.scopes import check_scopes
         from ortet.session.starting import Place
 
         may_be(DICT, budget=budget, limits=limits)
@@ -101,7 +105,16 @@ class Minding:
             cast("Hub", self).how(engine, files)  # which refuses what cannot be
             place = Place(os.fspath(directory), engine, files, held, network)
         works_for = "" if parent in (None, "") else self._minds().roll.meant(parent)
-        manner = Manner(durability, commit, profile, works_for, replay, handover, environment)
+        manner = Manner(
+            durability,
+            commit,
+            profile,
+            works_for,
+            replay,
+            handover,
+            environment,
+            check_scopes(scopes),
+        )
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )

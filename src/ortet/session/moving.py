@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -16,10 +16,12 @@ from ortet.graph.records import State
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.around import staying
+from ortet.session.believing import publish
 from ortet.session.branch import Branch
 from ortet.session.committing import check_message
 from ortet.session.environments import recorded_in, recorded_of
 from ortet.session.lapsed import deeds_since, lapsed
+from ortet.session.lifecycle import Roll, SessionRow
 from ortet.session.outcome import MACHINE, PARTS, Restored, check_parts
 from ortet.session.surrounded import Surrounded
 
@@ -58,9 +60,51 @@ class Moving(Surrounded):
         began = self._now()
         self._before_commit()
         info = self._record(message)
+        self._publish()
         now = self._now()
         self._pace.committed(now, now - began)
         return info
+
+    def _publish(self, upto: int | None = None) -> None:
+        """Tell others what was learned for them, and is committed."""
+        ledger = self._ledger
+        seq = ledger.line.base.seq if upto is None else upto
+        lease = self.holding.lease
+        self._is(
+            publish(
+                self._sessions, self._row, line=ledger.line, mind=ledger.mind, upto=seq, lease=lease
+            )
+        )
+
+    def _is(self, row: SessionRow) -> None:
+        self._row = self._host.row = row
+
+    def refresh(self) -> None:
+        """Believe what the memories that it shares say now: a session that was restored, and each
+        fork, believes what they said then, until it tells them something itself."""
+        self._live()
+        if self._row.beliefs is not None:
+            self._host.dirty = self._host.dirty or bool(self._row.beliefs)
+            self._believe(None)
+            self._host.dirty = self._host.dirty or bool(self.shared())
+
+    def _believe(self, memory: bytes | None) -> None:
+        """Of what is shared: as that Memory says, or all there is."""
+        if self._row.beliefs != memory:
+            row = msgspec.structs.replace(self._row, beliefs=memory)
+            self._hub.catalog.move(
+                [], verb="refresh", lease=self.holding.lease, rows=[Roll.changed(row)]
+            )
+            self._is(row)
+
+    @contextmanager
+    def _staying_up_to_date(self) -> Iterator[None]:
+        """Who knew all there is goes on to: what is taken over from another is no way back."""
+        live = self._row.beliefs is None
+        yield
+        self._publish()
+        if live:
+            self._believe(None)
 
     def _record(self, message: str) -> CommitInfo:
         files = self._workspace()
@@ -86,7 +130,8 @@ class Moving(Surrounded):
         with self._hub.writing():
             check_message(self._hub.objects, message)
             head = self._hub.history.state(at) if at else State()
-            state = State(journal=self._host.journal(head.journal), machine=self._image)
+            journal = self._host.journal(head.journal)
+            state = State(journal, self._host.memory(head.memory), self._image)
             info = self._branch.record(state, message, lease=self.holding.lease)
             self._host.recorded()
         return info
@@ -136,6 +181,8 @@ class Moving(Surrounded):
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
             self._go_mind(target, verb, whole="files" in parts)
+        elif "mind" in parts:
+            self._believe(self._hub.history.state(target).memory)
         deeds = deeds_since(self._hub, self._row, target)
         around = self._since_restore(mind="mind" in parts)
         then = recorded_of(self)[1] if "mind" in parts else recorded_in(self._sessions, target)
@@ -260,7 +307,8 @@ class Moving(Surrounded):
         self._live()
         self._take_in()
         self._must_move("merge")
-        return merge(self, self._sessions, other, message=message, favor=favor)
+        with self._staying_up_to_date():
+            return merge(self, self._sessions, other, message=message, favor=favor)
 
     def adopt(self, other: View | Ref) -> Restored:
         """Take the state of another session, branch or commit, mind and files: it is ours now.
@@ -274,9 +322,10 @@ class Moving(Surrounded):
         self._must_move("adopt")
         found = other_of(self, self._sessions, other)
         mind_only = self._workspace() is not None and not found.has_files
-        report = self._go(found.commit, "adopt", frozenset({"mind"}) if mind_only else PARTS)
-        if mind_only:
-            self.commit(f"adopted {found.label}")
+        with self._staying_up_to_date():
+            report = self._go(found.commit, "adopt", frozenset({"mind"}) if mind_only else PARTS)
+            if mind_only:
+                self.commit(f"adopted {found.label}")
         return report
 
     def _must_move(self, verb: str) -> None:

@@ -33,6 +33,7 @@ class OnBranch:
         self._head: Head | None = None
         self._state: bytes = b""
         self._journal: bytes = b""  # of the head
+        self._memory: bytes = b""  # likewise
         self._sealed: bytes = b""  # of the commit that is being made
         self._moves = 0
         self._using: list[list[str]] = []  # secrets of commands that run
@@ -59,13 +60,15 @@ class OnBranch:
     def _at(self, commit: Oid | None) -> None:
         """Remember what the head holds."""
         self._state = self.hub.history.read(commit).state if commit else b""
-        self._journal = self.hub.history.state(commit).journal if commit else b""
+        state = self.hub.history.state(commit) if commit else records.State()
+        self._journal, self._memory = state.journal, state.memory
 
     def _put_state(self, image: Oid) -> Oid:
         """These files, and the mind that goes with them."""
         self._sealed = self.company.journal(self._journal)
+        memory = self.company.memory(self._memory)
         held = b"" if image == self.row.nothing else image  # an empty room is no files at all
-        return self.hub.objects.put(Kind.STATE, encode(records.State(self._sealed, b"", held)))
+        return self.hub.objects.put(Kind.STATE, encode(records.State(self._sealed, memory, held)))
 
     def image_oid(self, commit: Oid) -> Oid:
         """The image of a commit, as this workspace would restore it."""

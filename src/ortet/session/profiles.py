@@ -45,6 +45,7 @@ class Manner(msgspec.Struct, frozen=True):
     replay: bool | str = False  # True, or "live"
     handover: str | None = None  # "": none
     environment: str | None = None
+    scopes: tuple[str, ...] | None = None  # memories it shares beside its agent's; None: as it has
 
     def over(self, known: str) -> Profile:
         """The policies of a session whose profile is `known`; Invalid when there are none such."""

@@ -100,7 +100,7 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
     core = mind.core
     deeds = {deed.effect.id: deed for deed in deeds_of(view.hub.catalog, view.row.family)}
     effects = sorted((_now(effect, deeds) for effect in mind.effects), key=lambda e: e.begun)
-    facts = sorted(mind.facts, key=lambda fact: fact.seq)
+    facts = view.facts()
     newest = islice(newest_first(view.events, core.since, core.events), _LAST)
     known = Known(
         name=view.name,

@@ -9,7 +9,7 @@ import msgspec
 
 from ortet.backend.abc import EventRow
 from ortet.codec import decode, encode
-from ortet.graph.records import Bodies, Commit, Header, Journal, Segment, State
+from ortet.graph.records import Bodies, Commit, Header, Journal, Memory, Segment, State
 from ortet.ids import Oid
 from ortet.journal.events import Body
 from ortet.journal.folding import fold
@@ -42,10 +42,17 @@ def journals(hub: Hub) -> list[Journal]:
         seen.add(oid)
         commit = decode(Commit, hub.objects.get(Oid(oid)))
         todo += commit.parents
-        journal = decode(State, hub.objects.get(commit.state)).journal
-        if journal and journal not in found:
-            found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
+        state = decode(State, hub.objects.get(commit.state))
+        for journal in (state.journal, *shared(hub, state.memory)):
+            if journal and journal not in found:
+                found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
     return sorted(found.values(), key=lambda one: (one.seq, one.segment))
+
+
+def shared(hub: Hub, memory: bytes) -> list[bytes]:
+    """The journals of the shared memories that a commit knows."""
+    known = decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
+    return [oid for _, oid in known]
 
 
 def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:

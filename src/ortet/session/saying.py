@@ -7,12 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ortet.errors import Invalid, NotFound
-from ortet.given import CALL, SEVERAL, check_text, check_texts, may_be, must_be
+from ortet.given import CALL, SEVERAL, SHARE, TIMES, check_text, check_texts, may_be, must_be
 from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of, extract
 from ortet.journal.events import Event
+from ortet.journal.things import Fact, Message, Origin
 from ortet.journal.upcast import check_kind
+from ortet.session.believing import fact_in
+from ortet.session.episodes import Summariser, compaction_episode, episode_data, told_before
 from ortet.session.recollect import compacted
+from ortet.session.scopes import check_scope
 from ortet.session.view import View
+from ortet.session.when import Moment, ns_of
 
 _LONGEST = 5e9
 """Seconds that can be added to a time."""
@@ -77,7 +82,39 @@ class Saying(View):
         self._live()
         may_be(CALL, summarise=summarise)
         past = compacted(self, keep_last, summarise or extract)
-        return None if past is None else compaction_of(self._add("compaction", data_of(past)))
+        if past is None:
+            return None
+        told = compaction_episode(self, self._new_id(), past)
+        made = compaction_of(self._add("compaction", data_of(past)))
+        if told is not None:
+            self._add("episode", told)
+        return made
+
+    def milestone(
+        self,
+        summary: str = "",
+        *,
+        outcome: str = "",
+        importance: float | None = None,
+        summarise: Summariser | None = None,
+    ) -> str:
+        """Remember what happened since the last episode as one; returns its id, "" when nothing
+        did. Without a `summary`, one is made of what was said, decided and learned."""
+        check_text(summary=summary, outcome=outcome)
+        may_be(CALL, summarise=summarise)
+        may_be(SHARE, importance=importance)
+        self._live()
+        told = episode_data(
+            self,
+            self._new_id(),
+            cause="milestone",
+            events=self.events(told_before(self)),
+            summary=summary,
+            outcome=outcome,
+            importance=importance,
+            summarise=summarise,
+        )
+        return "" if told is None else str(self._add("episode", told).data["id"])
 
     def ask(self, text: str) -> str:
         """A question that stays open until it is answered; returns its id."""
@@ -104,20 +141,55 @@ class Saying(View):
             raise Invalid("bad_step", f"step {step!r} is not in the plan: give 0 to {last}")
         return self._add("step", {"step": step})
 
-    def learn(self, text: str, *, about: str = "") -> str:
-        """A fact; returns its id."""
-        return self._fact("fact", text, about)
+    def learn(
+        self,
+        text: str,
+        *,
+        about: str = "",
+        scope: str | None = None,
+        confidence: float = 1.0,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        source: Event | Message | Origin | int | None = None,
+        supersedes: str | Fact | None = None,
+    ) -> str:
+        """A fact; returns its id.
 
-    def lesson(self, text: str, *, about: str = "") -> str:
+        `scope` is who is to know it: "session" alone, or "agent", "user:NAME", "project:NAME", who
+        are told when it is committed, of a fork when it is adopted. `since` and `until` say when it
+        holds, `source` is the event that it comes from, and `supersedes` a fact that it replaces.
+        """
+        return self._fact(
+            "fact",
+            text,
+            about,
+            scope=scope,
+            confidence=confidence,
+            since=since,
+            until=until,
+            source=source,
+            supersedes=supersedes,
+        )
+
+    def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
         """What a failure taught; returns its id."""
-        return self._fact("lesson", text, about)
+        return self._fact("lesson", text, about, scope=scope)
 
-    def forget(self, fact: str) -> Event:
-        """Believe a fact no longer; that it was believed stays recorded."""
-        check_text(fact=fact)
-        if self._mind.facts.get(fact) is None:
-            raise NotFound("no_fact", f"{fact!r} is no fact that is known: s.facts() lists them")
-        return self._add("fact", {"id": fact, "gone": True})
+    def forget(self, fact: str | Fact, *, why: str = "") -> Event:
+        """Believe a fact no longer; that it was believed, and why no more, stays recorded. One that
+        others share is forgotten here, and by them when that is committed."""
+        known = self._believed(fact)
+        check_text(why=why)
+        shared = {"scope": known.scope} if known.scope else {}
+        return self._add("fact", {"id": known.id, "gone": True, "why": why, **shared})
+
+    def _believed(self, fact: str | Fact) -> Fact:
+        id_ = fact.id if isinstance(fact, Fact) else fact
+        check_text(fact=id_)
+        found = fact_in(self._mind, self.shared(), id_)
+        if found is None:
+            raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
+        return found
 
     def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
         """A decision with the roads not taken; returns its id."""
@@ -136,10 +208,48 @@ class Saying(View):
             raise Invalid("not_json", f"{type(data).__name__} is no record: give a dict")
         return self._add(check_kind(kind), data, version=version)
 
-    def _fact(self, kind: str, text: str, about: str) -> str:
+    def _fact(
+        self,
+        kind: str,
+        text: str,
+        about: str,
+        *,
+        scope: str | None = None,
+        confidence: float = 1.0,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        source: Event | Message | Origin | int | None = None,
+        supersedes: str | Fact | None = None,
+    ) -> str:
         check_text(text=text, about=about)
-        event = self._add(kind, {"id": self._new_id(), "text": text, "about": about})
-        return str(event.data["id"])
+        data: dict[str, Any] = {"id": self._new_id(), "text": text, "about": about}
+        if word := check_scope(scope):
+            data["scope"] = word
+        if confidence != 1.0:
+            must_be(SHARE, confidence=confidence)
+            data["confidence"] = float(confidence)
+        if since is not None:
+            data["since"] = ns_of("since", since)
+        if until is not None:
+            data["until"] = ns_of("until", until)
+            if since is not None and data["until"] <= data["since"]:
+                raise Invalid("bad_time", "a fact that ends before it begins: correct since, until")
+        if source is not None:
+            data["source"] = self._origin(source)
+        if supersedes is not None:
+            data["supersedes"] = self._believed(supersedes).id
+        return str(self._add(kind, data).data["id"])
+
+    def _origin(self, source: Event | Message | Origin | int) -> dict[str, Any]:
+        """The event that a fact was learned from."""
+        if isinstance(source, Origin):
+            return {"timeline": source.timeline, "seq": source.seq, "session": source.session}
+        seq = source if isinstance(source, int) else getattr(source, "seq", None)
+        must_be(TIMES, source=seq)
+        assert isinstance(seq, int)
+        for event in self.events(seq - 1, seq):
+            return {"timeline": event.timeline, "seq": seq, "session": self.id}
+        raise NotFound("no_event", f"there is no event {seq} yet: s.events() has all of them")
 
 
 def _message(role: str, content: Any, extra: dict[str, Any]) -> dict[str, Any]:

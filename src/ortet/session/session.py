@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet.errors import Invalid, Refused
+from ortet.errors import Corrupt, Invalid, Refused
 from ortet.given import FLAG, check_text, must_be
 from ortet.journal.events import Draft, Event
 from ortet.journal.pairs import lost
@@ -16,6 +17,7 @@ from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
 from ortet.session.budget import Budget
 from ortet.session.deeds import Deeds
+from ortet.session.episodes import episode_data, told_before
 from ortet.session.guest import going, is_quiet
 from ortet.session.host import Host
 from ortet.session.inbox import Inbox
@@ -252,12 +254,24 @@ class Session(Inside):
             if self._pace.policy.at_the_end and self._pace.tally.since:
                 self._commit_by_itself()
             self._budget.settle()
+            if status == CLOSED:
+                self._tell_story(why)
             self._turn(status, why)
             self._ledger.close()
+            if status == CLOSED:
+                self._publish(self._ledger.tip.seq)
         except Refused:
             pass  # another process has taken over: it is no longer ours to pause
         finally:
             self.give_up()
+
+    def _tell_story(self, why: str) -> None:
+        """The last episode: what happened since the one before."""
+        with suppress(Corrupt):  # an event that is damaged, which `verify` tells, keeps none open
+            events = self.events(told_before(self))
+            told = episode_data(self, self._new_id(), cause="closed", events=events, outcome=why)
+            if told is not None:
+                self._ledger.add(self._draft("episode", told))
 
     def archive(self, why: str = "") -> Archived:
         """Let go of it and put it away in one bundle; `hub.unarchive` brings it back."""
@@ -322,6 +336,7 @@ class Session(Inside):
         self.tie_up()
         self.close_calls()
         self._take_in()
+        self._publish()
 
     # inside
 

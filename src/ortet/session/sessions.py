@@ -41,6 +41,7 @@ from ortet.session.lifecycle import (
 )
 from ortet.session.profiles import USUAL, Manner, Profile, find_profile
 from ortet.session.purses import parse_limits, said
+from ortet.session.scopes import Scopes
 from ortet.session.session import Session
 from ortet.session.starting import FRESH, NOWHERE, Place, Start, check_fits, employer, limited
 from ortet.session.view import View
@@ -65,6 +66,7 @@ class Sessions:
         self._host = host
         self.maps = Maps(hub.objects)
         self.chain = Chain(hub.objects.hasher, hub.random)
+        self.scopes = Scopes(self)
         self._heart = Heart()
         self._open: list[Session] = []
         self._me = (0, "")
@@ -120,6 +122,8 @@ class Sessions:
         with self._leased(row) as lease:
             # it may have moved on until the lease was ours
             row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
+            if manner.scopes is not None:
+                row = msgspec.structs.replace(row, scopes=list(manner.scopes))
             row = limited(self.hub.registry, row, place)
             session = self.resume(row, lease, profile)
             session.begin(alive)
@@ -234,6 +238,7 @@ class Sessions:
             family=start.family or id_,
             parent=manner.parent or start.parent,
             profile=profile.name,
+            scopes=list(manner.scopes or ()),
         )
         row = limited(self.hub.registry, row, place)
         drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
@@ -393,3 +398,4 @@ class Sessions:
         if self._epoch != self.hub.objects.epoch:
             self._epoch = self.hub.objects.epoch
             self.maps.forget()
+            self.scopes.forget()

@@ -20,7 +20,7 @@ from ortet.journal.mind import Mind
 from ortet.journal.pairs import settled
 from ortet.journal.story import Story
 from ortet.journal.text import Counter, estimate
-from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Message, Question
+from ortet.journal.things import Approval, Artifact, Decision, Effect, Message, Question
 from ortet.session.approvals import approvals_of
 from ortet.session.around import Browser, browser_of, collaborations_of, token_of, windows_of
 from ortet.session.artifacts import Content, Lineage, data_of, find, load
@@ -29,6 +29,7 @@ from ortet.session.calls import ModelCall, calls_of
 from ortet.session.deeds import deeds_of
 from ortet.session.environments import recorded_of
 from ortet.session.inbox import waiting
+from ortet.session.knowing import Knowing
 from ortet.session.lifecycle import SessionRow
 from ortet.session.recollect import briefing_of, context_of, dropped_of, last_messages
 from ortet.session.vault import Secret
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ortet.session.hub import Hub
 
 
-class View:
+class View(Knowing):
     """Reads; takes no lease."""
 
     def __init__(self, hub: Hub, row: SessionRow, line: Line, mind: Mind) -> None:
@@ -157,9 +158,6 @@ class View:
         """Messages that compactions left out, in order: of all, or of the one at an event."""
         must_be(COUNT, compaction=compaction)
         return dropped_of(self, compaction)
-
-    def facts(self) -> list[Fact]:
-        return list(self._mind.facts)
 
     def decisions(self) -> list[Decision]:
         return list(self._mind.decisions)

@@ -35,6 +35,7 @@ class Kind(IntEnum):
     MAP = 12
     PROCESSES = 13
     PAGES = 14
+    MEMORY = 15
 
 
 class Link(msgspec.Struct, frozen=True):

@@ -1,0 +1,106 @@
+"""Episodes: what happened since the last one, in a few words, with the events it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ortet.errors import Invalid
+from ortet.journal.compact import Compaction, extract
+from ortet.journal.events import Event
+from ortet.journal.folding import message_of
+from ortet.journal.pairs import settled
+from ortet.journal.things import Message
+from ortet.session.scopes import AGENT
+
+if TYPE_CHECKING:
+    from ortet.session.view import View
+
+Summariser = Callable[[list[Message]], str]
+"""Tells a conversation in a few words; the default takes what stands out and needs no model."""
+
+_WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
+"""How much more important what happened is for each of these in it."""
+_QUIET = frozenset({"lifecycle", "environment", "episode"})
+_LONGEST = 4000
+
+
+def told_before(view: View) -> int:
+    """The last event that an episode of this session stands for."""
+    return max((one.last for one in view.mind.episodes if not one.source), default=0)
+
+
+def episode_data(
+    view: View,
+    id_: str,
+    *,
+    cause: str,
+    events: Iterable[Event],
+    summary: str = "",
+    outcome: str = "",
+    importance: float | None = None,
+    summarise: Summariser | None = None,
+) -> dict[str, Any] | None:
+    """What an episode says of these events; None when nothing happened."""
+    kept = [event for event in events if not event.erased]
+    happened = [event for event in kept if event.kind not in _QUIET]
+    if not happened:
+        return None
+    said = [message_of(event) for event in happened if event.kind == "message"]
+    if not summary:
+        summary = _summary(view, happened, settled(said), summarise or extract)
+    weight = 0.4 + sum(_WEIGHT.get(event.kind, 0.0) for event in happened)
+    return {
+        "id": id_,
+        "summary": summary[:_LONGEST],
+        "outcome": outcome or _outcome(view),
+        "first": kept[0].seq,
+        "last": kept[-1].seq,
+        "participants": _participants(view, said),
+        "importance": min(1.0, weight) if importance is None else importance,
+        "cause": cause,
+        "began": kept[0].time,
+        "scope": AGENT,
+    }
+
+
+def compaction_episode(view: View, id_: str, past: Compaction) -> dict[str, Any] | None:
+    """What was left out of context happened all the same."""
+    return episode_data(
+        view,
+        id_,
+        cause="compacted",
+        events=view.events(max(told_before(view), past.first - 1), past.last),
+        summary=past.summary,
+    )
+
+
+def _summary(view: View, events: list[Event], said: list[Message], summarise: Summariser) -> str:
+    """The goal, what was decided and learned, then the conversation."""
+    text = summarise(said) if said else ""
+    if not isinstance(text, str):
+        raise Invalid(
+            "bad_summary",
+            f"the summary is {type(text).__name__}, not text: give a function of a list of "
+            "messages that returns str",
+        )
+    lines = [f"Goal: {view.goal}"] if view.goal else []
+    lines += [f"Decided: {e.data.get('text', '')}" for e in events if e.kind == "decision"][:8]
+    lines += [f"Lesson: {e.data.get('text', '')}" for e in events if e.kind == "lesson"][:8]
+    lines += [f"Made: {e.data.get('name', '')}" for e in events if e.kind == "artifact"][:8]
+    return "\n".join([*lines, text]).strip() or f"{len(events)} events"
+
+
+def _outcome(view: View) -> str:
+    """As far as the plan tells."""
+    core = view.mind.core
+    return "done" if core.plan and core.step >= len(core.plan) else ""
+
+
+def _participants(view: View, said: Iterable[Message]) -> list[str]:
+    found = {view.agent: None}
+    for message in said:
+        name = message.extra.get("user") or message.extra.get("name") or message.role
+        if isinstance(name, str) and name not in ("assistant", "system", "tool", "developer"):
+            found[name] = None
+    return list(found)

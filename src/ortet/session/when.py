@@ -1,0 +1,44 @@
+"""Moments as people and programs give them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from ortet.errors import Invalid
+
+Moment = datetime | str | int | float
+"""A datetime, a date in ISO 8601, seconds since 1970, or ns as commits and events have them."""
+
+_NS = 10**14
+"""Whole numbers from here on are ns: as seconds they would be in the year three million."""
+
+
+def ns_of(name: str, value: Moment | None) -> int:
+    """In ns since 1970, 0 for None. A moment without a zone is UTC."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, datetime | str | int | float):
+        raise _bad(name, value)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise _bad(name, value) from None
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return int(aware.timestamp()) * 10**9 + aware.microsecond * 1000
+    if isinstance(value, int) and abs(value) >= _NS:
+        return value
+    if not math.isfinite(value) or abs(value) >= _NS:
+        raise _bad(name, value)
+    return int(value * 10**9)
+
+
+def _bad(name: str, value: Any) -> Invalid:
+    return Invalid(
+        "bad_time",
+        f"{name}={value!r} is no moment: give a datetime, a date as '2026-11-16T09:00:00+00:00', "
+        "or seconds since 1970",
+    )

@@ -1,0 +1,291 @@
+"""What sessions share: published when it is committed on the main line, and under the commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Invalid, NotFound
+from ortet.session.hub import Hub
+from ortet.session.view import View
+from ortet.testing.clock import ManualClock
+
+
+def texts(view: View, scope: str | None = None) -> list[str]:
+    return [fact.text for fact in view.facts(scope=scope)]
+
+
+class TestPublishing:
+    def test_it_is_told_when_it_is_committed(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.learn("the build needs node 22", scope="agent")
+            a.learn("only mine")
+            assert texts(a) == ["the build needs node 22", "only mine"]
+            assert texts(b) == []
+            a.commit("known")
+            assert texts(b) == ["the build needs node 22"]
+            (fact,) = b.facts()
+            assert (fact.scope, fact.source and fact.source.session) == ("agent", a.id)
+            assert fact.source
+            (event,) = a.events(fact.source.seq - 1, fact.source.seq)
+            assert event.data["text"] == fact.text
+            assert texts(a) == ["the build needs node 22", "only mine"]
+
+    def test_another_agent_does_not_know_it(self, hub: Hub) -> None:
+        with hub.session("a", agent="one") as a, hub.session("b", agent="two") as b:
+            a.learn("secret of one", scope="agent")
+            a.commit()
+            assert texts(b) == []
+
+    def test_users_and_projects(self, hub: Hub) -> None:
+        with hub.session("a", agent="one") as a:
+            a.learn("likes tea", scope="user:ann")
+            a.learn("uses uv", scope="project:web")
+            a.commit()
+        with hub.session("b", agent="two", scopes=["user:ann"]) as b:
+            assert texts(b) == ["likes tea"]
+        with hub.session("b", agent="two") as b:  # it stays so
+            assert texts(b) == ["likes tea"]
+        with hub.session("c", agent="two") as c:
+            assert texts(c) == []
+
+    def test_twice_tells_it_once(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.learn("one", scope="agent")
+            a.commit()
+            a.learn("two", scope="agent")
+            a.commit()
+            a.say("user", "nothing new")
+            a.commit()
+        (known,) = hub._minds().scopes.all()
+        assert [e.data["text"] for e in known.events(hub._minds())] == ["one", "two"]
+
+    def test_what_a_kill_left_untold_is_told_when_it_is_opened(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            a = hub.session("a")
+            a.learn("one", scope="agent")
+            a._publish = lambda upto=None: None  # type: ignore[method-assign]
+            a.commit()
+            a._ledger.close()
+            a.give_up()
+            with hub.session("b") as b:
+                assert texts(b) == []
+            with hub.session("a"), hub.session("b") as b:
+                assert texts(b) == ["one"]
+
+    @pytest.mark.parametrize("scope", ["", "agents", "user:", "user: x", "team:x", "user:a b", 3])
+    def test_a_scope_that_is_none(self, hub: Hub, scope: str) -> None:
+        with hub.session("a") as a:
+            if scope == "":
+                assert a.facts(scope=scope) == []
+                return
+            with pytest.raises(Invalid):
+                a.learn("x", scope=scope)
+
+    def test_closing_tells_it(self, hub: Hub) -> None:
+        a = hub.session("a")
+        a.say("user", "we moved to Lisbon")
+        a.learn("lives in Lisbon", scope="agent")
+        a.close("moved")
+        with hub.session("b") as b:
+            assert texts(b) == ["lives in Lisbon"]
+            (episode,) = b.episodes()
+            assert (episode.session, episode.outcome, episode.cause) == ("a", "moved", "closed")
+            assert "Lisbon" in episode.summary
+
+
+class TestForgetting:
+    def test_others_forget_it_when_that_is_committed(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            id_ = a.learn("port 3000", scope="agent")
+            a.commit()
+            b.forget(id_, why="it is 8080 now")
+            assert texts(b) == []
+            assert texts(a) == ["port 3000"]
+            b.commit()
+            assert texts(a) == []
+            gone = a.fact(id_)
+            assert (gone.text, gone.why) == ("port 3000", "it is 8080 now")
+            with pytest.raises(NotFound):
+                a.forget(id_)
+
+    def test_supersede(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            old = a.learn("port 3000", about="port", scope="agent")
+            a.commit()
+            new = b.learn("port 8080", about="port", scope="agent", supersedes=old)
+            b.commit()
+            assert texts(a) == ["port 8080"]
+            assert [f.id for f in a.fact_history(new)] == [old, new]
+            assert [f.id for f in a.fact_history(old)] == [old, new]
+            assert a.fact(old).ended_by == new
+
+
+class TestBranches:
+    def test_a_fork_tells_nothing_until_it_is_adopted(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.say("user", "go")
+            (kid,) = a.fork(1)
+            kid.learn("learned on a branch", scope="agent")
+            kid.commit()
+            assert texts(kid) == ["learned on a branch"]
+            assert texts(a) == texts(b) == []
+            a.adopt(kid)
+            assert texts(a) == texts(b) == ["learned on a branch"]
+
+    def test_a_merge_tells_it_too(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.say("user", "go")
+            (kid,) = a.fork(1)
+            kid.learn("from a kid", scope="agent", about="kid", confidence=0.5)
+            a.merge(kid)
+            assert texts(b) == ["from a kid"]
+            assert b.facts()[0].confidence == 0.5
+
+    def test_a_fork_believes_what_was_believed_when_it_began(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            b.learn("early", scope="agent")
+            b.commit()
+            a.say("user", "go")
+            (kid,) = a.fork(1)
+            b.learn("late", scope="agent")
+            b.commit()
+            assert texts(a) == ["early", "late"]
+            assert texts(kid) == ["early"]
+            (grandchild,) = kid.fork(1)
+            assert texts(grandchild) == ["early"]
+            kid.refresh()
+            assert texts(kid) == ["early", "late"]
+
+    def test_a_restore_believes_what_was_believed_then(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            id_ = b.learn("early", scope="agent")
+            b.commit()
+            a.say("user", "go")
+            then = a.commit("then")
+            b.forget(id_)
+            b.learn("late", scope="agent")
+            b.commit()
+            assert texts(a) == ["late"]
+            a.restore(then.oid)
+            assert texts(a) == ["early"]
+            assert a.commit("again").oid == then.oid
+            a.learn("mine", scope="agent")
+            a.commit()  # who tells something knows what others told
+            assert texts(a) == ["late", "mine"]
+            assert texts(b) == ["late", "mine"]
+
+    def test_a_dropped_branch_leaves_nothing(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.say("user", "go")
+            (kid,) = a.fork(1)
+            kid.learn("nobody hears of it", scope="agent")
+            kid.commit()
+            kid.pause()
+            hub.remove(kid.id)
+            assert texts(a) == []
+
+    def test_nothing_new_is_the_head_whatever_others_tell(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.say("user", "go")
+            head = a.commit()
+            b.learn("x", scope="agent")
+            b.commit()
+            assert a.commit().oid == head.oid
+
+    def test_files_too(self, hub: Hub, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        with hub.session("a", workspace=tmp_path / "work", engine="folder") as a:
+            a.learn("x", scope="agent")
+            first = a.commit()
+            a.say("user", "more")
+            with hub.session("b") as b:
+                b.learn("y", scope="agent")
+                b.commit()
+            a.commit()
+            assert texts(a) == ["x", "y"]
+            a.restore(first.oid)
+            assert texts(a) == ["x"]
+
+
+class TestTime:
+    def test_what_did_we_believe_on_tuesday_about_monday(self, store: Path) -> None:
+        clock, day = ManualClock(), 86400
+        monday = clock.now_ns() // 10**9
+        with open_hub(store, clock=clock) as hub, hub.session("a") as a:
+            old = a.learn("the office is in Rome", since=monday - day)
+            tuesday = clock.now_ns()
+            clock.advance(day * 10**9)
+            a.learn("the office is in Oslo", since=monday - 2 * day, supersedes=old)
+            assert [f.text for f in a.facts(at=tuesday, on=monday)] == ["the office is in Rome"]
+            assert [f.text for f in a.facts(on=monday)] == ["the office is in Oslo"]
+            assert a.facts(on=monday - 3 * day) == []
+            assert a.facts(at=monday - day) == []
+
+    def test_a_fact_that_ends_before_it_begins(self, hub: Hub) -> None:
+        with hub.session("a") as a, pytest.raises(Invalid):
+            a.learn("x", since=20, until=10)
+
+
+class TestStore:
+    def test_verify_sweep_and_bundles(self, store: Path, tmp_path: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("a") as a:
+                a.learn("x", scope="agent")
+                a.commit()
+                a.learn("y", scope="agent")
+                commit = a.commit("both")
+            hub.sweep()
+            hub.verify()
+            hub.export(commit.oid, tmp_path / "bundle")
+        with open_hub(tmp_path / "other") as hub:
+            with hub.session("local") as local:
+                local.learn("known here", scope="agent")
+                local.commit()
+            hub.import_(tmp_path / "bundle")
+            hub.verify()
+            with hub.session("guest") as s:
+                s.restore(commit.oid)
+                assert texts(s) == ["x", "y"]
+                s.learn("z", scope="agent")
+                s.commit()
+                assert sorted(texts(s)) == ["known here", "x", "y", "z"]
+            with hub.session("local") as local:
+                assert sorted(texts(local)) == ["known here", "x", "y", "z"]
+            hub.sweep()
+            hub.verify()
+
+    def test_what_is_erased_is_erased_where_it_was_told(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("a") as a:
+                a.learn("pigeon 4711", scope="agent")
+                a.say("user", "hello")
+                a.commit()
+                seq = next(e.seq for e in a.events() if e.kind == "fact")
+            hub.erase(a.id, seqs=[seq])
+            with hub.session("b") as b:
+                assert texts(b) == []
+            hub.verify()
+        assert not any(
+            b"pigeon 4711" in path.read_bytes() for path in store.rglob("*") if path.is_file()
+        )
+
+    def test_a_person_is_erased_everywhere(self, store: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("a") as a:
+                a.learn("ann has a cat", scope="user:ann")
+                a.learn("bob has a dog", scope="user:bob")
+                a.commit()
+            hub.erase(user="ann")
+            with hub.session("c", scopes=["user:ann", "user:bob"]) as c:
+                assert texts(c) == ["bob has a dog"]
+            hub.verify()
+
+    def test_old_facts_can_be_read(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            id_ = a.learn("x")
+            a._add("fact", {"id": id_, "gone": True})  # as releases before memory told it
+            assert a.facts() == []
+            assert list(a.mind.past) == []
