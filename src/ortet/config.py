@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Catalog
     from ortet.graph.tree import Trees
     from ortet.machine.abc import Engine
+    from ortet.memory.embedders import Embedder
     from ortet.session.hub import Hub
     from ortet.store.objects import LocalObjects
 
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserve: Size = 64
     key_file: str | None = None
     author: str | None = None
+    embedder: str | None = None  # as "wordllama"; see docs/guide/memory.md
     watch: bool = True
     agent_idle: Size = 900  # seconds after which the host agent ends by itself
 
@@ -188,13 +190,16 @@ def open_hub(
     clock: Clock | None = None,
     random: Random = os.urandom,
     environ: Mapping[str, str] = os.environ,
+    embedder: Embedder | str | None = None,
 ) -> Hub:
     """Open the store, making it when it is not there and `create` is true.
 
     `watch` overrides the setting. `alone`: the process is ours, one command long; it looks once, so
-    it needs no watcher, and it may fork to look faster.
+    it needs no watcher, and it may fork to look faster. `embedder` finds memories by meaning, too;
+    its name may stand in config.toml.
     """
     # here, so that asking this module for a pointer or a setting does not load a database
+    from ortet.backend.cache import ProcessCache
     from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
@@ -231,6 +236,8 @@ def open_hub(
             vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
             environ=environ,
             swarms=LazySwarms(open_hub),
+            cache=ProcessCache(clock),
+            embedder=settings.embedder if embedder is None else embedder,
         )
     )
 

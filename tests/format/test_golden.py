@@ -13,7 +13,7 @@ import pytest
 
 from ortet.codec import decode, encode
 from ortet.graph.pages import Pages
-from ortet.graph.records import Commit, Entry, Image, Page, PageMap, Processes, State
+from ortet.graph.records import Commit, Entry, Image, Memory, Page, PageMap, Processes, State
 from ortet.graph.tree import Trees
 from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
@@ -63,6 +63,7 @@ def test_encoding(name: str) -> None:
         ("processes", Processes, vectors.PROCESSES),
         ("state", State, vectors.STATE),
         ("commit", Commit, vectors.COMMIT),
+        ("memory", Memory, vectors.MEMORY),
     ],
 )
 def test_decoding(name: str, type_: type, value: object) -> None:

@@ -12,6 +12,7 @@ from ortet.graph.records import (
     Image,
     Journal,
     Layer,
+    Memory,
     Page,
     PageMap,
     PageRef,
@@ -58,6 +59,7 @@ BODIES = Bodies([(SALT, BODY)])
 SEGMENT = Segment(bytes(15) + b"\1", [encode(HEADER)], HASH(encode(BODIES)))
 FOLD = Fold(b"\x80", [("facts", HASH(encode(Page(0))))])
 JOURNAL = Journal(HASH(encode(SEGMENT)), 1, HASH(encode(HEADER)), HASH(encode(FOLD)))
+MEMORY = Memory([("agent:default", HASH(encode(JOURNAL))), ("user:ann", HASH(b""))])
 
 VECTORS: dict[str, bytes] = {
     "blob": BLOB,
@@ -79,6 +81,7 @@ VECTORS: dict[str, bytes] = {
     "segment": encode(SEGMENT),
     "fold": encode(FOLD),
     "journal": encode(JOURNAL),
+    "memory": encode(MEMORY),
 }
 
 

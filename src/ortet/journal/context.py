@@ -12,6 +12,7 @@ from ortet.errors import Invalid
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
 from ortet.journal.pairs import groups, settled
+from ortet.journal.providers import chat, parts
 from ortet.journal.text import Counter, check_tokens, clip, size_of
 from ortet.journal.things import Message
 
@@ -23,12 +24,26 @@ _LEAST = 256
 class Context(msgspec.Struct, frozen=True):
     """`messages` are to be given to a model as they are; iterating goes over them.
 
-    `left_out` says whether older messages in context did not fit.
+    `left_out` says whether older messages in context did not fit. The first `stable` messages only
+    grow from call to call, so that a provider's prompt cache holds; behind them is what was
+    remembered for this call: `facts` and `episodes`, as texts, with plan and open effects.
     """
 
     messages: list[Message]
     tokens: int
     left_out: bool = False
+    stable: int = 0
+    facts: list[str] = []
+    episodes: list[str] = []
+
+    def chat(self) -> list[dict[str, Any]]:
+        """As chat completions take it: [{"role", "content", "tool_calls", …}]."""
+        return chat(self.messages)
+
+    def parts(self) -> dict[str, Any]:
+        """As APIs take it with rules apart and content in parts: {"system", "messages"}, the end of
+        the stable part marked for the cache."""
+        return parts(self.messages, self.stable)
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -81,7 +96,8 @@ def gather(
             break
         room -= size
         taken[:0] = group
-    return Context([*first, *taken], tokens - room, left_out=more)
+    messages = [*first, *taken]
+    return Context(messages, tokens - room, left_out=more, stable=len(messages))
 
 
 def _look(newest: Iterator[Message], room: int, count: Counter) -> tuple[list[Message], bool]:

@@ -17,6 +17,7 @@ from ortet.journal.compact import compaction_of, data_of, said
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import SHAREABLE
 from ortet.journal.line import Line, Span
+from ortet.memory.working import let_go
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
@@ -101,6 +102,8 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         hub.objects.forget(hub.objects.gate.bump())
         sessions.maps.forget()
         sessions.scopes.forget()
+        hub.library.forget()
+        let_go(hub.cache)
     for row in known:
         rewrite(sessions, row.id)
     # what the old objects held goes with the packs they were in

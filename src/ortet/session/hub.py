@@ -43,6 +43,7 @@ class Hub(Minding, Copying, Keeping, Custody, Asides):
         self.catalog = parts.catalog
         self.bucket = parts.bucket
         self.signal = parts.signal
+        self.cache = parts.cache
         self.objects = parts.objects
         self.trees = parts.trees
         self.clock = parts.clock
@@ -73,6 +74,8 @@ class Hub(Minding, Copying, Keeping, Custody, Asides):
             last.callback(self.catalog.close)
             last.callback(self.bucket.close)
             last.callback(self.signal.close)
+            last.callback(self.cache.close)
+            last.callback(self._close_library)
             last.callback(self._close_objects)
             last.callback(self._machines.close)
             for workspace in self._open:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, cast
 
 from ortet.errors import NotFound
-from ortet.given import TEXT, check_text, may_be
+from ortet.given import COUNT, TEXT, check_text, may_be, must_be
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.things import Episode, Fact
@@ -15,7 +16,10 @@ from ortet.session.scopes import Known, check_scope
 from ortet.session.when import Moment, ns_of
 
 if TYPE_CHECKING:
+    from ortet.memory.working import Working
     from ortet.session.hub import Hub
+    from ortet.session.remembering import Recalled
+    from ortet.session.view import View
 
 
 class Knowing:
@@ -29,6 +33,45 @@ class Knowing:
     def shared(self) -> list[Known]:
         """The memories that it shares, as far as it knows them."""
         return shared_by(self._hub._minds(), self._row, self._mind)
+
+    def recall(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        tiers: Collection[str] | str | None = None,
+        at: Moment | None = None,
+        on: Moment | None = None,
+        since: Moment | None = None,
+        scope: str | None = None,
+        explain: bool = False,
+    ) -> Recalled:
+        """The k memories nearest to a question, the best first: messages ("working"), episodes
+        ("episodic") and facts ("semantic"), of this session and of the memories that it shares, or
+        of one `scope`. `h.text` is exactly what was said, learned or told, `h.source` where.
+
+        `at`: what could be known then; `on`: facts that hold at that moment; `since`: what happened
+        from then on. With `explain`, `h.scores` says why. Recalling changes nothing.
+        """
+        from ortet.session import remembering
+
+        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since)
+        self._settle()
+        minds = self._hub._minds()
+        reach = remembering.reach_of(minds, cast("View", self), scope)
+        return remembering.recall(minds, reach, asked, explain=explain)
+
+    def _settle(self) -> None:
+        """Everything that was said is where readers find it."""
+
+    def working(self, messages: int = 20) -> Working:
+        """Goal, plan, notes, open questions and effects, and the last messages: what an agent has
+        at hand. Read through a cache, where it cannot be stale."""
+        from ortet.session.at_hand import working_of
+
+        must_be(COUNT, messages=messages)
+        self._settle()
+        return working_of(cast("View", self), messages)
 
     def facts(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Bucket, Catalog, Signal
+from ortet.backend.abc import Bucket, Cache, Catalog, Signal
 from ortet.graph.tree import Trees
 from ortet.ids import Clock, Random
 from ortet.machine.abc import Engine
@@ -18,6 +18,7 @@ from ortet.session.vaultkeys import Keyring
 from ortet.store.objects import LocalObjects
 
 if TYPE_CHECKING:
+    from ortet.memory.embedders import Embedder
     from ortet.session.swarming import Swarms
 
 REPLAY, REPLAY_REPORT = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
@@ -57,6 +58,8 @@ class Parts(msgspec.Struct, frozen=True):
     vault: Keyring
     environ: Mapping[str, str]  # as it is at each moment
     swarms: Swarms
+    cache: Cache  # of working memories
+    embedder: Embedder | str | None = None  # what gives texts a meaning, or its name
     encore: Encore | None = None
 
 

@@ -145,6 +145,9 @@ class Session(Inside):
         self._ledger.flush()
         return super().events(after, upto)
 
+    def _settle(self) -> None:
+        self._ledger.flush()
+
     # in its machine
 
     @property

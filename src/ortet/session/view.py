@@ -19,7 +19,7 @@ from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import settled
 from ortet.journal.story import Story
-from ortet.journal.text import Counter, estimate
+from ortet.journal.text import Counter, check_tokens, estimate
 from ortet.journal.things import Approval, Artifact, Decision, Effect, Message, Question
 from ortet.session.approvals import approvals_of
 from ortet.session.around import Browser, browser_of, collaborations_of, token_of, windows_of
@@ -120,12 +120,17 @@ class View(Knowing):
     def context(self, query: str = "", tokens: int = 8000, *, count: Counter = estimate) -> Context:
         """The summary and the newest messages that fit, for a model to go on with.
 
-        `count` says how many tokens a text is. `query` is what it is for: it chooses among
-        memories, and changes nothing where there are none.
+        `count` says how many tokens a text is. With a `query`, what it is for, the facts and
+        episodes that are recalled by it come last, with goal, plan and what is not settled.
         """
         check_text(query=query)
         must_be(CALL, count=count)
-        return context_of(self, tokens, count)
+        if not query:
+            return context_of(self, tokens, count)
+        from ortet.session.contexts import remembered
+
+        check_tokens(tokens)
+        return remembered(self, query, tokens, count)
 
     def briefing(self, tokens: int = 2000, *, count: Counter = estimate) -> Briefing:
         """The mental state, for whoever goes on: as Markdown, and as data."""

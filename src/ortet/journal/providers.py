@@ -1,0 +1,112 @@
+"""A conversation in the shapes model APIs take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ortet.codec import to_json
+from ortet.journal.pairs import results_of
+from ortet.journal.text import text_of
+from ortet.journal.things import Message
+
+_RULES = ("system", "developer")
+_KEPT = ("name", "tool_calls", "tool_call_id", "refusal")
+"""What the first of these APIs has beside role and content."""
+
+
+def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """As chat completions take them; parts of the other shape are turned into this one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else []
+        calls = [part for part in parts if _type(part) == "tool_use"]
+        results = [part for part in parts if _type(part) == "tool_result"]
+        found += [
+            {
+                "role": "tool",
+                "tool_call_id": part.get("tool_use_id", ""),
+                "content": text_of(part.get("content")),
+            }
+            for part in results
+        ]
+        rest = [part for part in parts if _type(part) not in ("tool_use", "tool_result")]
+        if results and not rest:
+            continue
+        content = (rest or None) if parts else message.content
+        one: dict[str, Any] = {"role": message.role, "content": content}
+        one |= {key: message.extra[key] for key in _KEPT if key in message.extra}
+        if calls:
+            one["tool_calls"] = [_called(part) for part in calls]
+        found.append(one)
+    return found
+
+
+def _called(part: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": part.get("name", ""), "arguments": to_json(part.get("input") or {})}
+    return {"id": part.get("id", ""), "type": "function", "function": function}
+
+
+def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
+    """As APIs take them that have rules apart and content in parts: {"system", "messages"}.
+
+    The first `stable` messages are the same in the next call: their end is marked for its cache.
+    """
+    rules: list[str] = []
+    found: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, 1):
+        if message.role in _RULES:
+            rules.append(text_of(message.content))
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        content = _parts(message)
+        if not content:
+            continue
+        if found and found[-1]["role"] == role:  # turns alternate there
+            found[-1]["content"] += content
+        else:
+            found.append({"role": role, "content": content})
+        if number == stable:
+            found[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+    return {"system": "\n\n".join(rules), "messages": found}
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    content = message.content
+    if message.role == "tool":
+        (id_, *_) = results_of(message) or [""]
+        return [{"type": "tool_result", "tool_use_id": id_, "content": text_of(content)}]
+    found: list[dict[str, Any]] = []
+    if isinstance(content, str):
+        found += [{"type": "text", "text": content}] if content else []
+    elif isinstance(content, list):
+        found += [
+            dict(part) if isinstance(part, dict) else {"type": "text", "text": text_of(part)}
+            for part in content
+        ]
+    elif content is not None:
+        found.append({"type": "text", "text": text_of(content)})
+    for call in message.extra.get("tool_calls") or ():
+        found += _used(call)
+    return found
+
+
+def _used(call: Any) -> list[dict[str, Any]]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return []
+    given = function.get("arguments") or "{}"
+    try:
+        arguments = msgspec.json.decode(given) if isinstance(given, str) else given
+    except msgspec.DecodeError:
+        arguments = {"arguments": given}
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments}
+    name = function.get("name", "")
+    return [{"type": "tool_use", "id": call.get("id", ""), "name": name, "input": arguments}]
+
+
+def _type(part: Any) -> str:
+    return str(part.get("type", "")) if isinstance(part, dict) else ""

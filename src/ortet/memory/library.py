@@ -1,0 +1,76 @@
+"""Everything that can be recalled in a store: the index of words, and the meanings beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as Directory
+from typing import TYPE_CHECKING
+
+from ortet.ids import Clock
+from ortet.memory.index import Index, Lost
+from ortet.memory.records import Answer, Doc, End, Path, Query, Span
+from ortet.memory.search import search
+
+if TYPE_CHECKING:
+    from ortet.memory.embedders import Embedder
+    from ortet.memory.vectors import Vectors
+
+News = Callable[[Span, int], Iterator[tuple[int, list[Doc], list[End]]]]
+"""Pages of a span behind an event: up to which event each is, and what is in it."""
+
+_TRIES = 3
+
+
+class Library:
+    """Derived from the journals: what is lost here is read from them again."""
+
+    def __init__(
+        self, directory: Directory, clock: Clock, *, embedder: Embedder | str | None = None
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._embedder = embedder
+        self._index = Index(directory / "index.db")
+        self._vectors: Vectors | None = None
+
+    def search(self, paths: Sequence[Path], query: Query, news: News) -> Answer:
+        """What is nearest to the query, with all that was appended before the call."""
+        for _ in range(_TRIES):
+            try:
+                self._catch_up(paths, news)
+                return search(self._index, paths, query, vectors=self._meanings())
+            except Lost as lost:
+                last = lost
+        raise last
+
+    def _catch_up(self, paths: Sequence[Path], news: News) -> None:
+        for path in paths:
+            for span in path.spans:
+                after = max(self._index.known(span.timeline), span.after)
+                if after < span.upto:
+                    for upto, docs, ends in news(span, after):
+                        self._index.add(span.timeline, after, upto, docs, ends)
+                        after = upto
+
+    def _meanings(self) -> Vectors | None:
+        if self._vectors is None and self._embedder is not None:
+            from ortet.memory.embedders import find_embedder
+            from ortet.memory.vectors import Vectors
+
+            found = find_embedder(self._embedder)
+            self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
+        return self._vectors
+
+    def forget(self) -> None:
+        """All of it: something was erased, and what is left is read from the journals again."""
+        self._index.drop()
+        if self._vectors is not None:
+            self._vectors.close()
+            self._vectors = None
+        for file in self._directory.glob("vectors.db*"):
+            file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._index.close()
+        if self._vectors is not None:
+            self._vectors.close()

@@ -1,0 +1,293 @@
+"""Recall: the journal's events as documents of an index, and what was found as it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.given import FLAG, TEXT, TIMES, check_text, may_be, must_be
+from ortet.journal.events import Event
+from ortet.journal.folding import episode_of, fact_of, message_of
+from ortet.journal.line import Line
+from ortet.journal.text import text_of
+from ortet.memory.records import TIERS, Doc, End, Found, Path, Query, Scores, Span, Tier
+from ortet.session.guest import sealed
+from ortet.session.lifecycle import ARCHIVED, SessionRow
+from ortet.session.scopes import AGENT, Known, check_scope, name_of, sealed_spans
+from ortet.session.when import Moment, ns_of
+
+if TYPE_CHECKING:
+    from ortet.session.sessions import Sessions
+    from ortet.session.view import View
+
+_PAGE = 2000
+"""Events that are taken into the index at once."""
+_RULES = ("system", "developer")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a memory is from: an event of a session, or of a memory that sessions share."""
+
+    timeline: str
+    seq: int
+    kind: str  # message, fact, lesson, episode
+    session: str = ""  # its id, where it is known
+    name: str = ""  # of that session
+    scope: str = ""  # "" the session's own, else "agent", "user:…", "project:…"
+
+    def __str__(self) -> str:
+        whose = self.name or self.session or self.timeline
+        return f"{self.scope or whose}#{self.seq}"
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A memory that was recalled: `text` is exactly what was said, learned or told."""
+
+    text: str
+    score: float
+    source: Source
+    tier: Tier
+    time: int
+    id: str = ""  # of the fact or episode
+    role: str = ""  # who said it
+    scores: Scores | None = None  # where they were asked for
+
+
+class Recalled(list[Hit]):
+    """Hits, the best first. `dense` says how meaning took part: "" there is no embedder, "all",
+    "some" when others are not embedded yet, else why not."""
+
+    dense: str = ""
+
+
+def asked(
+    query: str,
+    k: int,
+    *,
+    tiers: Collection[str] | str | None,
+    at: Moment | None,
+    on: Moment | None,
+    since: Moment | None,
+) -> Query:
+    """What was asked, looked at."""
+    check_text(query=query)
+    must_be(TIMES, k=k)
+    chosen = TIERS if tiers is None else (tiers,) if isinstance(tiers, str) else tuple(tiers)
+    if not chosen or not set(chosen) <= set(TIERS):
+        raise Invalid("bad_tier", f"tiers={tiers!r}: give some of {', '.join(TIERS)}")
+    return Query(
+        text=query,
+        k=k,
+        tiers=tuple(tier for tier in TIERS if tier in chosen),
+        at=ns_of("at", at),
+        on=ns_of("on", on),
+        after=ns_of("since", since),
+    )
+
+
+class Reach(msgspec.Struct):
+    """One line of events that can be recalled from: a session's own, or a shared memory's."""
+
+    path: Path
+    line: Line | Known
+    row: SessionRow | None = None  # of the session
+
+    def events(self, sessions: Sessions, after: int, upto: int) -> Iterator[Event]:
+        if isinstance(self.line, Known):
+            return self.line.events(sessions, after, upto)
+        return self.line.events(after, upto)
+
+
+def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
+    """What a session can recall from: all, or one scope."""
+    may_be(TEXT, scope=scope)
+    word = None if scope is None else check_scope(scope)
+    found: list[Reach] = []
+    if word in (None, ""):
+        found.append(Reach(Path("", spans_of(sessions, view.line)), view.line, view.row))
+    for known in view.shared():
+        if word is None or known.name == name_of(view.row.agent, word):
+            found.append(_shared(sessions, known))
+    if word and not found and view.row.beliefs is None:  # named for this once
+        named = sessions.scopes.now(name_of(view.row.agent, word))
+        found += [_shared(sessions, named)] if named is not None else []
+    return found
+
+
+def reach_everywhere(
+    sessions: Sessions, *, agent: str | None, session: str | None, scope: str | None
+) -> list[Reach]:
+    """What all sessions, or some, can recall from. A timeline that several go through is there
+    once, as far as any of them does."""
+    may_be(TEXT, agent=agent, session=session, scope=scope)
+    word = None if scope is None else check_scope(scope)
+    chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
+    rows = [chosen] if chosen else sessions.all()
+    rows = [row for row in rows if agent in (None, row.agent)]
+    found: dict[str, Reach] = {}
+    names: set[str] = set()
+    for row in rows:
+        if row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}"):
+            continue  # its events are in its bundle
+        line = line_of(sessions, row)
+        for span in spans_of(sessions, line) if word in (None, "") else ():
+            known = found.get(span.timeline)
+            if known is None or known.path.spans[0].upto < span.upto:
+                found[span.timeline] = Reach(Path("", [span]), line, row)
+        names |= {name_of(row.agent, one) for one in ({AGENT, *row.scopes} if not word else {word})}
+    if word == "":
+        names = set()
+    everything = agent is None and session is None and word is None
+    shared = sessions.scopes.all() if everything else map(sessions.scopes.now, sorted(names))
+    return [*found.values(), *(_shared(sessions, one) for one in shared if one is not None)]
+
+
+def line_of(sessions: Sessions, row: SessionRow) -> Line:
+    """The events of a session, without what they add up to."""
+    hub = sessions.hub
+    head = hub.catalog.head(f"branch:{row.branch}")
+    journal, _ = sealed(sessions, row, head.oid if head else None)
+    return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+
+
+def _shared(sessions: Sessions, known: Known) -> Reach:
+    word = AGENT if known.name.startswith(f"{AGENT}:") else known.name
+    spans = [Span(*span) for span in _tuples(known, sessions)]
+    return Reach(Path(word, spans), known)
+
+
+def _tuples(known: Known, sessions: Sessions) -> list[tuple[str, int, int]]:
+    return [(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
+
+
+def spans_of(sessions: Sessions, line: Line) -> list[Span]:
+    """The timelines of a line, those of other hosts, which are in segments, first."""
+    path = line.path()
+    first = path[0].after if path else line.base.seq
+    strange = sealed_spans(sessions, line.base, first)
+    return [Span(span.timeline, span.after, span.upto) for span in (*strange, *path)]
+
+
+def recall(sessions: Sessions, reach: Sequence[Reach], query: Query, *, explain: bool) -> Recalled:
+    """The best of all that can be reached."""
+    must_be(FLAG, explain=explain)
+    library = sessions.hub.library
+    paths = [one.path for one in reach]
+    answer = library.search(paths, query, lambda span, after: _news(sessions, reach, span, after))
+    found = Recalled(
+        hit for hit in (_hit(sessions, reach, one, explain) for one in answer.found) if hit
+    )
+    found.dense = answer.dense
+    return found
+
+
+def _news(
+    sessions: Sessions, reach: Sequence[Reach], span: Span, after: int
+) -> Iterator[tuple[int, list[Doc], list[End]]]:
+    """Pages of what the index has not seen of a span: up to which event, and what is in it."""
+    holder = next(one for one in reach if span in one.path.spans)
+    while after < span.upto:
+        upto = min(after + _PAGE, span.upto)
+        docs: list[Doc] = []
+        ends: list[End] = []
+        for event in holder.events(sessions, after, upto):
+            if event.timeline == span.timeline and not event.erased:
+                doc = document(event)
+                docs += [doc] if doc is not None else []
+                ends += _ends(event)
+        yield upto, docs, ends
+        after = upto
+
+
+def document(event: Event) -> Doc | None:
+    """An event as it is found again; None for what is not remembered this way."""
+    data, seq, time = event.data, event.seq, event.time
+    if event.kind == "message":
+        message = message_of(event)
+        text = text_of(message.content)
+        if not text.strip() or message.role in _RULES or message.extra.get("synthetic"):
+            return None
+        name = message.extra.get("name") or message.extra.get("user") or ""
+        speaker = name if isinstance(name, str) else ""
+        return Doc(seq, "working", text, time, speaker=speaker)
+    if event.kind in ("fact", "lesson") and not data.get("gone"):
+        fact = fact_of(event)
+        return Doc(
+            seq,
+            "semantic",
+            fact.text,
+            time,
+            key=fact.id,
+            about=fact.about,
+            importance=fact.confidence,
+            since=fact.since,
+            until=fact.until,
+        )
+    if event.kind == "episode":
+        episode = episode_of(event)
+        return Doc(
+            seq,
+            "episodic",
+            episode.summary,
+            episode.time,
+            key=episode.id,
+            about=episode.outcome,
+            importance=episode.importance,
+        )
+    return None
+
+
+def _ends(event: Event) -> Iterable[End]:
+    if event.kind not in ("fact", "lesson"):
+        return ()
+    if event.data.get("gone"):
+        return (End(event.seq, str(event.data["id"]), event.time),)
+    if before := event.data.get("supersedes"):
+        return (End(event.seq, str(before), event.time),)
+    return ()
+
+
+def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) -> Hit | None:
+    """As it was said. What is erased meanwhile is not there."""
+    for holder in reach:
+        spans = (span for span in holder.path.spans if span.timeline == one.timeline)
+        if not any(span.after < one.seq <= span.upto for span in spans):
+            continue
+        for event in holder.events(sessions, one.seq - 1, one.seq):
+            if event.erased or event.timeline != one.timeline:
+                return None
+            return Hit(
+                text=_text(event),
+                score=one.score,
+                source=_source(holder, event),
+                tier=one.tier,
+                time=one.time,
+                id=one.key,
+                role=str(event.data.get("role", "")),
+                scores=one.scores if explain else None,
+            )
+    return None
+
+
+def _text(event: Event) -> str:
+    if event.kind == "message":
+        return text_of(event.data.get("content"))
+    return str(event.data.get("summary" if event.kind == "episode" else "text", ""))
+
+
+def _source(holder: Reach, event: Event) -> Source:
+    if holder.row is not None:
+        row = holder.row
+        return Source(event.timeline, event.seq, event.kind, session=row.id, name=row.name)
+    told = event.data.get("told") or {}
+    return Source(
+        event.timeline,
+        event.seq,
+        event.kind,
+        session=str(told.get("session", "")),
+        name=str(event.data.get("session", "")),
+        scope=holder.path.scope,
+    )

@@ -1,0 +1,95 @@
+"""One conversation in the shapes of two model APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortet.journal.providers import chat, parts
+from ortet.journal.things import Message
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+USE = {"type": "tool_use", "id": "c2", "name": "add", "input": {"a": 2}}
+RESULT = {"type": "tool_result", "tool_use_id": "c2", "content": [{"type": "text", "text": "2"}]}
+
+
+def said(*messages: tuple[str, Any] | tuple[str, Any, dict[str, Any]]) -> list[Message]:
+    return [
+        Message(number, one[0], one[1], 0, one[2] if len(one) > 2 else {})
+        for number, one in enumerate(messages, 1)
+    ]
+
+
+TALK = said(
+    ("system", "be kind"),
+    ("user", "add", {"user": "ann"}),
+    ("assistant", None, {"tool_calls": [CALL]}),
+    ("tool", "1", {"tool_call_id": "c1", "name": "add"}),
+    ("assistant", [{"type": "text", "text": "again"}, USE]),
+    ("user", [RESULT]),
+    ("assistant", "3"),
+)
+
+
+def test_as_chat() -> None:
+    assert chat(TALK) == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "1", "tool_call_id": "c1", "name": "add"},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "again"}],
+            "tool_calls": [
+                {
+                    "id": "c2",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": '{"a":2}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c2", "content": "2"},
+        {"role": "assistant", "content": "3"},
+    ]
+
+
+def test_as_parts() -> None:
+    assert parts(TALK, stable=2) == {
+        "system": "be kind",
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "add", "cache_control": {"type": "ephemeral"}}
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "1"}],
+            },
+            {"role": "assistant", "content": [{"type": "text", "text": "again"}, USE]},
+            {"role": "user", "content": [RESULT]},
+            {"role": "assistant", "content": [{"type": "text", "text": "3"}]},
+        ],
+    }
+
+
+def test_turns_alternate() -> None:
+    told = parts(said(("user", "one"), ("user", "two"), ("assistant", ""), ("user", "three")))
+    assert [one["role"] for one in told["messages"]] == ["user"]
+    assert [part["text"] for part in told["messages"][0]["content"]] == ["one", "two", "three"]
+
+
+def test_arguments_that_are_no_json() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": "{oops"}}
+    (told,) = parts(said(("assistant", None, {"tool_calls": [call]})))["messages"]
+    assert told["content"][0]["input"] == {"arguments": "{oops"}
+
+
+def test_what_is_recorded_is_not_changed() -> None:
+    before = [dict(part) for part in TALK[5].content]
+    parts(TALK, stable=6)
+    assert TALK[5].content == before
