@@ -46,11 +46,11 @@ class Library:
     def _catch_up(self, paths: Sequence[Path], news: News) -> None:
         for path in paths:
             for span in path.spans:
-                after = max(self._index.known(span.timeline), span.after)
-                if after < span.upto:
-                    for upto, docs, ends in news(span, after):
-                        self._index.add(span.timeline, after, upto, docs, ends)
-                        after = upto
+                known = self._index.known(span.timeline)
+                if known < span.upto:
+                    for upto, docs, ends in news(span, max(known, span.after)):
+                        self._index.add(span.timeline, known, upto, docs, ends)
+                        known = upto
 
     def _meanings(self) -> Vectors | None:
         if self._vectors is None and self._embedder is not None:

@@ -30,6 +30,7 @@ from ortet.session.artifacts import Content
 from ortet.session.committing import put_commit
 from ortet.session.guest import put
 from ortet.session.moving import Moving
+from ortet.session.scopes import AGENT
 from ortet.session.view import View
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -203,6 +204,18 @@ def _make(
 def _drafts(sessions: Sessions, told: dict[str, Any], found: Union) -> Iterator[Draft]:
     author = sessions.hub.author
     yield Draft("merge", told, author)
+    there = {"timeline": told["timeline"], "seq": told["last"], "session": told["session"]}
+    episode = {
+        "id": sessions.new_id(),
+        "summary": told["episode"] or f"merged {told['name']}",
+        "first": told["first"],
+        "last": told["last"],
+        "cause": "merged",
+        "session": told["name"],
+        "source": there,
+        "scope": AGENT,
+    }
+    yield Draft("episode", episode, author)
     for kind, data in found.told(told["name"]):
         yield Draft(kind, data, author)
     for made in found.artifacts:

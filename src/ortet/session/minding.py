@@ -20,8 +20,8 @@ from ortet.session.places import existing, keep_apart
 from ortet.session.registry import Files, Registry, WorkspaceRow
 
 if TYPE_CHECKING:
-    from ortet.ids import Oid
     from ortet.graph.refs import Ref
+    from ortet.ids import Oid
     from ortet.journal.things import Effect, Episode
     from ortet.machine.searching import Known
     from ortet.memory.extracting import Extractor
