@@ -1,0 +1,156 @@
+"""The index of memories by their words: made from the journal, for all timelines and forks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+from blake3 import blake3
+
+from ortet.memory.indexfile import IndexFile, Lost, lost
+from ortet.memory.lookup import FIRST, LINES, Lookup
+from ortet.memory.records import TIERS, Doc, End
+from ortet.memory.words import Words
+
+__all__ = ["Index", "Lost", "text_hash"]
+
+VERSION = 1
+HASH_BYTES = 16
+
+# A timeline has a line of documents for each tier, in which they are numbered without gaps: what
+# stands beside a message is its number's neighbour, and how many there are is a difference.
+# `total` is the number of tokens in the line so far. `words` are distinct; `counts` says how often
+# each one occurs, where any occurs twice.
+_SCHEMA = """
+CREATE TABLE timelines (no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, known INTEGER NOT NULL);
+CREATE TABLE docs (
+    id INTEGER PRIMARY KEY, line INTEGER NOT NULL, seq INTEGER NOT NULL, time INTEGER NOT NULL,
+    importance REAL NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL, key TEXT NOT NULL,
+    length INTEGER NOT NULL, total INTEGER NOT NULL, words TEXT NOT NULL, counts BLOB,
+    hash BLOB NOT NULL);
+CREATE INDEX places ON docs (line, seq, total);
+CREATE TABLE ends (
+    key TEXT NOT NULL, timeline INTEGER NOT NULL, seq INTEGER NOT NULL, time INTEGER NOT NULL,
+    PRIMARY KEY (key, timeline, seq)) WITHOUT ROWID;
+CREATE VIRTUAL TABLE terms USING fts5 (
+    words, content='', detail=none, columnsize=0, tokenize="ascii tokenchars '_.:/\\@''+#-'");
+"""
+_KNOWN = "SELECT no, known FROM timelines WHERE name = ?"
+_BEGIN = "INSERT INTO timelines (name, known) VALUES (?, 0) RETURNING no"
+_MOVE = "UPDATE timelines SET known = ? WHERE no = ?"
+_LAST = "SELECT id, total FROM docs WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
+_DOC = "INSERT INTO docs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_TERMS = "INSERT INTO terms (rowid, words) VALUES (?, ?)"
+_END = "INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?)"
+
+
+def text_hash(text: str) -> bytes:
+    """What the same text has everywhere: vectors are kept by it."""
+    return blake3(text.encode("utf-8", "surrogatepass")).digest(HASH_BYTES)
+
+
+class _Tail(NamedTuple):
+    """The end of a line: the id of its last document, and all tokens up to it."""
+
+    id: int
+    total: int
+
+
+class Index:
+    """Any thread and process may use it. Opened at first use; see IndexFile for what can go wrong.
+
+    To ask it: for each timeline of the spans, `add` what is behind `known`; then search. Both may
+    raise Lost, when another process has emptied it or the file was damaged: then do both again.
+    """
+
+    def __init__(self, path: Path, *, busy_ms: int = 5000) -> None:
+        self.words = Words()
+        self._file = IndexFile(path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether nothing could be written: then it lasts as long as this object."""
+        return self._file.in_memory
+
+    def known(self, timeline: str) -> int:
+        """The last event taken in; 0: none."""
+        with self._file.transaction() as connection:
+            row = connection.execute(_KNOWN, (timeline,)).get
+            return int(row[1]) if row else 0
+
+    def add(
+        self, timeline: str, after: int, upto: int, docs: Iterable[Doc], ends: Iterable[End]
+    ) -> None:
+        """Takes in all there is in events after < seq <= upto, in one transaction; `after` is
+        what `known` said. What another process was faster with is passed over. Raises Lost when
+        less is known than `after`."""
+        taken = [_taken(self.words, doc) for doc in docs]  # before the file is locked
+        with self._file.transaction(write=True) as connection:
+            row = connection.execute(_KNOWN, (timeline,)).get
+            no, known = row or (connection.execute(_BEGIN, (timeline,)).get, 0)
+            if known < after:
+                raise lost(f"events {known + 1} to {after} are not in the index of memories")
+            if upto <= known:
+                return
+            _insert(connection, no, [row for row in taken if known < row.doc.seq <= upto])
+            connection.executemany(
+                _END, [(end.key, no, end.seq, end.time) for end in ends if known < end.seq <= upto]
+            )
+            connection.execute(_MOVE, (upto, no))
+
+    @contextmanager
+    def reading(self) -> Iterator[Lookup]:
+        """All that is read in the block is of one moment."""
+        with self._file.transaction() as connection:
+            yield Lookup(connection)
+
+    def drop(self) -> None:
+        """Empties it: nothing of what it held stays in the directory. Raises Unavailable."""
+        self._file.empty()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Taken(NamedTuple):
+    doc: Doc
+    length: int
+    words: str
+    counts: bytes | None
+    hash: bytes
+
+
+def _taken(words: Words, doc: Doc) -> _Taken:
+    tokens = words.tokens(f"{doc.speaker} {doc.about} {doc.text}")
+    counted = Counter(tokens)
+    repeated = len(counted) < len(tokens)
+    return _Taken(
+        doc,
+        len(tokens),
+        " ".join(counted),
+        bytes(min(count, 255) for count in counted.values()) if repeated else None,
+        text_hash(doc.text),
+    )
+
+
+def _insert(connection: apsw.Connection, no: int, taken: list[_Taken]) -> None:
+    tails: dict[int, _Tail] = {}
+    rows = []
+    for doc, length, words, counts, digest in sorted(taken, key=lambda row: row.doc.seq):
+        line = no * LINES + TIERS.index(doc.tier)
+        id_, total = tails[line] if line in tails else _last(connection, line)
+        id_, total = tails[line] = _Tail(id_ + 1, total + length)
+        when = (doc.time, doc.importance, doc.since, doc.until)
+        rows.append((id_, line, doc.seq, *when, doc.key, length, total, words, counts, digest))
+    connection.executemany(_DOC, rows)
+    connection.executemany(_TERMS, [(row[0], row[10]) for row in rows])
+
+
+def _last(connection: apsw.Connection, line: int) -> _Tail:
+    first = line * FIRST
+    row = connection.execute(_LAST, (first, first + FIRST - 1)).get
+    return _Tail(*row) if row else _Tail(first, 0)

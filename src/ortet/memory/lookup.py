@@ -1,0 +1,145 @@
+"""What a search reads of the index, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import apsw
+import msgspec
+
+from ortet.memory.records import TIERS, Tier
+
+LINES = 4
+"""Lines of a timeline: one for each tier, and one to spare."""
+FIRST = 1 << 32
+"""The ids of line n are n * FIRST + 1 and so on."""
+
+_TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
+_PLACE = "SELECT rowid, total FROM docs WHERE line = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+_EXACTLY = "SELECT id FROM docs WHERE line = ? AND seq = ?"
+_TIME = "SELECT time FROM docs WHERE id = ?"
+_TOTAL = "SELECT total FROM docs WHERE id = ?"
+_COUNT = """SELECT count(*) FROM (
+    SELECT 1 FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? LIMIT ?)"""
+_HAVING = """SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ?
+    ORDER BY rowid DESC LIMIT ?"""
+_ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, length, words, counts
+    FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
+_ENDS = """SELECT ends.key, timeline, seq, time
+    FROM json_each(?) AS wanted JOIN ends ON ends.key = wanted.value"""
+
+
+class Place(NamedTuple):
+    """A document of a line, or its beginning; and how many tokens there are up to it."""
+
+    id: int
+    total: int
+
+
+class Entry(NamedTuple):
+    """A document as it is in the index."""
+
+    id: int
+    seq: int
+    time: int
+    importance: float
+    since: int
+    until: int
+    key: str
+    length: int
+    words: str
+    counts: bytes | None
+
+
+class Ended(NamedTuple):
+    """An event that ended what `key` names."""
+
+    key: str
+    timeline: int
+    seq: int
+    time: int
+
+
+def tier_of(id_: int) -> Tier:
+    return TIERS[(id_ // FIRST) % LINES]
+
+
+class Lookup:
+    """Good while the transaction lasts that it was made in."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def timeline(self, name: str) -> tuple[int, int]:
+        """Its number, and the last event of it that was taken in; 0, 0: none."""
+        row = self._connection.execute(_TIMELINE, (name,)).get
+        return (row[0], row[1]) if row else (0, 0)
+
+    def place(self, timeline: int, tier: Tier, seq: int) -> Place:
+        """The last document of this tier at or before an event."""
+        line = timeline * LINES + TIERS.index(tier)
+        row = self._connection.execute(_PLACE, (line, seq)).get
+        return Place(*row) if row else Place(line * FIRST, 0)
+
+    def exactly(self, timeline: int, seq: int) -> int:
+        """The id of the document at an event; 0: there is none."""
+        for tier in range(len(TIERS)):
+            row = self._connection.execute(_EXACTLY, (timeline * LINES + tier, seq)).get
+            if row is not None:
+                return int(row)
+        return 0
+
+    def until(self, low: Place, high: Place, time: int) -> Place:
+        """The last of low.id < id <= high.id that happened by then; `low`: none. Times along a
+        timeline never go back."""
+        left, right = low.id, high.id
+        while left < right:
+            middle = (left + right + 1) // 2
+            if self._connection.execute(_TIME, (middle,)).get <= time:
+                left = middle
+            else:
+                right = middle - 1
+        if left in (low.id, high.id):
+            return low if left == low.id else high
+        return Place(left, self.total(left))
+
+    def total(self, id_: int) -> int:
+        """All tokens of its line up to this document, which may be the line's beginning."""
+        return int(self._connection.execute(_TOTAL, (id_,)).get or 0)
+
+    def count(self, term: str, low: int, high: int, limit: int) -> int:
+        """How many documents of low <= id <= high have it, as far as the limit."""
+        return int(self._connection.execute(_COUNT, (_quoted(term), low, high, limit)).get)
+
+    def having(self, term: str, low: int, high: int, limit: int) -> list[int]:
+        """Their ids, the newest first."""
+        rows = self._connection.execute(_HAVING, (_quoted(term), low, high, limit))
+        return [id_ for (id_,) in rows]
+
+    def entries(self, ids: Iterable[int]) -> dict[int, Entry]:
+        rows = self._connection.execute(_ENTRIES, (msgspec.json.encode(list(ids)).decode(),))
+        return {row[0]: Entry(*row) for row in rows}
+
+    def ends(self, keys: Iterable[str]) -> list[Ended]:
+        wanted = sorted(set(keys))
+        if not wanted:
+            return []
+        rows = self._connection.execute(_ENDS, (msgspec.json.encode(wanted).decode(),))
+        return [Ended(*row) for row in rows]
+
+    def hashes(
+        self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
+    ) -> list[tuple[int, bytes]]:
+        """(seq, hash of the text) of the documents of events after < seq <= upto."""
+        found: list[tuple[int, bytes]] = []
+        for tier in tiers:
+            line = timeline * LINES + TIERS.index(tier)
+            found += self._connection.execute(_HASHES, (line, after, upto))
+        return sorted(found)
+
+
+def _quoted(term: str) -> str:
+    """As a string of FTS5: nothing in it is syntax."""
+    return '"' + term.replace('"', '""') + '"'

@@ -1,0 +1,169 @@
+"""What of the index a question may see: stretches of lines, cut by time, each counted once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ortet.memory.indexfile import lost
+from ortet.memory.lookup import FIRST, Ended, Lookup, Place, tier_of
+from ortet.memory.records import TIERS, Path, Query, Span, Tier
+
+
+class Stretch(NamedTuple):
+    """Documents low <= id <= high, of one tier of one span. `before` and `behind` are what stands
+    beside its ends along the path, in whatever stretch; 0: nothing."""
+
+    span: Span
+    scope: str
+    low: int
+    high: int
+    before: int
+    behind: int
+
+
+class Visible:
+    """The stretches, the nearest first: the first path before the others, each from its end.
+
+    The order is of the paths and not of the file, so that an index filled in another order gives
+    the same answers.
+    """
+
+    def __init__(self, stretches: list[Stretch], tokens: dict[Tier, int], at: int) -> None:
+        self.stretches = stretches
+        self._at = at
+        self._sorted = sorted(stretches, key=lambda stretch: stretch.low)
+        self._lows = [stretch.low for stretch in self._sorted]
+        counts = dict.fromkeys(TIERS, 0)
+        for stretch in stretches:
+            counts[tier_of(stretch.low)] += stretch.high - stretch.low + 1
+        self.total = sum(counts.values())
+        self._averages = {tier: tokens[tier] / counts[tier] for tier in TIERS if counts[tier]}
+        self._spans: dict[int, list[Span]] = {}
+
+    def stretch(self, id_: int) -> Stretch | None:
+        """Where a document is; None: it is not to be found."""
+        at = bisect_right(self._lows, id_) - 1
+        if at < 0 or id_ > self._sorted[at].high:
+            return None
+        return self._sorted[at]
+
+    def average(self, id_: int) -> float:
+        """The average length of documents of its tier."""
+        return self._averages[tier_of(id_)]
+
+    def beside(self, id_: int) -> tuple[int, int]:
+        """What was said before and after a message; 0: nothing, or it is none."""
+        found = self.stretch(id_)
+        if found is None or tier_of(id_) != "working":
+            return 0, 0
+        return (
+            id_ - 1 if id_ > found.low else found.before,
+            id_ + 1 if id_ < found.high else found.behind,
+        )
+
+    def holds(self, end: Ended) -> bool:
+        """Whether it has been heard here that something ended."""
+        return (not self._at or end.time <= self._at) and any(
+            span.after < end.seq <= span.upto for span in self._spans.get(end.timeline, ())
+        )
+
+    def hear(self, timeline: int, span: Span) -> None:
+        self._spans.setdefault(timeline, []).append(span)
+
+
+class _Piece(NamedTuple):
+    """Documents of one tier of one span: low.id < id <= high.id."""
+
+    span: Span
+    low: Place
+    high: Place
+
+
+def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
+    """Raises Lost when the index does not hold a span to its end."""
+    numbers = {
+        span.timeline: _number(lookup, span)
+        for path in paths
+        for span in path.spans
+        if span.upto > span.after
+    }
+    claimed: dict[int, list[tuple[int, int]]] = {}
+    stretches: list[Stretch] = []
+    tokens = dict.fromkeys(TIERS, 0)
+    for path in paths:
+        for tier in dict.fromkeys(query.tiers):
+            pieces = list(_pieces(lookup, path, tier, query.at, numbers))
+            for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
+                tokens[tier] += lookup.total(stretch.high) - lookup.total(stretch.low - 1)
+                stretches.append(stretch)
+    visible = Visible(stretches, tokens, query.at)
+    for path in paths:
+        for span in path.spans:
+            if span.timeline in numbers:
+                visible.hear(numbers[span.timeline], span)
+    return visible
+
+
+def _number(lookup: Lookup, span: Span) -> int:
+    number, known = lookup.timeline(span.timeline)
+    if known < span.upto:
+        raise lost(f"timeline {span.timeline} is in the index of memories only up to {known}")
+    return number
+
+
+def _pieces(
+    lookup: Lookup, path: Path, tier: Tier, at: int, numbers: dict[str, int]
+) -> Iterator[_Piece]:
+    for span in path.spans:
+        if span.upto <= span.after:
+            continue
+        number = numbers[span.timeline]
+        low = lookup.place(number, tier, span.after)
+        high = lookup.place(number, tier, span.upto)
+        if at:
+            high = lookup.until(low, high, at)
+        if low.id < high.id:
+            yield _Piece(span, low, high)
+
+
+def _along(
+    lookup: Lookup,
+    scope: str,
+    pieces: list[_Piece],
+    after: int,
+    claimed: dict[int, list[tuple[int, int]]],
+) -> Iterator[Stretch]:
+    """Those parts of a path that no path before it has, from its end."""
+    for number, piece in reversed(list(enumerate(pieces))):
+        before = pieces[number - 1].high.id if number else 0
+        behind = pieces[number + 1].low.id + 1 if number + 1 < len(pieces) else 0
+        low = lookup.until(piece.low, piece.high, after - 1) if after else piece.low
+        others = claimed.setdefault(piece.high.id // FIRST, [])
+        for first, last in _unclaimed(low.id + 1, piece.high.id, others):
+            yield Stretch(
+                piece.span,
+                scope,
+                first,
+                last,
+                first - 1 if first > piece.low.id + 1 else before,
+                last + 1 if last < piece.high.id else behind,
+            )
+        others.append((low.id + 1, piece.high.id))
+
+
+def _unclaimed(
+    low: int, high: int, claimed: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """The gaps between what others have, the last first."""
+    borders = [(low - 1, low - 1), *sorted(claimed), (high + 1, high + 1)]
+    gaps = []
+    reach = low - 1
+    for (_, end), (start, _) in pairwise(borders):
+        reach = max(reach, end)
+        first, last = reach + 1, min(start - 1, high)
+        if first <= last:
+            gaps.append((first, last))
+    return reversed(gaps)

@@ -1,0 +1,187 @@
+"""Words of a text, as memories are found by them: folded, stemmed, in any script."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from threading import Lock
+
+import apsw
+
+LONGEST = 64
+"""Characters of a word that count: the rest of a key or a blob tells nothing more."""
+
+_CACHED = 1 << 15
+_ASKED_CHARACTERS = 10_000
+_ASKED_TERMS = 256
+
+# What stands together: words, and what names are joined with. The joints are ASCII and words are
+# not made of them, so that no text takes more than one pass.
+_CHUNK = re.compile(
+    r"[0-9A-Za-z\x80-\U0010ffff]+(?:(?:://|::|[_.:/\\@'-]|__)[0-9A-Za-z\x80-\U0010ffff]+)*"
+    r"(?:\+\+|#)?"
+)
+_SEGMENT = re.compile(r"[:/\\@]+")
+_JOINT = re.compile(r"[_.:/\\@'+#-]+")
+_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
+_HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_NUMBERED = re.compile(r"([a-z]+)([0-9]+)|([0-9]+)([a-z]+)")
+_CLITICS = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
+
+# Scripts without spaces between words, and Korean, whose words carry their particles.
+_DENSE = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f"
+    "\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]+)"
+)
+_IGNORED = {
+    ord(c): None
+    for c in "\u00ad\u0640\u200d\u2060\ufe0e\ufe0f"
+    "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+}
+"""Soft hyphens, stretched Arabic, joiners, and what only changes how an emoji looks."""
+
+
+class Words:
+    """Makes tokens of texts. Any thread may use it; what it made of a word it keeps for a while."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # The tokenizers of FTS5 belong to a connection; this one holds nothing.
+        self._porter = apsw.Connection(":memory:").fts5_tokenizer("porter", ["ascii"])
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def tokens(self, text: str) -> list[str]:
+        """In order, repeated as they are in the text. None has a space, or a capital letter.
+
+        A name made of several words (snake_case, CamelCase, a path, an address) gives its words
+        and itself; text without spaces gives its characters and every two that stand together.
+        """
+        if not text.isascii():
+            text = unicodedata.normalize("NFKC", text).replace("\u2019", "'").translate(_IGNORED)
+        known = self._known
+        found: list[str] = []
+        for chunk in _CHUNK.findall(text):
+            made = known.get(chunk)
+            found += self._learn(chunk) if made is None else made
+        return found
+
+    def query_terms(self, text: str) -> list[str]:
+        """What a question asks for: each token once, in order. Of a long one only the beginning."""
+        terms = dict.fromkeys(self.tokens(text[:_ASKED_CHARACTERS]))
+        return list(terms)[:_ASKED_TERMS]
+
+    def _learn(self, chunk: str) -> tuple[str, ...]:
+        made = tuple(self._split(chunk))
+        if len(chunk) <= LONGEST:
+            if len(self._known) >= _CACHED:
+                self._known = {}
+            self._known[chunk] = made
+        return made
+
+    def _split(self, chunk: str) -> Iterator[str]:
+        parts = [part for part in _JOINT.split(chunk) if part]
+        if "'" in chunk:
+            parts = list(_without_clitics(parts))
+        for part in parts:
+            if part.isascii():
+                yield from self._plain(part)
+            else:
+                yield from self._foreign(part)
+        if len(chunk) > 2 * LONGEST or not chunk.isascii():
+            return
+        joints = set(_JOINT.findall(chunk)) - {"'"}
+        if joints == {"-"}:  # check-in is also found as checkin
+            yield self._stem("".join(parts).lower())
+        elif joints:
+            yield from _wholes(chunk.lower())
+
+    def _plain(self, part: str) -> Iterator[str]:
+        if len(part) > LONGEST:
+            yield part[:LONGEST].lower()
+            return
+        lower = part.lower()
+        yield self._stem(lower)
+        if _CAMEL.search(part):
+            for hump in _HUMPS.findall(part):
+                yield self._stem(hump.lower())
+        elif (match := _NUMBERED.fullmatch(lower)) is not None:  # gpt4 is also gpt and 4
+            for group in match.groups():
+                if group:
+                    yield self._stem(group)
+
+    def _foreign(self, part: str) -> Iterator[str]:
+        """Words of other scripts than ASCII, emoji, and what is written without spaces."""
+        for number, run in enumerate(_DENSE.split(part)):
+            if number % 2:
+                yield from run
+                yield from (run[at : at + 2] for at in range(len(run) - 1))
+            elif run:
+                for word in _scripts(run):
+                    bare = _bare(word[:LONGEST])
+                    yield self._stem(bare) if bare.isascii() and bare else bare or word
+
+    def _stem(self, word: str) -> str:
+        with self._lock:
+            stems = self._porter(
+                word.encode(),
+                apsw.FTS5_TOKENIZE_DOCUMENT,
+                None,
+                include_offsets=False,
+                include_colocated=False,
+            )
+        return next((str(stem) for stem in stems), word)
+
+
+def _without_clitics(parts: list[str]) -> Iterator[str]:
+    """Caroline's -> Caroline, don't -> dont, we'll -> we; l'avion is left in two."""
+    for part, following in zip(parts, [*parts[1:], ""], strict=True):
+        if following.lower() == "t" and part[-1:].lower() == "n":
+            yield part + following
+        elif part.lower() not in _CLITICS or part is parts[0]:
+            yield part
+
+
+def _wholes(chunk: str) -> Iterator[str]:
+    """A joined name itself, and those of its segments that are joined in turn."""
+    yield chunk
+    segments = _SEGMENT.split(chunk)
+    if len(segments) > 1:
+        yield from (segment for segment in segments if _JOINT.search(segment))
+
+
+def _scripts(run: str) -> Iterator[str]:
+    """Letters with their marks as words; symbols one by one, but flags by their two letters."""
+    word = ""
+    flag = ""
+    for character in run:
+        kind = unicodedata.category(character)[0]
+        if kind in "LMN" or (kind == "C" and unicodedata.category(character) == "Co"):
+            word += character
+            continue
+        if word:
+            yield word
+            word = ""
+        if "\U0001f1e6" <= character <= "\U0001f1ff":
+            flag += character
+            if len(flag) == 2:
+                yield flag
+                flag = ""
+        elif kind == "S":
+            yield character
+    if word:
+        yield word
+    if flag:
+        yield flag
+
+
+def _bare(word: str) -> str:
+    """Folded, without accents, points and vowel marks that writers leave out; with those that make
+    another letter (classes between: Indic, Thai, Japanese)."""
+    kept = [
+        character
+        for character in unicodedata.normalize("NFD", word.casefold())
+        if not (10 <= (place := unicodedata.combining(character)) <= 35 or place >= 200)
+    ]
+    return unicodedata.normalize("NFC", "".join(kept))
