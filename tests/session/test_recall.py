@@ -103,7 +103,7 @@ class TestWhatIsFound:
         talk(hub)
         with hub.session("s") as s:
             s.recall(query)
-            assert s.recall(f"sardines {query}", 1)[0].text == TALK[3][1]
+            assert TALK[3][1] in [hit.text for hit in s.recall(f"sardines {query}", 3)]
 
     def test_nothing_and_very_much(self, hub: Hub) -> None:
         talk(hub)
