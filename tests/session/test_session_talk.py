@@ -341,3 +341,16 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert waiting["why"] == "it is friday"
             hub.approve(s.id, waiting["id"], by="ann")
             assert s.briefing().data["approvals"] == []
+
+
+def test_much_that_is_said_between_two_commits(store: Path) -> None:
+    """More than one object can hold."""
+    with open_hub(store) as hub:
+        with hub.session("s") as s:
+            for number in range(20):
+                s.say("user", f"{number} " + os.urandom(450_000).hex())
+            s.commit()
+            before = s.messages()
+        hub.verify()
+        hub.retain()
+        assert hub.get("s").messages() == before

@@ -16,11 +16,35 @@ from ortet.store.abc import Kind, Objects
 _ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), `ortet erase`)"
 
 
+_MOST_BYTES = 4 << 20
+_MOST_EVENTS = 20_000
+"""Of one segment: an object has a largest size, and who wants one event reads all of its segment."""
+
+
 def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
-    """Store these events, which follow those of segment `before`; returns the new segment."""
+    """Store these events, at least one, which follow those of segment `before`; returns the last
+    new segment."""
     if objects.search is not None:
         for row in rows:
             objects.search.data(row.body, partial(_told, row), _ERASE)
+    last = Oid(before)
+    for part in _parts(rows):
+        last = _put(objects, timeline, part, last)
+    return last
+
+
+def _parts(rows: Sequence[EventRow]) -> Iterator[Sequence[EventRow]]:
+    start = size = 0
+    for at, row in enumerate(rows):
+        more = len(row.head) + len(row.body)
+        if at > start and (size + more > _MOST_BYTES or at - start >= _MOST_EVENTS):
+            yield rows[start:at]
+            start, size = at, 0
+        size += more
+    yield rows[start:]
+
+
+def _put(objects: Objects, timeline: str, rows: Sequence[EventRow], before: Oid) -> Oid:
     bodies = objects.put(Kind.BODIES, encode(Bodies([(row.salt, row.body) for row in rows])))
     refs: dict[tuple[bytes, int], None] = {}
     for row in rows:
