@@ -18,7 +18,7 @@ _ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), 
 
 _MOST_BYTES = 4 << 20
 _MOST_EVENTS = 20_000
-"""Of one segment: an object has a largest size, and who wants one event reads all of its segment."""
+"""Of one segment: an object has a largest size, and who wants one event reads a whole segment."""
 
 
 def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,17 +89,25 @@ def asked(
     )
 
 
-class Reach(msgspec.Struct):
-    """One line of events that can be recalled from: a session's own, or a shared memory's."""
+class Reach:
+    """One line of events that can be recalled from: a session's own, or a shared memory's.
 
-    path: Path
-    line: Line | Known
-    row: SessionRow | None = None  # of the session
+    `open` gives it, when an event has to be read.
+    """
+
+    def __init__(
+        self, path: Path, open_: Callable[[], Line | Known], row: SessionRow | None = None
+    ) -> None:
+        self.path = path
+        self.row = row  # of the session
+        self._open = open_
+        self._line: Line | Known | None = None
 
     def events(self, sessions: Sessions, after: int, upto: int) -> Iterator[Event]:
-        if isinstance(self.line, Known):
-            return self.line.events(sessions, after, upto)
-        return self.line.events(after, upto)
+        line = self._line = self._line or self._open()
+        if isinstance(line, Known):
+            return line.events(sessions, after, upto)
+        return line.events(after, upto)
 
 
 def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
@@ -107,7 +116,8 @@ def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
     word = None if scope is None else check_scope(scope)
     found: list[Reach] = []
     if word in (None, ""):
-        found.append(Reach(Path("", spans_of(sessions, view.line)), view.line, view.row))
+        line = view.line
+        found.append(Reach(Path("", spans_of(sessions, line)), lambda: line, view.row))
     for known in view.shared():
         if word is None or known.name == name_of(view.row.agent, word):
             found.append(_shared(sessions, known))
@@ -132,11 +142,11 @@ def reach_everywhere(
     for row in rows:
         if row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}"):
             continue  # its events are in its bundle
-        line = line_of(sessions, row)
-        for span in spans_of(sessions, line) if word in (None, "") else ():
+        open_ = partial(line_of, sessions, row)
+        for span in _spans_here(sessions, row) if word in (None, "") else ():
             known = found.get(span.timeline)
             if known is None or known.path.spans[0].upto < span.upto:
-                found[span.timeline] = Reach(Path("", [span]), line, row)
+                found[span.timeline] = Reach(Path("", [span]), open_, row)
         names |= {name_of(row.agent, one) for one in ({AGENT, *row.scopes} if not word else {word})}
     if word == "":
         names = set()
@@ -153,14 +163,19 @@ def line_of(sessions: Sessions, row: SessionRow) -> Line:
     return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
 
 
+def _spans_here(sessions: Sessions, row: SessionRow) -> list[Span]:
+    """Those of a session, from rows alone unless some are another host's: a store has many."""
+    hub = sessions.hub
+    path = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline).path()
+    if path and path[0].after:
+        return spans_of(sessions, line_of(sessions, row))
+    return [Span(span.timeline, span.after, span.upto) for span in path]
+
+
 def _shared(sessions: Sessions, known: Known) -> Reach:
     word = AGENT if known.name.startswith(f"{AGENT}:") else known.name
-    spans = [Span(*span) for span in _tuples(known, sessions)]
-    return Reach(Path(word, spans), known)
-
-
-def _tuples(known: Known, sessions: Sessions) -> list[tuple[str, int, int]]:
-    return [(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
+    spans = [Span(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
+    return Reach(Path(word, spans), lambda: known)
 
 
 def spans_of(sessions: Sessions, line: Line) -> list[Span]:
@@ -175,20 +190,26 @@ def recall(sessions: Sessions, reach: Sequence[Reach], query: Query, *, explain:
     """The best of all that can be reached."""
     must_be(FLAG, explain=explain)
     library = sessions.hub.library
-    paths = [one.path for one in reach]
-    answer = library.search(paths, query, lambda span, after: _news(sessions, reach, span, after))
-    found = Recalled(
-        hit for hit in (_hit(sessions, reach, one, explain) for one in answer.found) if hit
-    )
+    through: dict[str, list[Reach]] = {}
+    for one in reach:
+        for span in one.path.spans:
+            through.setdefault(span.timeline, []).append(one)
+
+    def news(span: Span, after: int) -> Iterator[tuple[int, list[Doc], list[End]]]:
+        holder = next(one for one in through[span.timeline] if span in one.path.spans)
+        return _news(sessions, holder, span, after)
+
+    answer = library.search([one.path for one in reach], query, news)
+    hits = (_hit(sessions, through[one.timeline], one, explain) for one in answer.found)
+    found = Recalled(hit for hit in hits if hit is not None)
     found.dense = answer.dense
     return found
 
 
 def _news(
-    sessions: Sessions, reach: Sequence[Reach], span: Span, after: int
+    sessions: Sessions, holder: Reach, span: Span, after: int
 ) -> Iterator[tuple[int, list[Doc], list[End]]]:
     """Pages of what the index has not seen of a span: up to which event, and what is in it."""
-    holder = next(one for one in reach if span in one.path.spans)
     while after < span.upto:
         upto = min(after + _PAGE, span.upto)
         docs: list[Doc] = []

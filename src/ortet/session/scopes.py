@@ -32,6 +32,7 @@ SCOPE = "scope"
 
 AGENT = "agent"
 _TRIES = 100
+_KEEP = 1000
 _NAMED = re.compile(r"(?:user|project):[^\s:/][^\s]{0,199}\Z")
 
 
@@ -81,9 +82,12 @@ class Known(msgspec.Struct):
 
 def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
     """The timelines of events up to `upto` that are in segments, and were made on other hosts."""
-    found: list[Span] = []
     if upto <= 0 or not journal.segment:
-        return found
+        return []
+    known = sessions.strange.get((journal.segment, upto))
+    if known is not None:
+        return known
+    found: list[Span] = []
     end = journal.seq
     for _, segment in segments(sessions.hub.objects, journal.segment):
         first, timeline = first_seq(segment), segment.timeline.hex()
@@ -94,6 +98,9 @@ def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
             else:
                 found.insert(0, Span(timeline, first - 1, last))
         end = first - 1
+    if len(sessions.strange) >= _KEEP:
+        sessions.strange.clear()
+    sessions.strange[journal.segment, upto] = found
     return found
 
 

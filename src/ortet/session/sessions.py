@@ -15,6 +15,7 @@ from ortet.given import check_text
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
+from ortet.journal.line import Span
 from ortet.session import starting
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
@@ -72,6 +73,7 @@ class Sessions:
         self._me = (0, "")
         self.began: Beginning | None = None
         self.timelines: dict[bytes, str] = {}  # by segment, which never changes
+        self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
         self._stray: set[str] = set()  # owners of leases that could not be given back
         self._epoch = hub.objects.epoch
 
