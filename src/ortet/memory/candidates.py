@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -15,14 +16,16 @@ TERMS = 64
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """How much is read for one question: `postings` of its terms, and `documents` scored."""
+    """How much is read for one question: `postings` of its terms, and `documents` scored. Terms
+    are counted exactly up to `counted` documents."""
 
-    postings: int = 10_000
-    documents: int = 240
+    postings: int = 8000
+    documents: int = 128
+    counted: int = 3000
 
     def for_many(self, k: int) -> Effort:
         """Enough for `k` answers."""
-        return msgspec.structs.replace(self, documents=max(self.documents, 4 * k))
+        return msgspec.structs.replace(self, documents=max(self.documents, 2 * k))
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -39,7 +42,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 def choose(lookup: Lookup, visible: Visible, words: Sequence[str], effort: Effort) -> Terms:
     """As many terms as the effort allows, the rarest first, and at least one."""
-    having = {word: _having(lookup, visible, word, effort.postings) for word in words}
+    having = {word: _having(lookup, visible, word, effort.counted) for word in words}
     rarest = sorted((count, word) for word, count in having.items() if count)[:TERMS]
     chosen: list[str] = []
     left = float(effort.postings)
@@ -50,20 +53,22 @@ def choose(lookup: Lookup, visible: Visible, words: Sequence[str], effort: Effor
         left -= count
     kept = {word for _, word in rarest}
     return Terms(
-        {word: rarity(visible.total, having[word]) for word in words if word in kept},
+        {word: rarity(word, visible.total, having[word]) for word in words if word in kept},
         tuple(chosen),
         tuple(word for word in words if word in kept and word not in chosen),
     )
 
 
 def _having(lookup: Lookup, visible: Visible, word: str, limit: int) -> float:
-    """How many documents have a term: counted, or, when that takes too long, by how many of those
-    looked at had it."""
-    count = 0
+    """How many documents have a term: counted, or, where there are more than the limit, inferred
+    from how many had to be looked at."""
+    count = looked = 0
     for stretch in visible.stretches:
-        count += lookup.count(word, stretch.low, stretch.high, limit - count)
+        more, reached = lookup.count(word, stretch.low, stretch.high, limit - count)
+        count += more
         if count >= limit:
-            break
+            return count * visible.total / (looked + reached - stretch.low + 1)
+        looked += stretch.high - stretch.low + 1
     return float(count)
 
 
@@ -71,29 +76,41 @@ def candidates(
     lookup: Lookup, visible: Visible, terms: Terms, weights: Weights, effort: Effort
 ) -> Iterator[list[int]]:
     """Ids of documents by what the chosen terms in them and beside them tell, without how often
-    and how long: lists of about `effort.documents`, the most telling first."""
+    and how long: lists of `effort.documents` at most, the most telling first."""
     told = _told(lookup, visible, terms, effort.postings)
-    seeds = sorted(told, key=told.__getitem__, reverse=True)  # stable: else the nearest first
     given: set[int] = set()
-    for start in range(0, len(seeds), effort.documents):
-        window = _window(visible, told, seeds[start : start + effort.documents], weights)
-        some = sorted(window, key=window.__getitem__, reverse=True)[: effort.documents]
-        yield [id_ for id_ in some if id_ not in given]
-        given.update(some)
+    for seeds in _seeds(told, effort.documents):
+        window = _window(visible, told, seeds, weights)
+        best = heapq.nlargest(effort.documents, window, key=window.__getitem__)
+        yield [id_ for id_ in best if id_ not in given]
+        given.update(best)
+
+
+def _seeds(told: Mapping[int, float], many: int) -> Iterator[list[int]]:
+    """The most telling first, of equals the nearest: both ways of sorting keep their order. To
+    sort all costs more, and is seldom needed."""
+    yield heapq.nlargest(many, told, key=told.__getitem__)
+    if len(told) > many:
+        rest = sorted(told, key=told.__getitem__, reverse=True)
+        yield from (rest[start : start + many] for start in range(many, len(rest), many))
 
 
 def _told(lookup: Lookup, visible: Visible, terms: Terms, postings: int) -> dict[int, float]:
     told: dict[int, float] = {}
     get = told.get
-    for term in terms.chosen:
+    for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
         left = postings
         for stretch in visible.stretches:
-            ids = lookup.having(term, stretch.low, stretch.high, left)
+            # Only the first may have more than all are allowed.
+            if number:
+                ids = lookup.having(term, stretch.low, stretch.high)
+            else:
+                ids = lookup.newest(term, stretch.low, stretch.high, left)
             for id_ in ids:
                 told[id_] = get(id_, 0.0) + tells
             left -= len(ids)
-            if left <= 0:
+            if left <= 0 and not number:
                 break
     return told
 
@@ -102,18 +119,15 @@ def _window(
     visible: Visible, told: Mapping[int, float], seeds: Sequence[int], weights: Weights
 ) -> dict[int, float]:
     """What is told by documents together with those beside them; those beside the seeds too."""
-    around: dict[int, None] = {}
+    around: dict[int, tuple[int, int]] = {}
     for seed in seeds:
-        around[seed] = None
-        for beside in visible.beside(seed):
-            if beside and visible.stretch(beside) is not None:
-                around[beside] = None
-    found: dict[int, float] = {}
-    for id_ in around:
-        before, behind = visible.beside(id_)
-        found[id_] = (
-            told.get(id_, 0.0)
-            + weights.before * told.get(before, 0.0)
-            + weights.behind * told.get(behind, 0.0)
-        )
-    return found
+        around[seed] = visible.beside(seed)
+    for pair in list(around.values()):
+        for id_ in pair:
+            if id_ and id_ not in around and visible.stretch(id_) is not None:
+                around[id_] = visible.beside(id_)
+    get = told.get
+    return {
+        id_: get(id_, 0.0) + weights.before * get(before, 0.0) + weights.behind * get(behind, 0.0)
+        for id_, (before, behind) in around.items()
+    }

@@ -20,10 +20,10 @@ _PLACE = "SELECT rowid, total FROM docs WHERE line = ? AND seq <= ? ORDER BY seq
 _EXACTLY = "SELECT id FROM docs WHERE line = ? AND seq = ?"
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
-_COUNT = """SELECT count(*) FROM (
-    SELECT 1 FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? LIMIT ?)"""
-_HAVING = """SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ?
-    ORDER BY rowid DESC LIMIT ?"""
+_COUNT = """SELECT count(*), max(rowid) FROM (SELECT rowid FROM terms
+    WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"""
+_HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
+_NEWEST = _HAVING + " DESC LIMIT ?"
 _ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, length, words, counts
     FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
 _HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
@@ -109,18 +109,24 @@ class Lookup:
         """All tokens of its line up to this document, which may be the line's beginning."""
         return int(self._connection.execute(_TOTAL, (id_,)).get or 0)
 
-    def count(self, term: str, low: int, high: int, limit: int) -> int:
-        """How many documents of low <= id <= high have it, as far as the limit."""
-        return int(self._connection.execute(_COUNT, (_quoted(term), low, high, limit)).get)
+    def count(self, term: str, low: int, high: int, limit: int) -> tuple[int, int]:
+        """How many documents of low <= id <= high have it; when they are as many as the limit,
+        the second is where that was reached."""
+        row = self._connection.execute(_COUNT, (_quoted(term), low, high, limit)).get
+        return row[0], row[1] or 0
 
-    def having(self, term: str, low: int, high: int, limit: int) -> list[int]:
+    def having(self, term: str, low: int, high: int) -> list[int]:
         """Their ids, the newest first."""
-        rows = self._connection.execute(_HAVING, (_quoted(term), low, high, limit))
-        return [id_ for (id_,) in rows]
+        return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)[::-1]
+
+    def newest(self, term: str, low: int, high: int, limit: int) -> list[int]:
+        """The same, as many as that; slower for each of them."""
+        return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
 
     def entries(self, ids: Iterable[int]) -> dict[int, Entry]:
+        """In the order of the ids."""
         rows = self._connection.execute(_ENTRIES, (msgspec.json.encode(list(ids)).decode(),))
-        return {row[0]: Entry(*row) for row in rows}
+        return {row[0]: Entry._make(row) for row in rows}
 
     def ends(self, keys: Iterable[str]) -> list[Ended]:
         wanted = sorted(set(keys))
@@ -138,6 +144,11 @@ class Lookup:
             line = timeline * LINES + TIERS.index(tier)
             found += self._connection.execute(_HASHES, (line, after, upto))
         return sorted(found)
+
+
+def _ids(got: list[int] | int | None) -> list[int]:
+    """apsw gives a row alone as itself."""
+    return got if isinstance(got, list) else [] if got is None else [got]
 
 
 def _quoted(term: str) -> str:

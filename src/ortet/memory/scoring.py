@@ -33,61 +33,65 @@ class Counted(NamedTuple):
     length: int
 
 
-NOTHING = Counted({}, 0)
+class Window(NamedTuple):
+    """A document with those beside it. None: it has none there, which costs it nothing."""
+
+    own: Counted
+    before: Counted | None = None
+    behind: Counted | None = None
 
 
-def rarity(total: int, having: float) -> float:
+# In a conversation that has just begun "and" is as rare as anything else: so many documents are
+# imagined besides, of which the commonest words are in one in three.
+_IMAGINED = 100
+_STEMS = """
+    a about after all also am an and ani ar as at be becaus been befor but by can could did do doe
+    dont for from get go got ha had have he her here hi him how i if im in into is it just like me
+    more my no not now of on or our out over sai said she so some than that the thei their them
+    then there these thi to too up us veri wa we were what when where which who whom why will with
+    would you your
+"""
+_COMMON = frozenset(_STEMS.split())
+"""English words that tell next to nothing, as they are stemmed."""
+
+
+def rarity(term: str, total: int, having: float) -> float:
     """What a term tells that `having` of `total` documents have; never less than nothing."""
-    return math.log(1 + (total - min(having, total) + 0.5) / (having + 0.5))
+    total += _IMAGINED
+    having = min(having + (_IMAGINED / 3 if term in _COMMON else 0), total)
+    return math.log(1 + (total - having + 0.5) / (having + 0.5))
 
 
 def count_terms(words: str, counts: bytes | None, terms: Mapping[str, float]) -> dict[str, int]:
     """Those of the terms that are among distinct words, with their counts."""
+    listed = words.split(" ")
+    has = terms.keys() & listed
     if counts is None:
-        return {word: 1 for word in words.split(" ") if word in terms}
-    return {
-        word: count for word, count in zip(words.split(" "), counts, strict=True) if word in terms
-    }
+        return dict.fromkeys(has, 1)
+    return {word: counts[listed.index(word)] for word in has}
 
 
 def bm25(
-    own: Counted,
-    before: Counted | None,
-    behind: Counted | None,
-    *,
-    rarities: Mapping[str, float],
-    average: float,
-    weights: Weights,
+    window: Window, *, rarities: Mapping[str, float], average: float, weights: Weights
 ) -> float:
-    """BM25 of a document with its neighbours. None: it has none there, which costs it nothing;
-    `average` is the length of documents of its kind."""
-    if before is None and behind is None:
-        often: Mapping[str, float] = own.often
-        length, typical = float(own.length), average
-    else:
-        often, length, typical = _window(own, before, behind, average, weights)
-    k1 = weights.k1
-    norm = k1 * (1 - weights.b + weights.b * length / typical) if typical else k1
-    return sum(rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items())
-
-
-def _window(
-    own: Counted,
-    before: Counted | None,
-    behind: Counted | None,
-    average: float,
-    weights: Weights,
-) -> tuple[Mapping[str, float], float, float]:
+    """BM25 of a document with its neighbours; `average` is the length of documents of its kind."""
+    own, before, behind = window
     often: dict[str, float] = dict(own.often)
     length, share = float(own.length), 1.0
     for beside, weight in ((before, weights.before), (behind, weights.behind)):
-        if beside is None or not weight:
+        if beside is None:
             continue
         for term, count in beside.often.items():
             often[term] = often.get(term, 0.0) + weight * count
         length += weight * beside.length
         share += weight
-    return often, length, average * share
+    k1 = weights.k1
+    relative = length / (average * share) if average else 1.0
+    norm = k1 * (1 - weights.b + weights.b * relative)
+    # Exactly rounded: the order in which terms are added must not decide between likes.
+    return math.fsum(
+        rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items()
+    )
 
 
 def ranks(values: Mapping[Key, float]) -> dict[Key, int]:

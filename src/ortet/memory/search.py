@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -11,8 +13,8 @@ from ortet.memory.candidates import Effort, Terms, candidates, choose
 from ortet.memory.index import Index
 from ortet.memory.lookup import Entry, Lookup, tier_of
 from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
-from ortet.memory.scoring import Counted, Weights, bm25, count_terms, fuse, ranks
-from ortet.memory.visible import Visible, see
+from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, ranks
+from ortet.memory.visible import Stretch, Visible, see
 
 
 class Near(msgspec.Struct, frozen=True):
@@ -30,8 +32,9 @@ class Vectors(Protocol):
 
 class _Hit(NamedTuple):
     entry: Entry
+    stretch: Stretch
     bm25: float
-    terms: tuple[str, ...]
+    window: Window | None
 
 
 def search(
@@ -59,9 +62,7 @@ def search(
         terms = choose(lookup, visible, words, effort)
         hits = _by_words(lookup, visible, terms, query=query, weights=weights, effort=effort)
         cosines = _by_meaning(lookup, visible, near, query, hits)
-    return Answer(
-        _fused(visible, hits, cosines, k=query.k, weights=weights, pruned=terms.pruned), near.status
-    )
+    return Answer(_fused(hits, cosines, k=query.k, weights=weights, terms=terms), near.status)
 
 
 def _by_words(
@@ -73,7 +74,7 @@ def _by_words(
     weights: Weights,
     effort: Effort,
 ) -> dict[int, _Hit]:
-    """Scored exactly: documents by id, at most about `effort.documents`."""
+    """Scored exactly: about `effort.documents` of them, by their ids."""
     found: dict[int, Entry] = {}
     for some in candidates(lookup, visible, terms, weights, effort):
         found.update(_living(lookup, visible, lookup.entries(some), query))
@@ -83,25 +84,17 @@ def _by_words(
     others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in found}
     rarities = terms.rarities
     counted: dict[int, Counted] = {}
-    for entries in (found, lookup.entries(others) if others else {}):
-        for id_, entry in entries.items():
-            often = count_terms(entry.words, entry.counts, rarities)
-            counted[id_] = Counted(often, entry.length)
+    for id_, entry in chain(found.items(), lookup.entries(others).items()):
+        often = count_terms(entry.words, entry.counts, rarities)
+        counted[id_] = Counted(often, entry.length)
     hits: dict[int, _Hit] = {}
     for id_, entry in found.items():
-        before, behind = (counted.get(other) for other in beside[id_])
-        score = bm25(
-            counted[id_],
-            before,
-            behind,
-            rarities=rarities,
-            average=visible.average(id_),
-            weights=weights,
-        )
-        if score > 0:
-            has = set(counted[id_].often)
-            has.update(*(other.often for other in (before, behind) if other))
-            hits[id_] = _Hit(entry, score, tuple(term for term in rarities if term in has))
+        before, behind = beside[id_]
+        window = Window(counted[id_], counted.get(before), counted.get(behind))
+        score = bm25(window, rarities=rarities, average=visible.average(id_), weights=weights)
+        stretch = visible.stretch(id_)
+        if score > 0 and stretch is not None:
+            hits[id_] = _Hit(entry, stretch, score, window)
     return hits
 
 
@@ -110,13 +103,15 @@ def _by_meaning(
 ) -> dict[int, float]:
     """Cosines of what is near and can be seen; what words did not find joins the hits."""
     cosines: dict[int, float] = {}
+    seen: dict[int, Stretch] = {}
     for timeline, seq, cosine in near.places:
         id_ = lookup.exactly(lookup.timeline(timeline)[0], seq)
-        if visible.stretch(id_) is not None:
-            cosines[id_] = cosine
-    new = lookup.entries([id_ for id_ in cosines if id_ not in hits])
+        stretch = visible.stretch(id_)
+        if stretch is not None:
+            cosines[id_], seen[id_] = cosine, stretch
+    new = lookup.entries(id_ for id_ in cosines if id_ not in hits)
     for id_, entry in _living(lookup, visible, new, query).items():
-        hits[id_] = _Hit(entry, 0.0, ())
+        hits[id_] = _Hit(entry, seen[id_], 0.0, None)
     return {id_: cosine for id_, cosine in cosines.items() if id_ in hits}
 
 
@@ -140,15 +135,14 @@ def _valid(entry: Entry, query: Query) -> bool:
 
 
 def _fused(
-    visible: Visible,
     hits: Mapping[int, _Hit],
     cosines: Mapping[int, float],
     *,
     k: int,
     weights: Weights,
-    pruned: tuple[str, ...],
+    terms: Terms,
 ) -> list[Found]:
-    kept = _once(visible, hits)
+    kept = _once(hits)
     by_words = ranks({id_: hits[id_].bm25 for id_ in kept if hits[id_].bm25 > 0})
     by_meaning = ranks({id_: cosines[id_] for id_ in kept if id_ in cosines})
     by_time = ranks({id_: hits[id_].entry.time for id_ in kept})
@@ -159,44 +153,52 @@ def _fused(
         (weights.recency, by_time),
         (weights.importance, by_importance),
     ]
-    found = []
-    for id_, score in fuse(kept, lists, flatness=weights.flatness).items():
-        hit, stretch = hits[id_], visible.stretch(id_)
-        assert stretch is not None
-        found.append(
-            Found(
-                timeline=stretch.span.timeline,
-                seq=hit.entry.seq,
-                scope=stretch.scope,
-                tier=tier_of(id_),
-                key=hit.entry.key,
-                time=hit.entry.time,
-                score=score,
-                scores=Scores(
-                    bm25=hit.bm25,
-                    bm25_rank=by_words.get(id_, 0),
-                    cosine=cosines.get(id_, 0.0),
-                    cosine_rank=by_meaning.get(id_, 0),
-                    recency_rank=by_time[id_],
-                    importance=hit.entry.importance,
-                    terms=hit.terms,
-                    pruned=pruned,
-                ),
-            )
+    fused = fuse(kept, lists, flatness=weights.flatness)
+    best = heapq.nsmallest(max(k, 0), kept, key=lambda id_: _order(hits[id_], fused[id_]))
+    return [
+        _found(
+            hits[id_],
+            fused[id_],
+            Scores(
+                bm25=hits[id_].bm25,
+                bm25_rank=by_words.get(id_, 0),
+                cosine=cosines.get(id_, 0.0),
+                cosine_rank=by_meaning.get(id_, 0),
+                recency_rank=by_time[id_],
+                importance=hits[id_].entry.importance,
+                terms=_has(hits[id_].window, terms.rarities),
+                pruned=terms.pruned,
+            ),
         )
-    found.sort(key=lambda one: (-one.score, -one.time, one.timeline, one.seq))
-    return found[: max(k, 0)]
+        for id_ in best
+    ]
 
 
-def _once(visible: Visible, hits: Mapping[int, _Hit]) -> list[int]:
+def _has(window: Window | None, terms: Iterable[str]) -> tuple[str, ...]:
+    parts = [part for part in window or () if part is not None]
+    return tuple(term for term in terms if any(term in part.often for part in parts))
+
+
+def _order(hit: _Hit, score: float) -> tuple[float, int, str, int]:
+    return -score, -hit.entry.time, hit.stretch.span.timeline, hit.entry.seq
+
+
+def _found(hit: _Hit, score: float, scores: Scores) -> Found:
+    return Found(
+        timeline=hit.stretch.span.timeline,
+        seq=hit.entry.seq,
+        scope=hit.stretch.scope,
+        tier=tier_of(hit.entry.id),
+        key=hit.entry.key,
+        time=hit.entry.time,
+        score=score,
+        scores=scores,
+    )
+
+
+def _once(hits: Mapping[int, _Hit]) -> list[int]:
     """A fact that is on two paths is found on the first of them."""
-    order = {id(stretch): at for at, stretch in enumerate(visible.stretches)}
     first: dict[str, int] = {}
-    place: dict[str, int] = {}
-    for id_, hit in hits.items():
-        key = hit.entry.key
-        if key:
-            at = order[id(visible.stretch(id_))]
-            if key not in place or at < place[key]:
-                first[key], place[key] = id_, at
+    for id_ in sorted(hits, key=lambda id_: (hits[id_].stretch.order, id_)):
+        first.setdefault(hits[id_].entry.key, id_)
     return [id_ for id_, hit in hits.items() if not hit.entry.key or first[hit.entry.key] == id_]

@@ -14,7 +14,8 @@ from ortet.memory.records import TIERS, Path, Query, Span, Tier
 
 class Stretch(NamedTuple):
     """Documents low <= id <= high, of one tier of one span. `before` and `behind` are what stands
-    beside its ends along the path, in whatever stretch; 0: nothing."""
+    beside its ends along the path, in whatever stretch; 0: nothing. `order` is its place among
+    the stretches."""
 
     span: Span
     scope: str
@@ -22,6 +23,7 @@ class Stretch(NamedTuple):
     high: int
     before: int
     behind: int
+    order: int
 
 
 class Visible:
@@ -98,7 +100,7 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
             pieces = list(_pieces(lookup, path, tier, query.at, numbers))
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
                 tokens[tier] += lookup.total(stretch.high) - lookup.total(stretch.low - 1)
-                stretches.append(stretch)
+                stretches.append(stretch._replace(order=len(stretches)))
     visible = Visible(stretches, tokens, query.at)
     for path in paths:
         for span in path.spans:
@@ -150,6 +152,7 @@ def _along(
                 last,
                 first - 1 if first > piece.low.id + 1 else before,
                 last + 1 if last < piece.high.id else behind,
+                order=0,
             )
         others.append((low.id + 1, piece.high.id))
 
