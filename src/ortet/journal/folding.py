@@ -170,10 +170,8 @@ def fact_of(event: Event) -> Fact:
 
 def _end(mind: Mind, fact: str, event: Event, *, by: str = "", why: str = "") -> None:
     """Give a fact up; one of a shared memory, which this mind has not, is remembered as ended."""
-    known = mind.facts.get(fact) or mind.past.get(fact) or Fact(fact, "")
-    mind.past.set(
-        fact, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why, seq=event.seq)
-    )
+    known = mind.facts.get(fact) or mind.past.get(fact) or Fact(fact, "", seq=event.seq)
+    mind.past.set(fact, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why))
     if mind.facts.get(fact) is not None:
         mind.facts.drop(fact)
 

@@ -120,6 +120,10 @@ def _what(kind: str, data: dict[str, Any]) -> str:
         case "message":
             content = data.get("content")
             return f"{data.get('role', '')}: {content if isinstance(content, str) else '(parts)'}"
+        case "episode":
+            return str(data.get("summary", ""))
+        case "fact" | "lesson" if data.get("gone"):
+            return f"forgot {_tail(data)}"
         case "lifecycle":
             return f"{data.get('from', '')} -> {data.get('to', '')}"
         case "begun":

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 from ortet.errors import NotFound
-from ortet.given import COUNT, TEXT, check_text, may_be, must_be
+from ortet.given import COUNT, FLAG, TEXT, check_text, may_be, must_be
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.things import Episode, Fact
@@ -80,16 +80,18 @@ class Knowing:
         about: str | None = None,
         at: Moment | None = None,
         on: Moment | None = None,
+        past: bool = False,
     ) -> list[Fact]:
         """What is believed, of every scope it can see or of one, the oldest first.
 
         `at`: what was believed then, ended since or not. `on`: what holds at that moment, by the
-        `since` and `until` of each.
+        `since` and `until` of each. `past`: what was given up, too.
         """
         may_be(TEXT, scope=scope, about=about)
+        must_be(FLAG, past=past)
         believed, valid = ns_of("at", at), ns_of("on", on)
         word = check_scope(scope) if scope is not None else None
-        found = facts_of(self._mind, self.shared(), past=bool(believed)).values()
+        found = facts_of(self._mind, self.shared(), past=past or bool(believed)).values()
         return sorted(
             (
                 fact

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ortet.errors import NotFound
 from ortet.ids import Oid
+from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.journal.text import one_line
-from ortet.journal.things import Decision, Episode, Fact
+from ortet.journal.things import Decision, Episode, Fact, Origin
 from ortet.session.believing import episodes_of, facts_of
 from ortet.session.joining import journal_of
 
@@ -81,6 +84,35 @@ def _by_time(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (fact.time, fact.id))
 
 
+def origin_of(view: View, fact: Fact) -> Origin | None:
+    """The event that a fact was learned from, else the one that tells it."""
+    if fact.source is not None:
+        return fact.source
+    own = view.mind.facts.get(fact.id) or view.mind.past.get(fact.id)
+    if own is not None and own.text:
+        for event in view.events(own.seq - 1, own.seq):
+            return Origin(event.timeline, event.seq, view.id)
+    return None
+
+
+def event_at(view: View, origin: Origin) -> Event | None:
+    """What is there, wherever that session is now; None when it was removed, or is another
+    store's."""
+    hub = view.hub
+    for row in hub.catalog.events(origin.timeline, origin.seq - 1, 1):
+        if row.seq == origin.seq:  # also when its session was restored away from it
+            return hub._minds().chain.read(row, origin.timeline)
+    readers = [view]
+    if origin.session not in ("", view.id):
+        with suppress(NotFound):
+            readers.append(hub.get(origin.session))
+    for reader in readers:  # trimmed rows are in commits
+        for event in reader.events(origin.seq - 1, origin.seq):
+            if event.timeline == origin.timeline:
+                return event
+    return None
+
+
 def markdown(view: View) -> str:
     """All that a session knows and has been through, for people to read."""
     facts = view.facts()
@@ -89,7 +121,7 @@ def markdown(view: View) -> str:
         lines += [f"Goal: {one_line(view.goal, _LONG)}", ""]
     scopes = sorted({fact.scope for fact in facts})
     for scope in scopes:
-        lines += [f"## What {_whose(scope)} knows", ""]
+        lines += [f"## What {_who(scope)}", ""]
         chosen = [fact for fact in facts if fact.scope == scope]
         for about in sorted({fact.about for fact in chosen}):
             lines += [f"### {one_line(about, 200)}", ""] if about else []
@@ -114,11 +146,11 @@ def markdown(view: View) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _whose(scope: str) -> str:
+def _who(scope: str) -> str:
     if not scope:
-        return "this session"
+        return "this session knows"
     kind, _, name = scope.partition(":")
-    return f"every session of the {kind}" if not name else f"who shares {kind} {name}"
+    return f"everyone of {kind} {name} knows" if name else f"every session of the {kind} knows"
 
 
 def _fact(fact: Fact) -> str:

@@ -281,7 +281,7 @@ def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) 
             if event.erased or event.timeline != one.timeline:
                 return None
             return Hit(
-                text=_text(event),
+                text=words_of(event),
                 score=one.score,
                 source=_source(holder, event),
                 tier=one.tier,
@@ -293,7 +293,9 @@ def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) 
     return None
 
 
-def _text(event: Event) -> str:
+def words_of(event: Event) -> str:
+    """What a message, a fact or an episode says."""
+    """What a message, a fact or an episode says."""
     if event.kind == "message":
         return text_of(event.data.get("content"))
     return str(event.data.get("summary" if event.kind == "episode" else "text", ""))

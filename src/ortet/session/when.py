@@ -13,12 +13,18 @@ Moment = datetime | str | int | float
 
 _NS = 10**14
 """Whole numbers from here on are ns: as seconds they would be in the year three million."""
+_LAST = 2**63 - 1
+"""What is recorded and indexed, in 2262: who says 9999-12-31 means no end, and gets this."""
 
 
 def ns_of(name: str, value: Moment | None) -> int:
-    """In ns since 1970, 0 for None. A moment without a zone is UTC."""
+    """In ns since 1970, 0 for None and nothing else. A moment without a zone is UTC."""
     if value is None:
         return 0
+    return min(max(_ns(name, value), -_LAST), _LAST) or 1
+
+
+def _ns(name: str, value: Moment) -> int:
     if isinstance(value, bool) or not isinstance(value, datetime | str | int | float):
         raise _bad(name, value)
     if isinstance(value, str):

@@ -32,10 +32,16 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
     "Minds": {
-        "cmd_session": ("session", "say", "plan", "facts", "decide"),
+        "cmd_session": ("session", "say", "plan", "decide"),
         "cmd_journal": ("journal", "brief"),
         "cmd_environment": ("environment",),
         "cmd_turn": ("turn", "carry"),
+    },
+    "Memory": {
+        "cmd_recall": ("recall", "context"),
+        "cmd_facts": ("facts",),
+        "cmd_learn": ("learn", "milestone", "episodes"),
+        "cmd_memory": ("memory",),
     },
     "Deeds": {
         "cmd_act": ("act", "effects", "comment"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,13 +9,11 @@ import click
 from ortet.errors import Invalid
 from ortet.surface import render
 from ortet.surface.call import Call, verb
+from ortet.surface.moments import moment
 from ortet.surface.sessions import limits_of, read, session_argument, write
 
 if TYPE_CHECKING:
     from ortet.session.view import View
-
-_AGE = re.compile(r"(\d{1,6})([mhd])")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 @verb()
@@ -102,7 +99,7 @@ def bill(call: Call, since: str | None, by: Any) -> None:
       ortet bill --since 2026-01-31 --by model
       ortet bill --since 7d --by day
     """
-    found = call.hub.bill(since=_since(call, since), by=by)
+    found = call.hub.bill(since=moment(call, "--since", since), by=by)
     names = sorted({name for line in found for name in line.amounts})
     rows: list[tuple[str, ...]] = [(by, "spends", *names)] if found else []
     rows += [
@@ -114,22 +111,6 @@ def bill(call: Call, since: str | None, by: Any) -> None:
         for line in found
     ]
     call.emit(found, call.table(rows) or ["nothing was spent"])
-
-
-def _since(call: Call, text: str | None) -> str | int | None:
-    age = _AGE.fullmatch(text or "")
-    if age is None:
-        from datetime import datetime
-
-        try:
-            return text and datetime.fromisoformat(text).isoformat()
-        except ValueError:
-            raise Invalid(
-                "bad_time",
-                f"--since {text}: give an age as 90m, 24h or 7d, a date as 2026-01-31, or a time, "
-                "2026-01-31T12:00",
-            ) from None
-    return call.hub.clock.now_ns() - int(age[1]) * _SECONDS[age[2]] * 10**9
 
 
 def _amount(value: float | None) -> str:

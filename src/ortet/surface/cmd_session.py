@@ -1,4 +1,4 @@
-"""session new/ls/show/rm, say, plan, facts, decide: what a mind holds, and what it is told."""
+"""session new/ls/show/rm, say, plan, decide: what a mind holds, and what it is told."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def session() -> None:
 )
 @click.option("--profile", metavar="NAME", help="chatbot, assistant, worker or enterprise.")
 @click.option("--parent", metavar="SESSION", help="It works for this one, inside its budget.")
+@click.option(
+    "--scope", multiple=True, metavar="SCOPE", help="It shares user:X, project:X; repeatable."
+)
 def new(
     call: Call,
     name: str,
@@ -61,6 +64,7 @@ def new(
     budget: tuple[str, ...],
     profile: str | None,
     parent: str | None,
+    scope: tuple[str, ...],
 ) -> None:
     """Begin a session, or go on with the one of this name.
 
@@ -77,6 +81,7 @@ def new(
         budget=limits_of(budget, "--budget") or None,
         profile=profile,
         parent=find(call, parent).id if parent else None,
+        scopes=list(scope) or None,
     )
     opened.pause()
     row = next(row for row in hub.sessions() if row.id == opened.id)
@@ -247,20 +252,6 @@ def _plan_lines(steps: list[str], step: int) -> list[str]:
     return [
         f"{mark:<6}  {render.title(text)}".rstrip() for mark, text in zip(marks, steps, strict=True)
     ]
-
-
-@verb()
-@session_argument
-def facts(call: Call, session: str | None) -> None:
-    """List what a session knows; lessons are marked.
-
-    \b
-    Example:
-      ortet facts fix-42
-    """
-    found = read(call, session).facts()
-    lines = [f"{'lesson' if f.lesson else 'fact':<6}  {render.title(f.text)}" for f in found]
-    call.emit([render.fields(fact) for fact in found], lines)
 
 
 @verb()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SHORT = 12
 """Digits of an id shown to people."""
 
+LONGEST = 2000
+"""Characters of a text in a list; a terminal shows as many as fit."""
+
 MARKS = {"added": "A", "removed": "D", "modified": "M", "metadata": "m", "renamed": "R"}
 CONFLICTS = {
     "content": "both sides changed it",
@@ -71,6 +74,13 @@ def short(oid: str) -> str:
 def title(message: str) -> str:
     """The first line of a message."""
     return safe(message.strip().partition("\n")[0])
+
+
+def line(text: str) -> str:
+    """All of a text in one line, cut where nobody reads on."""
+    from ortet.journal.text import one_line
+
+    return safe(one_line(text, LONGEST))
 
 
 def when(time_ns: int) -> str:

@@ -31,6 +31,12 @@ session_option = click.option(
     "-s", "--session", "session", metavar="SESSION", help="Its name or id; else that of this place."
 )
 
+scope_option = click.option(
+    "--scope", metavar="SCOPE", help="session, agent, user:NAME or project:NAME."
+)
+agent_option = click.option("--agent", metavar="NAME", help="Of all sessions of this agent.")
+all_option = click.option("--all", "everything", is_flag=True, help="Of all sessions.")
+
 _KEPT = "ortet.session"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -83,6 +89,22 @@ def find(call: Call, word: str | None) -> SessionRow:
             names = ", ".join(f"{row.agent}/{row.name}" for row in found[:5])
             raise Conflict("ambiguous", f"{word!r} may be {names}: say which of them")
     raise NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
+
+
+def find_or_all(
+    call: Call, session: str | None, *, agent: str | None, everything: bool
+) -> SessionRow | None:
+    """The session that is meant; None for all of them, also where none works in this place."""
+    if session is not None and (agent is not None or everything):
+        raise Invalid("bad_usage", "one session, or several? leave --agent and --all, or -s, out")
+    if agent is not None or everything:
+        return None
+    try:
+        return find(call, session)
+    except NotFound as error:
+        if session is not None or error.kind != "no_session":
+            raise
+        return None
 
 
 def _here(call: Call, rows: list[SessionRow]) -> SessionRow:
