@@ -144,12 +144,11 @@ class TestMind:
 
     def test_facts(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
-            s.learn("known")
-            s.lesson("bitter")
-        assert set(ortet("facts", "s", cwd=here).out.splitlines()) == {
-            "fact    known",
-            "lesson  bitter",
-        }
+            one, two = s.learn("known"), s.lesson("bitter")
+        assert ortet("facts", "s", cwd=here).out.splitlines() == [
+            f"{one[-8:]}  fact    session    known",
+            f"{two[-8:]}  lesson  session    bitter",
+        ]
 
     def test_follow(self, ortet: Ortet, here: Path) -> None:
         process = subprocess.Popen(
