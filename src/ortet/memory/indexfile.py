@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from ortet.errors import Conflict, Invalid, Unavailable
 _SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
     PRAGMA trusted_schema = OFF; PRAGMA cache_size = -8192"""
 _MEMORY = ":memory:"
+_NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
 _DAMAGED = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
 
 
@@ -42,7 +44,7 @@ class IndexFile:
     def __init__(self, path: Path, *, schema: str, version: int, busy_ms: int) -> None:
         self._path = Path(os.path.abspath(path))
         self._schema = schema
-        self._tables = schema.count("CREATE ")
+        self._names = set(_NAMES.findall(schema))
         self._version = version
         self._busy_ms = busy_ms
         self._lock = RLock()
@@ -195,10 +197,10 @@ class IndexFile:
         try:
             connection.set_busy_timeout(self._busy_ms)
             version = int(connection.execute("PRAGMA user_version").get)
-            tables = int(connection.execute("SELECT count(*) FROM sqlite_schema").get)
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
         finally:
             connection.close()
-        return tables == 0 if version == 0 else version == self._version and tables >= self._tables
+        return not names if version == 0 else version == self._version and self._names <= names
 
     def _found(self) -> int:
         """The inode at the path; 0: there is none."""
