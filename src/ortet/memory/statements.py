@@ -1,0 +1,266 @@
+"""What one English sentence states that will still hold later: preferences, who somebody is, needs,
+rules, facts. Rather nothing than something that was not said."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Statement(NamedTuple):
+    """A sentence that stands without its conversation."""
+
+    text: str
+    about: str
+    confidence: float
+
+
+RULES = "rules"
+"""What a statement is about that says how to behave."""
+_LONGEST = 300
+
+_UNSURE = re.compile(
+    r"\b(?:if|suppose|supposing|imagine|assum(?:e|ing)|let's say|hypothetically|would|could|might"
+    r"|maybe|perhaps|probably|possibly|i (?:think|guess|suppose|wonder|hope|believe|wish|bet)"
+    r"|not sure|unsure|whether|in case|for example|for instance|e\.g|seems?|appears?|apparently"
+    r"|supposedly|kidding|joking|said|says|told|asked|claims?|thinks|wrote|wants?)\b"
+    r"|\b(?-i:may)\b|\?|？",
+    re.I,
+)
+_PASSING = re.compile(
+    r"\b(?:right now|currently|today|tonight|tomorrow|yesterday|at the moment|for now|this "
+    r"(?:morning|afternoon|evening|week|month|year|time|one)|next (?:week|month|year|time)"
+    r"|last (?:week|month|year|night|time)|later|soon|again|yet|already|ago|so far|temporarily)\b"
+    r"|\b(?:now|here|there)$",
+    re.I,
+)
+"""What is true only while it is said."""
+_ASKED = re.compile(
+    r"(?:what|why|how|when|where|who|whose|which|can|could|would|should|do|does|did|is|are|was|were"
+    r"|will|may|shall|have|has|am)\b",
+    re.I,
+)
+_OPENING = re.compile(
+    r"\A(?:(?:well|so|also|and|but|btw|by the way|actually|oh|yes|yeah|yep|no|nope|ok|okay|hi|hello"
+    r"|hey|fyi|as for me|personally|honestly|to be clear|in general|anyway|hm+|ah|right|sure|great"
+    r"|thanks|thank you|sorry|one more thing|also note)\b[,:.!-]*\s+)+",
+    re.I,
+)
+_CLOSING = re.compile(
+    r"(?:,? (?:because|since|so that|though|although)\b|(?:,|;| -| –| —) ?(?:so|but|which|hence)\b"
+    r"|,? (?:btw|by the way|please|thanks|too|as well|you know|actually|right)$).*",
+    re.I,
+)
+_CLAUSE = re.compile(r"; |,? (?:and|but) (?=(?:I(?:['’]m)?|my|we|our|the) )", re.I)
+
+_NOUN_ME = re.compile(r"\b(?:I|I['’]\w+|we|us|you|your|yours)\b", re.I)
+_THEIRS = ((r"my", "their"), (r"me", "them"), (r"mine", "theirs"), (r"myself", "themselves"))
+_POINTING = re.compile(
+    r"(?:it|this|that|these|those|them|they|he|she|him|her|one|ones|you|your|yours|how|what|when"
+    r"|where|to (?:say|think|know|ask|see|bother|hear|go)|the (?:way|idea|look|sound|approach|first"
+    r"|second|last|other|new|old|latter|former|same|result|plan))\b",
+    re.I,
+)
+"""What cannot be understood away from its conversation."""
+
+_HOW = r"(?:really|just|also|personally|actually|absolutely|definitely|still|do|do really) "
+_HOW_OFTEN = r"always|never|usually|mostly|only|no longer|rarely|often|generally|mainly"
+_NOT = r"don['’]t|do not|can['’]t|cannot|can not"
+_ME = re.compile(
+    rf"I (?:{_HOW})*(?:(?P<often>{_HOW_OFTEN}) )?(?:(?P<no>{_NOT}) )?(?:{_HOW})*"
+    rf"(?:(?P<often2>{_HOW_OFTEN}) )?(?P<verb>[a-z]+) (?P<rest>.+)",
+    re.I,
+)
+_PLACE = r"(?:in|at|near|on|with|between|by)\b"
+_KIN = (
+    r"(?:an?|no|one|two|three|four|five|\d+)\b.*\b(?:sons?|daughters?|kids?|child(?:ren)?|dogs?"
+    r"|cats?|pets?|brothers?|sisters?|siblings?|wife|husband|partner|twins?|allerg(?:y|ies)|degree"
+    r"|phd|background|car|bike)(?:,|$| (?:named|called|who|and|in|with|at|to|from)\b)"
+    r"|(?:asthma|diabetes|celiac|dyslexia|adhd|migraines)\b"
+)
+_VERBS = {  # what follows, how it reads of another, how sure
+    "prefer": ("", "prefers", 0.9),
+    "like": ("", "likes", 0.8),
+    "love": ("", "loves", 0.8),
+    "hate": ("", "hates", 0.8),
+    "dislike": ("", "dislikes", 0.8),
+    "enjoy": ("", "enjoys", 0.75),
+    "avoid": ("", "avoids", 0.75),
+    "use": ("", "uses", 0.85),
+    "speak": (r"(?-i:[A-Z])", "speaks", 0.9),
+    "own": (r"(?:an?|two|three|\d+)\b", "owns", 0.8),
+    "drive": (r"an?\b", "drives", 0.8),
+    "live": (_PLACE, "lives", 0.9),
+    "work": (r"(?:at|for|as|in|from|remotely|part[- ]time|full[- ]time)\b", "works", 0.9),
+    "study": (r"(?-i:[A-Z])|at\b", "studies", 0.8),
+    "teach": ("", "teaches", 0.75),
+    "have": (_KIN, "has", 0.85),
+    "come": (r"from\b", "comes", 0.8),
+    "need": (r".* to be\b", "needs", 0.65),
+    "eat": ("", "eats", 0.75),
+    "drink": ("", "drinks", 0.75),
+}
+_CANNOT = ("eat", "drink", "tolerate", "use", "stand")
+_AM = re.compile(
+    r"I(?:['’]m| am) (?:(?:really|also|actually|just) )*(?P<rest>(?:not )?(?:"
+    r"(?:an?|the) (?!bit|little|lot|few|moment|while|fan\b)|(?:an? (?:big |huge )?fan of )"
+    r"|allergic to|from |based in|married|vegan\b|vegetarian\b|(?:left|right)-handed"
+    r"|colou?r-?blind|deaf|blind|diabetic|(?:lactose|gluten)[- ]intolerant|\d+ years old"
+    r"|responsible for|in charge of).*)",
+    re.I,
+)
+_BORN = re.compile(r"I (?P<rest>(?:was born|grew up) (?:in|on|near) .+)", re.I)
+NAME = re.compile(r"(?:my name is|(?:please )?call me) (?P<name>(?-i:[A-Z])[\w'’-]*)\b", re.I)
+
+
+def clauses(sentence: str) -> list[str]:
+    """Those that can be stated apart; none of a question, a guess, or what holds only now."""
+    if len(sentence) > _LONGEST or sentence[:1] in "\"“«'>‘*|#":
+        return []
+    bare = _OPENING.sub("", sentence.strip("-• \t")).rstrip(".!。！ ")
+    if _UNSURE.search(sentence) or _PASSING.search(bare) or _ASKED.match(bare):
+        return []
+    parts = (_CLOSING.sub("", part).strip(" ,") for part in _CLAUSE.split(bare))
+    return [part for part in parts if " " in part]
+
+
+def of_speaker(clause: str, who: str) -> Statement | None:
+    """What somebody states of themselves, as others would tell it."""
+    if found := NAME.match(clause):
+        name = found["name"]
+        return Statement(f"{'the user' if name == who else who} is called {name}", who, 0.9)
+    if found := _AM.match(clause) or _BORN.match(clause):
+        verb = "" if found.re is _BORN else "is "
+        return _told(who, f"{verb}{found['rest']}", 0.85)
+    if found := re.match(r"my (?P<rest>.+)", clause, re.I):
+        return _of_theirs(found["rest"], who)
+    found = _ME.match(clause)
+    if found is None:
+        return None
+    verb, rest, no = found["verb"].lower(), found["rest"], (found["no"] or "").lower()
+    often = (found["often"] or found["often2"] or "").lower()
+    if _POINTING.match(rest):
+        return None
+    if no.startswith("can"):
+        if verb not in _CANNOT:
+            return None
+        return _told(who, f"cannot {verb} {rest}", 0.85)
+    follows, reads, confidence = _VERBS.get(verb, ("(?!)", "", 0.0))
+    if not re.match(follows, rest, re.I):
+        return None
+    if no:
+        reads = f"does not {verb}"
+    return _told(who, " ".join(filter(None, [often, reads, rest])), confidence)
+
+
+def _told(who: str, said: str, confidence: float) -> Statement | None:
+    if _NOUN_ME.search(said):
+        return None
+    for mine, theirs in _THEIRS:
+        said = re.sub(rf"\b{mine}\b", theirs, said, flags=re.I)
+    return Statement(f"{who} {said}", who, confidence)
+
+
+def _of_theirs(rest: str, who: str) -> Statement | None:
+    whose = f"{who}'s" if not who.endswith("s") else f"{who}'"
+    found = of_thing(f"the {rest}")
+    if found is None or _NOUN_ME.search(rest):
+        return None
+    about = f"{whose} {found.about}"
+    return Statement(f"{whose} {found.text.removeprefix('the ')}", about, found.confidence)
+
+
+_CONDUCT = re.compile(
+    r"(?:please )?(?P<rule>(?:always|never|do not ever|don['’]t ever) [a-z]+ .+)", re.I
+)
+_HENCEFORTH = re.compile(
+    r"(?:from now on|going forward|in (?:the )?future|as of now|henceforth),? (?P<rule>.+)", re.I
+)
+_REMEMBER = re.compile(
+    r"(?:please )?(?:(?:remember|note|keep in mind|don['’]t forget|do not forget|be aware)"
+    r"(?: that\b|[:,])|for the record[:,]?) ?(?P<inner>.+)",
+    re.I,
+)
+
+
+def rule_of(sentence: str) -> Statement | None:
+    """How to behave, as it was put. A condition is part of a rule, so no guess is looked for."""
+    bare = _OPENING.sub("", sentence).rstrip(".!。！ ")
+    if len(sentence) > _LONGEST or "?" in sentence:
+        return None
+    found = _HENCEFORTH.match(bare)
+    if found is not None and not _POINTING.match(found["rule"]):
+        return Statement(found["rule"], RULES, 0.9)
+    found = _CONDUCT.match(bare)
+    if found is None or re.match(r"(?:always|never) (?:mind|a|the|been|was|had)\b", bare, re.I):
+        return None
+    return Statement(found["rule"], RULES, 0.85)
+
+
+def to_remember(clause: str) -> str:
+    """What somebody asks to remember; "" when they do not."""
+    found = _REMEMBER.match(clause)
+    return found["inner"] if found else ""
+
+
+_DOES = (
+    r"needs?|requires?|must(?: not|n['’]t)?|runs? on|listens? on|depends? on|expects?|uses?"
+    r"|supports?|costs?|belongs? to|lives? (?:in|at|on)|stands for|reports? to|starts? at|ends? at"
+    r"|opens? at|closes? at|prefers?|likes?|hates?|works? (?:at|for|as)|speaks?|owns?|maintains?"
+    r"|manages?|cannot|can not|can['’]t|(?:does not|doesn['’]t|do not|don['’]t) (?:support|use|need"
+    r"|require|work with|run on|allow|accept|like|eat|drink|depend on)"
+)
+_BE = r"is|are|isn['’]t|aren['’]t|is not|are not"
+_THING = re.compile(
+    rf"(?P<the>(?:the|our|all|every|each) )?(?P<subject>\S+(?: \S+){{0,5}}?) "
+    rf"(?:(?:also|always|never|only|usually) )?(?P<verb>{_DOES}|{_BE}) (?P<rest>.+)",
+    re.I,
+)
+_NO_SUBJECT = re.compile(
+    r"\b(?:I|my|you|we|they|he|she|it|this|that|these|those|there|here|what|who|which|why|how|when|where"
+    r"|some(?:one|body|thing)|any(?:one|body|thing)|every(?:one|body|thing)|no(?:body|thing| one)"
+    r"|people|things?|one|then|and|but|or|as|both|most|some|many|few|others?|let's|please|because"
+    r"|problem|issue|question|point|reason|idea|answer|goal|next|first|second|rest|latter|former"
+    r"|results?|errors?|bugs?|fix|solution|trick|way|truth|fact|catch|news|same|best|only|output)\b",
+    re.I,
+)
+_NOT_LASTING = re.compile(
+    r"(?:that|to|because|why|what|when|where|how|as|like|about|so|too|very|really|quite|pretty|more"
+    r"|less|better|worse|best|worst|also|now|just|still|back|down|up|broken|failing|red|green|ready"
+    r"|done|late|slow|fast|fine|good|bad|great|ok|okay|wrong|right|clear|weird|odd|funny|nice|here"
+    r"|gone|empty|missing|stuck|busy|online|offline|sure|true|false|not|out|over|going|being|been"
+    r"|happy|sad|tired|sorry|awesome|amazing|terrible|a (?:bit|lot|little|mess|problem|bug|pity"
+    r"|shame|good|great|bad|nice|joke))\b|\w{3,}ing\b",
+    re.I,
+)
+_SAYS_WHAT = re.compile(
+    r"(?:called|named|written in|stored|located|hosted|based|deployed|owned|run by|maintained"
+    r"|required|mandatory|forbidden|allowed|disabled|enabled|deprecated|optional|read-only"
+    r"|case-sensitive|an? |the |at |in |on |always |never )",
+    re.I,
+)
+_HARD = re.compile(r"\d|[_/@=`]|\b(?-i:[A-Z])")
+
+
+def of_thing(clause: str, *, hard: bool = False) -> Statement | None:
+    """What is stated of something by its name. `hard`: only with a number or a name in it."""
+    found = _THING.fullmatch(clause)
+    if found is None:
+        return None
+    subject, verb, rest = found["subject"].strip("`"), found["verb"].lower(), found["rest"]
+    plain = found["the"] is None and subject[:1].islower() and not _HARD.search(subject)
+    if _NO_SUBJECT.search(subject) or _POINTING.match(rest) or _NOUN_ME.search(rest):
+        return None
+    if hard and not _HARD.search(rest):
+        return None
+    if re.fullmatch(_BE, verb):
+        lasting = _SAYS_WHAT.match(rest) or _HARD.search(rest)
+        if _NOT_LASTING.match(rest) or not lasting or plain:
+            return None
+        confidence = 0.75
+    else:
+        named = re.match(r"needs?|requires?|must", verb)
+        if rest.lower().startswith("to ") or (plain and not (named and subject.endswith("s"))):
+            return None
+        confidence = 0.8
+    return Statement(clause, subject, confidence)
