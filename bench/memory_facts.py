@@ -66,6 +66,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: dict[str, list[str]] = {}
     answer: str = ""
     echo: list[str] = []
+    more: list[str] = []
     plain: list[str] = []
     reworded: list[str] = []
     when: list[str] = []
@@ -75,6 +76,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other: list[str] = []
     bridged: list[str] = []
     event: str = ""
+    subject: str = ""
     via: str = ""
     from_assistant: bool = False
 
@@ -224,13 +226,13 @@ class Fact:
         return None
 
     def reworded(self) -> tuple[list[Told], Asked] | None:
-        """Told, and asked for without a word of it, or of the question it answered."""
+        """Told, and asked for in other words: at most one is in the evidence too."""
         for question in self._shuffled(self.topic.reworded):
             slot, template = asks_for(question, self.topic)
             for _ in range(4):
                 turns, text = self.told(slot, known=template), self.question(template)
-                said = words(" ".join(turn.text for turn in turns or ()))
-                if turns and not (words(text) - words(self.speaker.name)) & said:
+                said = words(turns[-1].text) if turns else set()
+                if turns and len((words(text) - words(self.speaker.name)) & said) <= 1:
                     return turns, Asked("paraphrase", text, [self.mark])
         return None
 

@@ -25,7 +25,7 @@ NAMES = "Maya Jonas Priya Elliot Carmen Felix Nadia Owen Greta Samir Helen Diego
 SMALLTALK = Path(__file__).with_name("memory_smalltalk.toml")
 BEGIN = datetime(2024, 1, 8, 18, tzinfo=UTC)
 SECOND = 1_000_000_000
-TALK = 55  # exchanges of small talk in a dialogue
+TALK = 40  # exchanges of small talk in a dialogue
 LOWERED = frozenset(
     "We My The After So You It's It Had No They New There's Just Made Every".split()  # noqa: SIM905
 )
@@ -82,6 +82,7 @@ class _Maker:
         self._asked: list[Asked] = []
         self._events: dict[int, list[Fact]] = {0: [], 1: []}
         self._marks = 0
+        self._left: dict[str, list[list[str]]] = {}
 
     def plant(self) -> None:
         people = (0,) if self._assistant else (0, 1)
@@ -173,7 +174,7 @@ class _Maker:
             return
         at = sorted((self._chance.random(), self._chance.random()))
         self._say(fact.told("") or fact.dated(), at=at[0], echo=fact.topic, values=fact.values)
-        self._say(found[0], at=at[1])
+        self._say(found[0], at=at[1], echo=fact.topic, values=later.values)
         self._asked.append(found[1])
 
     def _multi(self, fact: Fact) -> None:
@@ -224,31 +225,51 @@ class _Maker:
         """With something before and behind it, as people talk, and what the other says to it."""
         chance, last = self._chance, turns[-1]
         answers = len(turns) > 1
-        turns = [*turns[:-1], Told(last.who, self._dressed(last.text, answers), last.mark)]
-        if chance.random() < 0.75:
-            topical = echo.echo if echo and values and chance.random() < 0.5 else []
+        more = chance.sample(echo.more, len(echo.more)) if echo else []
+        text = last.text if answers else self._begun(last.text, echo.subject if echo else "")
+        text = self._longer(text + chance.choice(self._small["behind"]), more)
+        turns = [*turns[:-1], Told(last.who, text, last.mark)]
+        if chance.random() < 0.8:
+            topical = echo.echo if echo and values and chance.random() < 0.6 else []
             template = chance.choice(topical or self._small["react"])
             text = facts.sentence(template, self._with(values, last.who))
-            turns.append(Told(1 - last.who, self._longer(facts.turned(text, "your"))))
-            if chance.random() < 0.4:
-                text = chance.choice(self._small["reply"])
-                turns.append(Told(last.who, self._longer(text)))
+            turns.append(Told(1 - last.who, self._longer(facts.turned(text, "your"), [])))
+            if chance.random() < 0.5:
+                text = self._longer(chance.choice(self._small["reply"]), more)
+                turns.append(Told(last.who, text))
         self._exchanges.append(Exchange(chance.random() if at is None else at, turns))
 
-    def _dressed(self, text: str, answers: bool) -> str:
-        before = "" if answers else self._chance.choice(self._small["before"])
+    def _begun(self, text: str, subject: str) -> str:
+        """As one comes to something: by naming what it is about, or with a few words of nothing."""
+        if subject and self._chance.random() < 0.3:
+            return (
+                facts.sentence(self._chance.choice(self._small["lead"]), {"subject": subject})
+                + text
+            )
+        before: str = self._chance.choice(self._small["before"])
         if before.endswith((", ", "and ")):
             first = text.split(maxsplit=1)[0]
             if first in LOWERED:
                 text = _inside(text)
             elif first not in ("I", "I'm", "I've"):
                 before = ""
-        return self._longer(before + text + self._chance.choice(self._small["behind"]))
+        return before + text
 
-    def _longer(self, text: str) -> str:
-        """Most turns say something more, of no importance."""
-        count = self._chance.choice((0, 0, 1, 1, 2))
-        return " ".join([text, *self._chance.sample(self._small["filler"], count)])
+    def _longer(self, text: str, more: list[str] | None = None) -> str:
+        """Most turns say something more: of the matter, where there is one, else of nothing."""
+        found = [text]
+        for _ in range(self._chance.choice((0, 1, 1, 2))):
+            if more and self._chance.random() < 0.75:
+                found.append(more.pop())
+            else:
+                kinds = ("filler", "aside") if more is None else ("filler",)
+                template = self._chance.choice(self._small[self._chance.choice(kinds)])
+                found.append(facts.sentence(template, self._values()))
+        return " ".join(found)
+
+    def _values(self) -> dict[str, str]:
+        pools = {**self._tables.pool, **self._small["pool"]}
+        return {name: self._chance.choice(texts) for name, texts in pools.items()}
 
     def _with(self, values: Mapping[str, str] | None, who: int) -> dict[str, str]:
         return {**(values or {}), "self": self._names[1 - who], "other": self._names[who]}
@@ -257,14 +278,15 @@ class _Maker:
         self._exchanges.append(Exchange(at, self._chat(what)))
 
     def _chat(self, what: str) -> list[Told]:
-        chance, begin = self._chance, self._chance.randrange(2)
-        pools = {**self._tables.pool, **self._small["pool"]}
-        values = {name: chance.choice(texts) for name, texts in pools.items()}
-        names = {"self": self._names[begin], "other": self._names[1 - begin]}
-        lines = chance.choice(self._small[what])
+        """The next of its kind: none comes twice before all have come."""
+        begin = self._chance.randrange(2)
+        left = self._left.setdefault(what, [])
+        if not left:
+            left += self._chance.sample(self._small[what], len(self._small[what]))
+        values = self._values() | {"self": self._names[begin], "other": self._names[1 - begin]}
         return [
-            Told((begin + index) % 2, facts.sentence(line, {**values, **names}))
-            for index, line in enumerate(lines)
+            Told((begin + index) % 2, self._longer(facts.sentence(line, values)))
+            for index, line in enumerate(left.pop())
         ]
 
     def _fact(self, topic: Topic, who: int) -> Fact:
