@@ -13,10 +13,11 @@ from ortet.memory.search import search
 
 if TYPE_CHECKING:
     from ortet.memory.embedders import Embedder
-    from ortet.memory.vectors import Vectors
+    from ortet.memory.vectors import Asked, Vectors
 
 News = Callable[[Span, int], Iterator[tuple[int, list[Doc], list[End]]]]
-"""Pages of a span behind an event: up to which event each is, and what is in it."""
+"""Pages of a span behind an event: up to which event each is, and what is in it. It is also called
+later, in another thread, for texts that have no vectors yet."""
 
 _TRIES = 3
 
@@ -38,7 +39,7 @@ class Library:
         for _ in range(_TRIES):
             try:
                 self._catch_up(paths, news)
-                return search(self._index, paths, query, vectors=self._meanings())
+                return search(self._index, paths, query, vectors=self._meanings(news))
             except Lost as lost:
                 last = lost
         raise last
@@ -52,14 +53,14 @@ class Library:
                         self._index.add(span.timeline, known, upto, docs, ends)
                         known = upto
 
-    def _meanings(self) -> Vectors | None:
+    def _meanings(self, news: News) -> Asked | None:
         if self._vectors is None and self._embedder is not None:
             from ortet.memory.embedders import find_embedder
             from ortet.memory.vectors import Vectors
 
             found = find_embedder(self._embedder)
             self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
-        return self._vectors
+        return self._vectors.over(self._index, news) if self._vectors is not None else None
 
     def forget(self) -> None:
         """All of it: something was erased, and what is left is read from the journals again."""
