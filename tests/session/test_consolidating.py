@@ -103,6 +103,21 @@ def test_what_was_forgotten_stays_forgotten(hub: Hub) -> None:
         assert s.facts() == []
 
 
+def test_what_is_given_up_is_not_learned_again_of_old_episodes(hub: Hub) -> None:
+    work(hub, "one", "we deploy on Fridays")
+    with hub.session("two") as s:
+        old = s.learn("We deploy on Fridays", scope="agent")
+        s.commit()
+        s.learn("we deploy on Mondays", scope="agent", supersedes=old)
+        s.commit()
+    report = hub.consolidate(extractor=Everything())
+    assert (report.facts, report.linked) == ([], [("we deploy on Fridays", old)])
+    work(hub, "three", "we deploy on Fridays")  # again, since
+    assert [fact.text for fact in hub.consolidate(extractor=Everything()).facts] == [
+        "we deploy on Fridays"
+    ]
+
+
 def test_killed_between_two_episodes_it_goes_on(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,8 @@ def consolidate(
     if known is None:
         return Consolidated(agent, 0, facts, linked, dry_run)
     alike = Likeness((fact.id, fact.text) for fact in facts_of(known.mind, ()).values())
+    given_up = {fact.id: fact for fact in known.mind.past if fact.text}
+    past = Likeness((fact.id, fact.text) for fact in given_up.values())
     todo = [one for one in _in_order(known) if not _is_done(sessions, agent, one, extractor)]
     for episode in todo:
         turns, events = _turns(sessions, episode)
@@ -55,6 +57,10 @@ def consolidate(
         for found in extractor(episode.summary, turns):
             id_ = _id(sessions, extractor, episode, found)
             if known.mind.facts.get(id_) or known.mind.past.get(id_):
+                continue
+            gone = (one.id for one in past.near(found.text) if one.exact)
+            if late := next((one for one in gone if given_up[one].ended >= episode.time), ""):
+                linked.append((found.text, late))  # who gave it up knew of this already
                 continue
             same = alike.nearest(found.text)
             if same is not None and same.exact:

@@ -102,8 +102,8 @@ def _cells(fact: Fact) -> tuple[str, ...]:
         tail(fact.id),
         mark,
         render.safe(fact.scope) or "session",
-        render.title(fact.about),
-        render.title(fact.text),
+        render.line(fact.about),
+        render.line(fact.text),
     )
 
 
@@ -182,7 +182,7 @@ def _block(view: View, fact: Fact, origin: dict[str, Any] | None) -> Iterator[st
             yield f"{name:<10}  {_named(view, other)}"
     if fact.ended:
         by = f", superseded by {_named(view, fact.ended_by)}" if fact.ended_by else ""
-        why = f": {render.title(fact.why)}" if fact.why else ""
+        why = f": {render.line(fact.why)}" if fact.why else ""
         yield f"given up    {render.when(fact.ended)}{by}{why}"
 
 
@@ -201,7 +201,7 @@ def _validity(fact: Fact) -> str:
 
 def _named(view: View, id_: str) -> str:
     try:
-        return f"{tail(id_)} {render.title(view.fact(id_).text)}"
+        return f"{tail(id_)} {render.line(view.fact(id_).text)}"
     except NotFound:  # of a session, or a fork, that this one knows nothing of
         return tail(id_)
 
@@ -224,7 +224,7 @@ def facts_forget(call: Call, fact: str, *, why: str, session: str | None) -> Non
     found = meant(opened, fact, believed=True)
     opened.forget(found, why=as_text(why))
     data = {"id": found.id, "text": found.text, "why": why, "session": opened.id}
-    call.emit(data, [f"forgot {tail(found.id)}: {render.title(found.text)}"])
+    call.emit(data, [f"forgot {tail(found.id)}: {render.line(found.text)}"])
 
 
 @verb("history")
@@ -244,7 +244,7 @@ def facts_history(call: Call, fact: str, *, session: str | None) -> None:
             tail(one.id),
             render.when(one.time),
             f"to {render.when(one.ended)}" if one.ended else "believed",
-            render.title(one.text) + (f"  ({render.title(one.why)})" if one.why else ""),
+            render.line(one.text) + (f"  ({render.line(one.why)})" if one.why else ""),
         )
         for one in found
     ]

@@ -73,7 +73,7 @@ def learn(call: Call, text: str | None, *, session: str | None, **given: Any) ->
         id_ = opened.learn(text, about=about, scope=scope, **more)
     commit = _commit(opened, "learned", text) if given["commit"] else None
     data = {"id": id_, "session": opened.id, "commit": commit}
-    call.emit(data, [f"learned {tail(id_)}: {render.title(text)}"])
+    call.emit(data, [f"learned {tail(id_)}: {render.line(text)}"])
     if opened.fact(id_).scope and commit is None:
         call.note("others are told at the next commit")
 

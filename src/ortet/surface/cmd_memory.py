@@ -89,7 +89,7 @@ def _commit(call: Call, word: str) -> str:
 def _changes(call: Call, found: MemoryDiff) -> Iterator[str]:
     rows = [
         *(("- " + _kind(one), tail(one.id), _because(one)) for one in found.given_up),
-        *(("+ " + _kind(one), tail(one.id), render.title(one.text)) for one in found.learned),
+        *(("+ " + _kind(one), tail(one.id), render.line(one.text)) for one in found.learned),
         *(("+ decision", tail(one.id), _because(one)) for one in found.decisions),
         *(("+ episode", tail(one.id), render.line(one.summary)) for one in found.episodes),
     ]
@@ -102,7 +102,7 @@ def _kind(fact: Fact) -> str:
 
 
 def _because(one: Fact | Decision) -> str:
-    return render.title(one.text) + (f"  ({render.title(one.why)})" if one.why else "")
+    return render.line(one.text) + (f"  ({render.line(one.why)})" if one.why else "")
 
 
 @verb("consolidate")
@@ -120,8 +120,8 @@ def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
     """
     with call.progress("consolidate"):
         found = call.hub.consolidate(agent, dry_run=dry_run)
-    rows = [("+", tail(one.id), render.title(one.text)) for one in found.facts]
-    rows += [("=", tail(id_), render.title(text)) for text, id_ in found.linked]
+    rows = [("+", tail(one.id), render.line(one.text)) for one in found.facts]
+    rows += [("=", tail(id_), render.line(text)) for text, id_ in found.linked]
     total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
     end = f"{total}: nothing is changed" if dry_run else total
     call.emit(render.fields(found), [*call.table(rows), end])
