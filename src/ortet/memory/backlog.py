@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.memory.index import text_hash
 from ortet.memory.records import Span
+from ortet.memory.vectorfile import VectorFile
 
 if TYPE_CHECKING:
     from ortet.memory.library import News
@@ -28,14 +29,15 @@ class Want(NamedTuple):
 class Backlog:
     """By hash of text: a text is wanted once, wherever it was said. For several threads.
 
-    `mark` says whether anything was erased since a page was read. `made` are those that are done:
-    whether they have a vector now, or never will.
+    `file` has what others made meanwhile, and its mark says whether anything was erased since a
+    page was read. `made` are those that are done: whether they have a vector now, or never will.
     """
 
-    def __init__(self, mark: Callable[[], bytes]) -> None:
-        self._mark = mark
+    def __init__(self, file: VectorFile) -> None:
+        self._file = file
         self._lock = threading.Lock()
         self._wanted: dict[bytes, Want] = {}
+        self._reading: dict[bytes, Want] = {}
         self._page: dict[bytes, str] = {}
         self._page_mark = b""
         self._aside: set[bytes] = set()
@@ -43,15 +45,16 @@ class Backlog:
         self._made: dict[bytes, bool] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._wanted or self._page)
+        return bool(self._wanted or self._reading or self._page)
 
     def add(self, wants: Mapping[bytes, Want], *, again: bool) -> None:
         """`again`: what failed alone may be tried once more."""
         with self._lock:
             if again:
                 self._aside.difference_update(wants)
+            busy = (self._reading, self._page, self._aside, self._refused)
             for digest, want in wants.items():
-                if not (digest in self._page or digest in self._aside or digest in self._refused):
+                if not any(digest in some for some in busy):
                     self._wanted[digest] = want
 
     def take(self, count: int) -> tuple[bytes, dict[bytes, str]]:
@@ -97,24 +100,25 @@ class Backlog:
 
     def _read(self) -> None:
         with self._lock:
-            chosen = self._choose()
-        if not chosen:
-            return
-        mark = self._mark()
+            chosen = self._reading = self._choose()
         try:
-            texts = _texts(chosen)
+            mark, _ = self._file.state()
+            known = self._file.get(chosen)
+            texts = _texts([want for digest, want in chosen.items() if digest not in known])
         except BaseException:
             with self._lock:
                 self._aside.update(chosen)
+                self._reading = {}
             raise
         with self._lock:
+            self._reading = {}
             self._page_mark = mark
             for digest, want in chosen.items():
                 text = texts.get(want.seq, "")
-                if text.strip() and text_hash(text) == digest:
+                if digest not in known and text.strip() and text_hash(text) == digest:
                     self._page[digest] = text
                 else:  # gone by now, or nothing that could have a meaning
-                    self._made[digest] = False
+                    self._made[digest] = digest in known
 
     def _choose(self) -> dict[bytes, Want]:
         """The last ones, as long as they are near one another."""
@@ -130,10 +134,12 @@ class Backlog:
         return chosen
 
 
-def _texts(chosen: Mapping[bytes, Want]) -> dict[int, str]:
+def _texts(chosen: Sequence[Want]) -> dict[int, str]:
     """By number of event."""
-    seqs = {want.seq for want in chosen.values()}
-    news, span, _ = next(iter(chosen.values()))
+    if not chosen:
+        return {}
+    seqs = {want.seq for want in chosen}
+    news, span, _ = chosen[0]
     found: dict[int, str] = {}
     for upto, docs, _ in news(span, min(seqs) - 1):
         found.update((doc.seq, doc.text) for doc in docs if doc.seq in seqs)

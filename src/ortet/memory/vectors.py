@@ -69,7 +69,7 @@ class Vectors:
         self._mark = b""
         self._matrix = Matrix(self._room)
         self._absent: dict[bytes, list[tuple[Span, Tier, int]]] = {}
-        self._backlog = Backlog(lambda: self._file.state()[0])
+        self._backlog = Backlog(self._file)
         self._filler = Filler(self._embedder, self._backlog, self._keep, clock=self._clock)
 
     def over(self, index: Index, news: News) -> Asked:
