@@ -289,3 +289,35 @@ class TestStore:
             a._add("fact", {"id": id_, "gone": True})  # as releases before memory told it
             assert a.facts() == []
             assert list(a.mind.past) == []
+
+
+class TestContradictions:
+    def test_facts_that_cannot_both_be_true(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            old = a.learn("the server listens on port 3000", about="server")
+            a.learn("the server is written in Go", about="server")
+            new = a.learn("the server listens on port 8080", about="server")
+            (found,) = a.contradictions()
+            assert (found.ours.id, found.theirs.id) == (old, new)
+            a.forget(old)
+            assert a.contradictions() == []
+
+    def test_without_a_subject(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.learn("the cache is enabled")
+            a.learn("cats are animals")
+            a.learn("the cache is disabled")
+            assert len(a.contradictions()) == 1
+
+    def test_not_at_the_same_time(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.learn("the office is in Rome", about="office", until="2025-01-01")
+            a.learn("the office is in Oslo", about="office", since="2025-01-01")
+            assert a.contradictions() == []
+
+    def test_a_detector_of_ones_own(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.learn("one", about="x")
+            a.learn("two", about="x")
+            found = a.contradictions(lambda new, known: [claim.id for claim in known])
+            assert [(c.ours.text, c.theirs.text) for c in found] == [("one", "two")]

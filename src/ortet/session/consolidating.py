@@ -12,19 +12,17 @@ from ortet.backend.abc import RowChange
 from ortet.errors import OrtetError
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import message_of
-from ortet.journal.text import text_of
 from ortet.journal.things import Episode, Fact
 from ortet.memory.extracting import Extracted, Extractor, Turn
 from ortet.memory.likeness import Likeness
 from ortet.session.believing import facts_of
+from ortet.session.episodes import turns_of
 from ortet.session.remembering import line_of
 from ortet.session.scopes import AGENT, Known, name_of
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
-
-_SAID = ("user", "assistant")
 
 
 class Consolidated(msgspec.Struct, frozen=True):
@@ -98,14 +96,9 @@ def _turns(sessions: Sessions, episode: Episode) -> tuple[list[Turn], list[Event
     events = [
         event
         for event in _events(sessions, episode)
-        if event.kind == "message" and not event.erased and event.data.get("role") in _SAID
+        if event.kind == "message" and not event.erased and turns_of([message_of(event)])
     ]
-    turns = []
-    for event in events:
-        message = message_of(event)
-        name = message.extra.get("name") or message.extra.get("user") or message.role
-        turns.append(Turn(str(name), text_of(message.content)))
-    return turns, events
+    return [turn for event in events for turn in turns_of([message_of(event)])], events
 
 
 def _events(sessions: Sessions, episode: Episode) -> Iterator[Event]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid
-from ortet.journal.compact import Compaction, extract
+from ortet.journal.compact import Compaction, Summarise
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
 from ortet.journal.pairs import settled
+from ortet.journal.text import text_of
 from ortet.journal.things import Message
+from ortet.memory.summaries import CHARACTERS, Turn
 from ortet.session.scopes import AGENT
 
 if TYPE_CHECKING:
     from ortet.session.view import View
 
-Summariser = Callable[[list[Message]], str]
-"""Tells a conversation in a few words; the default takes what stands out and needs no model."""
-
 _WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
 """How much more important what happened is for each of these in it."""
 _QUIET = frozenset({"lifecycle", "environment", "episode"})
 _LONGEST = 4000
+_SPEAKERS = ("user", "assistant")
 
 
 def told_before(view: View) -> int:
@@ -39,7 +39,7 @@ def episode_data(
     summary: str = "",
     outcome: str = "",
     importance: float | None = None,
-    summarise: Summariser | None = None,
+    summarise: Summarise | None = None,
 ) -> dict[str, Any] | None:
     """What an episode says of these events; None when nothing happened."""
     kept = [event for event in events if not event.erased]
@@ -48,7 +48,7 @@ def episode_data(
         return None
     said = [message_of(event) for event in happened if event.kind == "message"]
     if not summary:
-        summary = _summary(view, happened, settled(said), summarise or extract)
+        summary = _summary(view, happened, settled(said), summarise)
     weight = 0.4 + sum(_WEIGHT.get(event.kind, 0.0) for event in happened)
     return {
         "id": id_,
@@ -75,20 +75,38 @@ def compaction_episode(view: View, id_: str, past: Compaction) -> dict[str, Any]
     )
 
 
-def _summary(view: View, events: list[Event], said: list[Message], summarise: Summariser) -> str:
+def _summary(
+    view: View, events: list[Event], said: list[Message], summarise: Summarise | None
+) -> str:
     """The goal, what was decided and learned, then the conversation."""
-    text = summarise(said) if said else ""
+    text = (summarise(said) if summarise else _told(view, said)) if said else ""
     if not isinstance(text, str):
         raise Invalid(
             "bad_summary",
-            f"the summary is {type(text).__name__}, not text: give a function of a list of "
-            "messages that returns str",
+            f"the summary is {type(text).__name__}, not text: give a function that returns str",
         )
     lines = [f"Goal: {view.goal}"] if view.goal else []
     lines += [f"Decided: {e.data.get('text', '')}" for e in events if e.kind == "decision"][:8]
     lines += [f"Lesson: {e.data.get('text', '')}" for e in events if e.kind == "lesson"][:8]
     lines += [f"Made: {e.data.get('name', '')}" for e in events if e.kind == "artifact"][:8]
     return "\n".join([*lines, text]).strip() or f"{len(events)} events"
+
+
+def _told(view: View, said: list[Message]) -> str:
+    """By the hub's summariser; where it finds nothing to tell, how it began."""
+    turns = turns_of(said)
+    return view.hub.summariser(turns, CHARACTERS) or (turns[0].text[:CHARACTERS] if turns else "")
+
+
+def turns_of(said: Iterable[Message]) -> list[Turn]:
+    """What people and models said, by name where there is one."""
+    found = []
+    for message in said:
+        text = text_of(message.content)
+        if message.role in _SPEAKERS and text.strip():
+            name = message.extra.get("name") or message.extra.get("user") or message.role
+            found.append(Turn(str(name), text))
+    return found
 
 
 def _outcome(view: View) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 from ortet.errors import NotFound
-from ortet.given import COUNT, FLAG, TEXT, check_text, may_be, must_be
+from ortet.given import CALL, COUNT, FLAG, TEXT, check_text, may_be, must_be
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.things import Episode, Fact
@@ -16,6 +16,8 @@ from ortet.session.scopes import Known, check_scope
 from ortet.session.when import Moment, ns_of
 
 if TYPE_CHECKING:
+    from ortet.journal.union import Contradiction
+    from ortet.memory.contradictions import Detector
     from ortet.memory.working import Working
     from ortet.session.hub import Hub
     from ortet.session.remembering import Recalled
@@ -127,6 +129,14 @@ class Knowing:
             seen.add(after.id)
             chain.append(after)
         return chain
+
+    def contradictions(self, detector: Detector | None = None) -> list[Contradiction]:
+        """Facts that are believed and cannot both be true: `ours` is the older. To settle one,
+        `s.learn(…, supersedes=…)` or `s.forget(…)`; nothing is given up by itself."""
+        from ortet.session.opposing import contradictions
+
+        may_be(CALL, detector=detector)
+        return contradictions(self.facts(), detector)
 
     def episodes(
         self,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ortet.machine.searching import Known
     from ortet.memory.extracting import Extractor
     from ortet.memory.library import Library
+    from ortet.memory.summaries import Summariser
     from ortet.session.consolidating import Consolidated
     from ortet.session.hub import Hub
     from ortet.session.ledger import Durability
@@ -158,6 +159,13 @@ class Minding:
 
         parts = self._parts
         return Library(parts.root / "local" / "memory", parts.clock, embedder=parts.embedder)
+
+    @cached_property
+    def summariser(self) -> Summariser:
+        """Tells what was said in an episode, in a few words; set it to have your own."""
+        from ortet.memory.summaries import summarise
+
+        return summarise
 
     def _close_library(self) -> None:
         library: Library | None = self.__dict__.get("library")

@@ -13,7 +13,7 @@ from ortet.journal.events import Event
 from ortet.journal.things import Fact, Message, Origin
 from ortet.journal.upcast import check_kind
 from ortet.session.believing import fact_in
-from ortet.session.episodes import Summariser, compaction_episode, episode_data, told_before
+from ortet.session.episodes import compaction_episode, episode_data, told_before
 from ortet.session.recollect import compacted
 from ortet.session.scopes import check_scope
 from ortet.session.view import View
@@ -96,7 +96,7 @@ class Saying(View):
         *,
         outcome: str = "",
         importance: float | None = None,
-        summarise: Summariser | None = None,
+        summarise: Summarise | None = None,
     ) -> str:
         """Remember what happened since the last episode as one; returns its id, "" when nothing
         did. Without a `summary`, one is made of what was said, decided and learned."""
