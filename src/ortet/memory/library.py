@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as Directory
 from typing import TYPE_CHECKING
 
+from ortet.errors import Unsupported
 from ortet.ids import Clock
 from ortet.memory.index import Index, Lost
-from ortet.memory.records import Answer, Doc, End, Path, Query, Span
-from ortet.memory.search import search
+from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
+from ortet.memory.search import Near, search
 
 if TYPE_CHECKING:
     from ortet.memory.embedders import Embedder
@@ -53,12 +54,17 @@ class Library:
                         self._index.add(span.timeline, known, upto, docs, ends)
                         known = upto
 
-    def _meanings(self, news: News) -> Asked | None:
+    def _meanings(self, news: News) -> Asked | _Missing | None:
         if self._vectors is None and self._embedder is not None:
-            from ortet.memory.embedders import find_embedder
+            from ortet.memory.embedders import find_embedder, need
+
+            try:
+                need("numpy", "embed")  # which vectors import
+                found = find_embedder(self._embedder)
+            except Unsupported as missing:  # on this host; the words are there all the same
+                return _Missing(f"failed: {missing.message}")
             from ortet.memory.vectors import Vectors
 
-            found = find_embedder(self._embedder)
             self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
         return self._vectors.over(self._index, news) if self._vectors is not None else None
 
@@ -75,3 +81,13 @@ class Library:
         self._index.close()
         if self._vectors is not None:
             self._vectors.close()
+
+
+class _Missing:
+    """Meanings that cannot be had."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near:  # noqa: ARG002
+        return Near([], self._why)

@@ -72,8 +72,15 @@ def recall(call: Call, query: str, *, k: int, explain: bool, **given: Any) -> No
         lines = [line for pair in zip(lines, map(_why, found), strict=True) for line in pair]
     call.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
     if found.dense not in ("", "all"):
-        part = "some of it is not embedded yet" if found.dense == "some" else found.dense
-        call.note(f"by words more than by meaning: {render.safe(part)}")
+        call.note(_remark(found.dense))
+
+
+def _remark(dense: str) -> str:
+    """How meaning took no part, or not all of it."""
+    if dense == "some":
+        return "by words and partly by meaning: not all is embedded yet"
+    why = "the embedder is late" if dense == "late" else dense.removeprefix("failed: ")
+    return f"by words alone: {render.safe(why)}"
 
 
 def _hit_cells(hit: Hit) -> tuple[str, ...]:
