@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ortet.memory.lookup import Lookup
+from ortet.memory.postings import Postings
 from ortet.memory.scoring import Weights, rarity
 from ortet.memory.visible import Visible
 
@@ -40,9 +40,9 @@ class Terms(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...]
 
 
-def choose(lookup: Lookup, visible: Visible, words: Sequence[str], effort: Effort) -> Terms:
+def choose(postings: Postings, total: int, words: Sequence[str], effort: Effort) -> Terms:
     """As many terms as the effort allows, the rarest first, and at least one."""
-    having = {word: _having(lookup, visible, word, effort.counted) for word in words}
+    having = postings.count(words)
     rarest = sorted((count, word) for word, count in having.items() if count)[:TERMS]
     chosen: list[str] = []
     left = float(effort.postings)
@@ -53,31 +53,18 @@ def choose(lookup: Lookup, visible: Visible, words: Sequence[str], effort: Effor
         left -= count
     kept = {word for _, word in rarest}
     return Terms(
-        {word: rarity(word, visible.total, having[word]) for word in words if word in kept},
+        {word: rarity(word, total, having[word]) for word in words if word in kept},
         tuple(chosen),
         tuple(word for word in words if word in kept and word not in chosen),
     )
 
 
-def _having(lookup: Lookup, visible: Visible, word: str, limit: int) -> float:
-    """How many documents have a term: counted, or, where there are more than the limit, inferred
-    from how many had to be looked at."""
-    count = looked = 0
-    for stretch in visible.stretches:
-        more, reached = lookup.count(word, stretch.low, stretch.high, limit - count)
-        count += more
-        if count >= limit:
-            return count * visible.total / (looked + reached - stretch.low + 1)
-        looked += stretch.high - stretch.low + 1
-    return float(count)
-
-
 def candidates(
-    lookup: Lookup, visible: Visible, terms: Terms, weights: Weights, effort: Effort
+    postings: Postings, visible: Visible, terms: Terms, weights: Weights, effort: Effort
 ) -> Iterator[list[int]]:
     """Ids of documents by what the chosen terms in them and beside them tell, without how often
     and how long: lists of `effort.documents` at most, the most telling first."""
-    told = _told(lookup, visible, terms, effort.postings)
+    told = _told(postings, terms, effort.postings)
     given: set[int] = set()
     for seeds in _seeds(told, effort.documents):
         window = _window(visible, told, seeds, weights)
@@ -95,23 +82,14 @@ def _seeds(told: Mapping[int, float], many: int) -> Iterator[list[int]]:
         yield from (rest[start : start + many] for start in range(many, len(rest), many))
 
 
-def _told(lookup: Lookup, visible: Visible, terms: Terms, postings: int) -> dict[int, float]:
+def _told(postings: Postings, terms: Terms, most: int) -> dict[int, float]:
     told: dict[int, float] = {}
     get = told.get
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
-        left = postings
-        for stretch in visible.stretches:
-            # Only the first may have more than all are allowed.
-            if number:
-                ids = lookup.having(term, stretch.low, stretch.high)
-            else:
-                ids = lookup.newest(term, stretch.low, stretch.high, left)
-            for id_ in ids:
-                told[id_] = get(id_, 0.0) + tells
-            left -= len(ids)
-            if left <= 0 and not number:
-                break
+        # Only the first can have more than all are allowed.
+        for id_ in postings.having(term) if number else postings.nearest(term, most):
+            told[id_] = get(id_, 0.0) + tells
     return told
 
 

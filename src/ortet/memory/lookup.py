@@ -26,6 +26,7 @@ _HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ?
 _NEWEST = _HAVING + " DESC LIMIT ?"
 _ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, length, words, counts
     FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
 _HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
 _ENDS = """SELECT ends.key, timeline, seq, time
     FROM json_each(?) AS wanted JOIN ends ON ends.key = wanted.value"""
@@ -80,7 +81,7 @@ class Lookup:
     def place(self, timeline: int, tier: Tier, seq: int) -> Place:
         """The last document of this tier at or before an event."""
         line = timeline * LINES + TIERS.index(tier)
-        row = self._connection.execute(_PLACE, (line, seq)).get
+        row = self._connection.execute(_PLACE, (line, seq)).get if seq > 0 else None
         return Place(*row) if row else Place(line * FIRST, 0)
 
     def exactly(self, timeline: int, seq: int) -> int:
@@ -116,12 +117,17 @@ class Lookup:
         return row[0], row[1] or 0
 
     def having(self, term: str, low: int, high: int) -> list[int]:
-        """Their ids, the newest first."""
-        return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)[::-1]
+        """Their ids, in order."""
+        return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
 
     def newest(self, term: str, low: int, high: int, limit: int) -> list[int]:
-        """The same, as many as that; slower for each of them."""
+        """The newest of them, which come first; slower for each of them."""
         return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
+
+    def words(self, low: int, high: int) -> list[tuple[int, str]]:
+        """(id, words) of all documents of low <= id <= high, in order."""
+        rows = self._connection.execute(_WORDS, (low, high))
+        return [(id_, words) for id_, words in rows]
 
     def entries(self, ids: Iterable[int]) -> dict[int, Entry]:
         """In the order of the ids."""

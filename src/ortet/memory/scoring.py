@@ -16,9 +16,9 @@ class Weights(msgspec.Struct, frozen=True):
     after less. Of the lists that are fused: recency and importance only decide between likes."""
 
     before: float = 0.5
-    behind: float = 0.25
-    k1: float = 1.2
-    b: float = 0.6
+    behind: float = 0.15
+    k1: float = 0.9
+    b: float = 0.4
     bm25: float = 1.0
     cosine: float = 0.5
     recency: float = 0.02
@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 # In a conversation that has just begun "and" is as rare as anything else: so many documents are
 # imagined besides, of which the commonest words are in one in three.
-_IMAGINED = 100
+_IMAGINED = 200
 _STEMS = """
     a about after all also am an and ani ar as at be becaus been befor but by can could did do doe
     dont for from get go got ha had have he her here hi him how i if im in into is it just like me

@@ -12,6 +12,7 @@ import msgspec
 from ortet.memory.candidates import Effort, Terms, candidates, choose
 from ortet.memory.index import Index
 from ortet.memory.lookup import Entry, Lookup, tier_of
+from ortet.memory.postings import Postings
 from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, ranks
 from ortet.memory.visible import Stretch, Visible, see
@@ -59,30 +60,37 @@ def search(
     words = index.words.query_terms(query.text)
     with index.reading() as lookup:
         visible = see(lookup, paths, query)
-        terms = choose(lookup, visible, words, effort)
-        hits = _by_words(lookup, visible, terms, query=query, weights=weights, effort=effort)
+        postings = Postings(lookup, visible, limit=effort.counted)
+        terms = choose(postings, visible.total, words, effort)
+        some = candidates(postings, visible, terms, weights, effort)
+        found = _enough(lookup, visible, some, query, effort.documents // 2)
+        hits = _scored(lookup, visible, found, terms.rarities, weights)
         cosines = _by_meaning(lookup, visible, near, query, hits)
     return Answer(_fused(hits, cosines, k=query.k, weights=weights, terms=terms), near.status)
 
 
-def _by_words(
+def _enough(
+    lookup: Lookup, visible: Visible, some: Iterable[list[int]], query: Query, enough: int
+) -> dict[int, Entry]:
+    """Candidates that are believed and valid, by their ids."""
+    found: dict[int, Entry] = {}
+    for ids in some:
+        found.update(_living(lookup, visible, lookup.entries(ids), query))
+        if len(found) >= enough:
+            break
+    return found
+
+
+def _scored(
     lookup: Lookup,
     visible: Visible,
-    terms: Terms,
-    *,
-    query: Query,
+    found: Mapping[int, Entry],
+    rarities: Mapping[str, float],
     weights: Weights,
-    effort: Effort,
 ) -> dict[int, _Hit]:
-    """Scored exactly: about `effort.documents` of them, by their ids."""
-    found: dict[int, Entry] = {}
-    for some in candidates(lookup, visible, terms, weights, effort):
-        found.update(_living(lookup, visible, lookup.entries(some), query))
-        if len(found) >= effort.documents // 2:
-            break
+    """With how often and how long, and what stands beside them."""
     beside = {id_: visible.beside(id_) for id_ in found}
     others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in found}
-    rarities = terms.rarities
     counted: dict[int, Counted] = {}
     for id_, entry in chain(found.items(), lookup.entries(others).items()):
         often = count_terms(entry.words, entry.counts, rarities)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ortet.memory.records import TIERS, Path, Query, Span, Tier
 class Stretch(NamedTuple):
     """Documents low <= id <= high, of one tier of one span. `before` and `behind` are what stands
     beside its ends along the path, in whatever stretch; 0: nothing. `order` is its place among
-    the stretches."""
+    the stretches, `nearer` the number of documents in those before it."""
 
     span: Span
     scope: str
@@ -23,7 +23,8 @@ class Stretch(NamedTuple):
     high: int
     before: int
     behind: int
-    order: int
+    order: int = 0
+    nearer: int = 0
 
 
 class Visible:
@@ -94,13 +95,16 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     }
     claimed: dict[int, list[tuple[int, int]]] = {}
     stretches: list[Stretch] = []
+    nearer = 0
     tokens = dict.fromkeys(TIERS, 0)
     for path in paths:
         for tier in dict.fromkeys(query.tiers):
             pieces = list(_pieces(lookup, path, tier, query.at, numbers))
+            totals = _totals(lookup, pieces)
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
-                tokens[tier] += lookup.total(stretch.high) - lookup.total(stretch.low - 1)
-                stretches.append(stretch._replace(order=len(stretches)))
+                tokens[tier] += totals(stretch.high) - totals(stretch.low - 1)
+                stretches.append(stretch._replace(order=len(stretches), nearer=nearer))
+                nearer += stretch.high - stretch.low + 1
     visible = Visible(stretches, tokens, query.at)
     for path in paths:
         for span in path.spans:
@@ -131,6 +135,12 @@ def _pieces(
             yield _Piece(span, low, high)
 
 
+def _totals(lookup: Lookup, pieces: Iterable[_Piece]) -> Callable[[int], int]:
+    """Tokens up to a document: those of whole spans have been read with their places."""
+    known = dict(place for piece in pieces for place in (piece.low, piece.high))
+    return lambda id_: known[id_] if id_ in known else lookup.total(id_)
+
+
 def _along(
     lookup: Lookup,
     scope: str,
@@ -152,7 +162,6 @@ def _along(
                 last,
                 first - 1 if first > piece.low.id + 1 else before,
                 last + 1 if last < piece.high.id else behind,
-                order=0,
             )
         others.append((low.id + 1, piece.high.id))
 

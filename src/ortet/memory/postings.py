@@ -1,0 +1,154 @@
+"""Which of the documents that can be seen have a term, and how many they are."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from ortet.memory.lookup import Lookup
+from ortet.memory.visible import Stretch, Visible
+
+FEW = 4
+"""So many stretches are asked one by one, which takes about 0.1 ms for each and each term."""
+SMALL = 500
+"""A stretch of so many documents is sooner read than asked for each of several terms."""
+AROUND = 20_000
+"""When no more documents of the file have a term, those that can be seen are picked out of them."""
+
+
+class Postings:
+    """Counts exactly as far as `limit`. There are three ways to find the same: ask the index for
+    each stretch, pick from all it has, read the documents; what else is in the file decides only
+    which of them is taken."""
+
+    def __init__(self, lookup: Lookup, visible: Visible, *, limit: int) -> None:
+        self._lookup = lookup
+        self._visible = visible
+        self._limit = limit
+        self._whole: dict[str, list[int]] = {}  # the nearest first
+
+    def count(self, terms: Iterable[str]) -> dict[str, float]:
+        """How many documents have each term: counted, or, from the limit on, inferred from how
+        many had to be looked at, the nearest stretches first."""
+        tallies = {term: _Tally(self._visible.total, self._limit) for term in terms}
+        if len(self._visible.stretches) <= FEW:
+            self._ask(tallies)
+        else:
+            self._ask({term: one for term, one in tallies.items() if not self._pick(term, one)})
+        return {term: tally.count() for term, tally in tallies.items()}
+
+    def having(self, term: str) -> list[int]:
+        """Ids of all that have it, the nearest first."""
+        if term not in self._whole:
+            stretches = self._visible.stretches
+            found = [self._lookup.having(term, one.low, one.high) for one in stretches]
+            self._whole[term] = [id_ for ids in found for id_ in reversed(ids)]
+        return self._whole[term]
+
+    def nearest(self, term: str, most: int) -> list[int]:
+        """The same, and no more than so many."""
+        if term in self._whole:
+            return self._whole[term][:most]
+        found: list[int] = []
+        for stretch in self._visible.stretches:
+            left = most - len(found)
+            found += self._lookup.newest(term, stretch.low, stretch.high, left)
+            if len(found) >= most:
+                break
+        return found
+
+    def _ask(self, tallies: dict[str, _Tally]) -> None:
+        """Stretch by stretch, until there are enough of each."""
+        many = len(self._visible.stretches) > FEW
+        open_ = dict(tallies)
+        for stretch in self._visible.stretches:
+            if not open_:
+                return
+            if many and stretch.high - stretch.low < SMALL:
+                self._read(stretch, open_)
+            else:
+                for term, tally in open_.items():
+                    tally.ask(self._lookup, term, stretch)
+            for term in [term for term, tally in open_.items() if tally.is_full]:
+                del open_[term]
+        if many:
+            for term, tally in open_.items():
+                if tally.ids is not None:
+                    self._whole[term] = tally.ids
+
+    def _read(self, stretch: Stretch, tallies: dict[str, _Tally]) -> None:
+        having: dict[str, list[int]] = {term: [] for term in tallies}
+        for id_, words in self._lookup.words(stretch.low, stretch.high):
+            for term in having.keys() & words.split(" "):
+                having[term].append(id_)
+        for term, ids in having.items():
+            tallies[term].take(ids, stretch)
+
+    def _pick(self, term: str, tally: _Tally) -> bool:
+        """Whether the file has few enough of them to look at all."""
+        stretches = self._visible.stretches
+        low = min(stretch.low for stretch in stretches)
+        high = max(stretch.high for stretch in stretches)
+        if self._lookup.count(term, low, high, AROUND)[0] >= AROUND:
+            return False
+        ids = self._lookup.having(term, low, high)
+        whole: list[int] = []
+        for stretch, some in self._sorted_out(ids):
+            if not tally.is_full:
+                tally.take(some, stretch)
+            whole += reversed(some)
+        self._whole[term] = whole
+        return True
+
+    def _sorted_out(self, ids: Sequence[int]) -> list[tuple[Stretch, list[int]]]:
+        """Ids by their stretches, as far as they are in any; ids and stretches in order."""
+        stretches = self._visible.stretches
+        if len(ids) > len(stretches):
+            return [
+                (one, list(ids[bisect_left(ids, one.low) : bisect_right(ids, one.high)]))
+                for one in stretches
+            ]
+        parts: dict[int, list[int]] = {}
+        for id_ in ids:
+            found = self._visible.stretch(id_)
+            if found is not None:
+                parts.setdefault(found.order, []).append(id_)
+        return [(stretches[order], parts[order]) for order in sorted(parts)]
+
+
+class _Tally:
+    """Counts documents that have one term, stretch by stretch."""
+
+    def __init__(self, total: int, limit: int) -> None:
+        self._total = total
+        self._limit = limit
+        self._count = 0
+        self._reached: tuple[Stretch, int] | None = None
+        self.ids: list[int] | None = []
+        """The nearest first; None: they were not all read."""
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= self._limit
+
+    def ask(self, lookup: Lookup, term: str, stretch: Stretch) -> None:
+        count, last = lookup.count(term, stretch.low, stretch.high, self._limit - self._count)
+        self.ids = None
+        self._add(count, last, stretch)
+
+    def take(self, ids: Sequence[int], stretch: Stretch) -> None:
+        count = min(len(ids), self._limit - self._count)
+        if self.ids is not None:
+            self.ids += reversed(ids)
+        self._add(count, ids[count - 1] if count else 0, stretch)
+
+    def count(self) -> float:
+        if self._reached is None:
+            return float(self._count)
+        stretch, last = self._reached
+        return self._count * self._total / (stretch.nearer + last - stretch.low + 1)
+
+    def _add(self, count: int, last: int, stretch: Stretch) -> None:
+        self._count += count
+        if self.is_full:
+            self._reached = stretch, last

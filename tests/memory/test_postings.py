@@ -1,0 +1,105 @@
+"""Which documents have a term: the same, however it is found out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from ortet.memory import postings
+from ortet.memory.candidates import Effort
+from ortet.memory.index import Index
+from ortet.memory.postings import Postings
+from ortet.memory.records import Doc, Path, Query, Span, Tier
+from ortet.memory.search import search
+from ortet.memory.visible import see
+
+WORDS = [f"term{letter}" for letter in "abcdefghijklmnop"]
+EVERY = 60
+"""Events of each timeline."""
+WAYS = {
+    "asked one by one": {"FEW": 10**6},
+    "picked": {"FEW": 0, "AROUND": 10**6},
+    "read": {"FEW": 0, "AROUND": 0, "SMALL": 10**6},
+    "asked": {"FEW": 0, "AROUND": 0, "SMALL": 0},
+    "read and asked": {"FEW": 0, "AROUND": 0, "SMALL": 35},
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    """Twelve timelines, each a fork of the one before, with words of very different frequency."""
+    made = Index(tmp_path_factory.mktemp("postings") / "index.db")
+    chance = random.Random(11)
+    tiers: list[Tier] = ["working", "working", "working", "semantic", "episodic"]
+    for line in range(12):
+        docs = []
+        for seq in range(line * EVERY + 1, (line + 1) * EVERY + 1):
+            words = [word for number, word in enumerate(WORDS) if chance.random() < 0.7**number]
+            docs.append(Doc(seq, chance.choice(tiers), " ".join(words), time=seq))
+        made.add(f"line{line}", 0, (line + 1) * EVERY, docs, [])
+    yield made
+    made.close()
+
+
+def chain(*lines: int) -> Path:
+    return Path("", [Span(f"line{line}", line * EVERY, (line + 1) * EVERY) for line in lines])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lines", [(3,), (1, 2), (0, 4, 5, 9), tuple(range(12))])
+def test_counted_and_found_alike(
+    index: Index, monkeypatch: pytest.MonkeyPatch, way: str, lines: tuple[int, ...]
+) -> None:
+    with index.reading() as lookup:
+        visible = see(lookup, [chain(*lines)], Query(""))
+        wanted = {}
+        for word in WORDS:
+            found = [
+                [id_ for id_, words in lookup.words(one.low, one.high) if word in words.split()]
+                for one in visible.stretches
+            ]
+            wanted[word] = [id_ for ids in found for id_ in reversed(ids)]
+        for name, value in WAYS[way].items():
+            monkeypatch.setattr(postings, name, value)
+        exact = Postings(lookup, visible, limit=10**6)
+        assert exact.count([*WORDS, "nowhere"]) == {
+            **{word: len(ids) for word, ids in wanted.items()},
+            "nowhere": 0,
+        }
+        assert {word: exact.having(word) for word in WORDS} == wanted
+        assert exact.nearest(WORDS[0], 7) == wanted[WORDS[0]][:7]
+
+
+def test_inferred_alike(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    inferred = []
+    for settings in WAYS.values():
+        with monkeypatch.context() as patch, index.reading() as lookup:
+            for name, value in settings.items():
+                patch.setattr(postings, name, value)
+            visible = see(lookup, [chain(*range(12))], Query(""))
+            inferred.append(Postings(lookup, visible, limit=40).count(WORDS))
+    assert inferred == [inferred[0]] * len(WAYS)
+    assert inferred[0][WORDS[0]] == visible.total  # in every one of those looked at
+    assert inferred[0][WORDS[1]] == pytest.approx(0.7 * visible.total, rel=0.25)
+
+
+def test_the_same_answers(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [chain(*range(12)), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
+    effort = Effort(postings=150, documents=30, counted=40)
+    answers = []
+    for settings in WAYS.values():
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setattr(postings, name, value)
+            answers.append(search(index, paths, Query(" ".join(WORDS), k=25), effort=effort))
+    assert answers == [answers[0]] * len(WAYS)
+    assert len(answers[0].found) == 25
+
+
+def test_nothing_to_see(index: Index) -> None:
+    with index.reading() as lookup:
+        empty = Postings(lookup, see(lookup, [], Query("")), limit=5)
+        assert empty.count(["terma"]) == {"terma": 0}
+        assert empty.having("terma") == empty.nearest("terma", 3) == []
