@@ -372,6 +372,20 @@ class TestMemory:
         assert ortet("memory", "consolidate", cwd=here).out == "0 episodes, 0 facts\n"
         assert ortet.kind("memory", "consolidate", "a b", cwd=here, code=2) == "bad_name"
 
+    def test_contradictions(self, ortet: Ortet, here: Path) -> None:
+        asked = ("memory", "contradictions", "s")
+        one = learn(ortet, here, "the port is 5432", "--about", "database")
+        assert ortet(*asked, cwd=here).out == "no contradiction\n"
+        two = learn(ortet, here, "the port is 5433", "--about", "database")
+        assert ortet(*asked, cwd=here).out.splitlines() == [
+            f"{one[-8:]}  database  the port is 5432",
+            f"{two[-8:]}            the port is 5433",
+        ]
+        (found,) = ortet.json(*asked, cwd=here)
+        assert (found["ours"]["id"], found["theirs"]["id"]) == (one, two)
+        ortet("facts", "forget", one, "-s", "s", "--why", "it moved", cwd=here)
+        assert ortet.json(*asked, cwd=here) == []
+
     def test_refresh(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             s.learn("old", scope="agent")
@@ -392,7 +406,7 @@ def test_quiet(ortet: Ortet, here: Path) -> None:
         *(["facts", "s"], ["facts", "show", id_, "-s", "s"], ["facts", "history", id_, "-s", "s"]),
         *(["facts", "forget", id_, "-s", "s"], ["milestone", "-s", "s"], ["episodes"]),
         *(["context", "x", "-s", "s"], ["context", "x", "-s", "s", "--chat"]),
-        *(["memory", "export", "s"], ["memory", "refresh", "s"]),
+        *(["memory", "export", "s"], ["memory", "refresh", "s"], ["memory", "contradictions", "s"]),
     ):
         done = ortet(*words, "-q", cwd=here)
         assert (done.out, done.err) == ("", ""), words
@@ -402,7 +416,10 @@ def test_quiet(ortet: Ortet, here: Path) -> None:
     "words",
     [
         *(["facts", verb] for verb in ("ls", "show", "forget", "history")),
-        *(["memory", verb] for verb in ("export", "diff", "consolidate", "refresh")),
+        *(
+            ["memory", verb]
+            for verb in ("export", "diff", "contradictions", "consolidate", "refresh")
+        ),
     ],
 )
 def test_help_of_verbs_in_groups(ortet: Ortet, tmp_path: Path, words: list[str]) -> None:

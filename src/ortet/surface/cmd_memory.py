@@ -1,4 +1,4 @@
-"""memory export/diff/consolidate/refresh: memory as a whole."""
+"""memory export/diff/contradictions/consolidate/refresh: memory as a whole."""
 
 from __future__ import annotations
 
@@ -127,6 +127,26 @@ def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
     call.emit(render.fields(found), [*call.table(rows), end])
 
 
+@verb("contradictions")
+@session_either
+def memory_contradictions(call: Call, session: str | None) -> None:
+    """List facts that are believed and cannot both be true, the older of two first.
+
+    Nothing is given up by itself: `ortet learn --supersedes` or `ortet facts forget` settles one.
+
+    \b
+    Example:
+      ortet memory contradictions fix-42
+    """
+    found = read(call, session).contradictions()
+    rows = [
+        (tail(fact.id), render.line(one.about) if fact is one.ours else "", render.line(fact.text))
+        for one in found
+        for fact in (one.ours, one.theirs)
+    ]
+    call.emit([render.fields(one) for one in found], call.table(rows) or ["no contradiction"])
+
+
 @verb("refresh")
 @session_either
 def memory_refresh(call: Call, session: str | None) -> None:
@@ -147,5 +167,11 @@ def memory_refresh(call: Call, session: str | None) -> None:
     call.emit(data, [f"{len(after - before)} learned, {len(before - after)} given up"])
 
 
-for _command in (memory_export, memory_diff, memory_consolidate, memory_refresh):
+for _command in (
+    memory_export,
+    memory_diff,
+    memory_contradictions,
+    memory_consolidate,
+    memory_refresh,
+):
     memory.add_command(_command)
