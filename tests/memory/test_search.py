@@ -374,6 +374,31 @@ class TestMeaning:
         found = world.ask("unheard", HERE, vectors=near, at=65).found
         assert [one.seq for one in found] == [6]
 
+    def test_it_is_asked_for_what_is_asked_for(self, world: World) -> None:
+        world.say(MAIN, *TALK)
+        world.say(LEFT, *TALK, start=5)
+        near = Nearby((MAIN, 2, 0.5))
+        path = on((MAIN, 0, 4), (LEFT, 4, 10))
+        world.ask("unheard", path, vectors=near, at=60)
+        assert near.asked[-1][0] == [Span(LEFT, 4, 6), Span(MAIN, 0, 4)]
+        world.ask("unheard", path, vectors=near, after=20, at=40)
+        assert near.asked[-1][0] == [Span(MAIN, 1, 4)]
+
+    def test_more_are_asked_for_when_the_nearest_are_gone(self, world: World) -> None:
+        for seq in range(1, 400):
+            world.learn(MAIN, seq, "over", f"f{seq}")
+            world.end(MAIN, seq + 1, f"f{seq}")
+        world.learn(MAIN, 401, "still", "g")
+
+        class Ordered(Nearby):
+            def rank(
+                self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int
+            ) -> Near:
+                return Near([(MAIN, seq, 1 / seq) for seq in range(1, 402)][:limit])
+
+        found = world.ask("unheard", on((MAIN, 0, 401)), vectors=Ordered()).found
+        assert [one.key for one in found] == ["g"]
+
     def test_how_it_took_part(self, world: World) -> None:
         world.say(MAIN, *TALK)
         answer = world.ask("sardines", HERE, vectors=Nearby(status="failed: no answer"))

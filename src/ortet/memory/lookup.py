@@ -19,6 +19,7 @@ _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _PLACE = "SELECT rowid, total FROM docs WHERE line = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 _EXACTLY = "SELECT id FROM docs WHERE line = ? AND seq = ?"
 _TIME = "SELECT time FROM docs WHERE id = ?"
+_SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
 _COUNT = """SELECT count(*), max(rowid) FROM (SELECT rowid FROM terms
     WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"""
@@ -91,6 +92,10 @@ class Lookup:
             if row is not None:
                 return int(row)
         return 0
+
+    def seq(self, id_: int) -> int:
+        """At which event a document is."""
+        return int(self._connection.execute(_SEQ, (id_,)).get)
 
     def until(self, low: Place, high: Place, time: int) -> Place:
         """The last of low.id < id <= high.id that happened by then; `low`: none. Times along a

@@ -17,6 +17,9 @@ from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, ranks
 from ortet.memory.visible import Stretch, Visible, see
 
+_MORE = 16
+"""So many times more are asked for by meaning, when those that were found are all gone."""
+
 
 class Near(msgspec.Struct, frozen=True):
     """Memories by meaning: (timeline, seq, cosine), the nearest first. `status` as in Answer."""
@@ -54,9 +57,27 @@ def search(
     weights = weights or Weights()
     effort = (effort or Effort()).for_many(query.k)
     near = Near([], "")
+    limit = effort.documents
     if vectors is not None and query.text.strip():
-        spans = [span for path in paths for span in path.spans if span.upto > span.after]
-        near = vectors.rank(spans, query.tiers, query.text, effort.documents)
+        spans = _spans(index, paths, query)
+        near = vectors.rank(spans, query.tiers, query.text, limit)
+    answer = _answer(index, paths, query, near=near, weights=weights, effort=effort)
+    if vectors is not None and len(near.places) >= limit and len(answer.found) < query.k:
+        # What is believed no longer has taken all the places.
+        near = vectors.rank(spans, query.tiers, query.text, limit * _MORE)
+        answer = _answer(index, paths, query, near=near, weights=weights, effort=effort)
+    return answer
+
+
+def _answer(
+    index: Index,
+    paths: Sequence[Path],
+    query: Query,
+    *,
+    near: Near,
+    weights: Weights,
+    effort: Effort,
+) -> Answer:
     words = index.words.query_terms(query.text)
     with index.reading() as lookup:
         visible = see(lookup, paths, query)
@@ -67,6 +88,14 @@ def search(
         hits = _scored(lookup, visible, found, terms.rarities, weights)
         cosines = _by_meaning(lookup, visible, near, query, hits)
     return Answer(_fused(hits, cosines, k=query.k, weights=weights, terms=terms), near.status)
+
+
+def _spans(index: Index, paths: Sequence[Path], query: Query) -> list[Span]:
+    """Those of the paths, cut by time: what is not asked for must take nobody's place."""
+    if not query.at and not query.after:
+        return [span for path in paths for span in path.spans if span.upto > span.after]
+    with index.reading() as lookup:
+        return see(lookup, paths, query).spans(lookup)
 
 
 def _enough(

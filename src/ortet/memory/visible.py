@@ -67,6 +67,15 @@ class Visible:
             id_ + 1 if id_ < found.high else found.behind,
         )
 
+    def spans(self, lookup: Lookup) -> list[Span]:
+        """As much of the timelines as there is to be found: no more events than that."""
+        ends: dict[str, tuple[int, int]] = {}
+        for stretch in self.stretches:
+            first, last = lookup.seq(stretch.low), lookup.seq(stretch.high)
+            low, high = ends.get(stretch.span.timeline, (first, last))
+            ends[stretch.span.timeline] = min(low, first), max(high, last)
+        return [Span(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
+
     def holds(self, end: Ended) -> bool:
         """Whether it has been heard here that something ended."""
         return (not self._at or end.time <= self._at) and any(
