@@ -129,5 +129,5 @@ def _of_us(clause: str, who: str) -> Statement | None:
     """Whom `we` means is not known, so who said it is."""
     if clause[:3].casefold() != "we ":
         return None
-    found = of_thing(f"Names {clause[3:]}")
+    found = of_thing(f"the team {clause[3:]}")
     return found and Statement(f"according to {who}, we {clause[3:]}", who, 0.75)

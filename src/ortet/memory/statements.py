@@ -57,8 +57,8 @@ _NOUN_ME = re.compile(r"\b(?:I|I['’]\w+|we|us|you|your|yours)\b", re.I)
 _THEIRS = ((r"my", "their"), (r"me", "them"), (r"mine", "theirs"), (r"myself", "themselves"))
 _POINTING = re.compile(
     r"(?:it|this|that|these|those|them|they|he|she|him|her|one|ones|you|your|yours|how|what|when"
-    r"|where|to (?:say|think|know|ask|see|bother|hear|go)|the (?:way|idea|look|sound|approach|first"
-    r"|second|last|other|new|old|latter|former|same|result|plan))\b",
+    r"|where|not to|to (?:say|think|know|ask|see|bother|hear|go)|the (?:way|idea|look|sound"
+    r"|approach|first|second|last|other|new|old|latter|former|same|result|plan))\b",
     re.I,
 )
 """What cannot be understood away from its conversation."""
@@ -73,7 +73,8 @@ _ME = re.compile(
 )
 _PLACE = r"(?:in|at|near|on|with|between|by)\b"
 _KIN = (
-    r"(?:an?|no|one|two|three|four|five|\d+)\b.*\b(?:sons?|daughters?|kids?|child(?:ren)?|dogs?"
+    r"(?:an?|no|one|two|three|four|five|\d+)(?: (?!about|for|on|of)\w+){0,2} (?:sons?"
+    r"|daughters?|kids?|child(?:ren)?|dogs?"
     r"|cats?|pets?|brothers?|sisters?|siblings?|wife|husband|partner|twins?|allerg(?:y|ies)|degree"
     r"|phd|background|car|bike)(?:,|$| (?:named|called|who|and|in|with|at|to|from)\b)"
     r"|(?:asthma|diabetes|celiac|dyslexia|adhd|migraines)\b"
@@ -173,8 +174,15 @@ def _of_theirs(rest: str, who: str) -> Statement | None:
 _CONDUCT = re.compile(
     r"(?:please )?(?P<rule>(?:always|never|do not ever|don['’]t ever) [a-z]+ .+)", re.I
 )
+_NO_CONDUCT = re.compile(
+    r"(?:always|never) (?:mind|an?|the|been|was|had|in|on|at|before|once|happy|glad|nice|fun|good"
+    r"|great|ready|ever|got|saw|seen|heard|knew|thought|forget)\b",
+    re.I,
+)
 _HENCEFORTH = re.compile(
-    r"(?:from now on|going forward|in (?:the )?future|as of now|henceforth),? (?P<rule>.+)", re.I
+    r"(?:from now on|going forward|in (?:the )?future|as of now|henceforth),? (?:please )?"
+    r"(?P<rule>.+)",
+    re.I,
 )
 _REMEMBER = re.compile(
     r"(?:please )?(?:(?:remember|note|keep in mind|don['’]t forget|do not forget|be aware)"
@@ -192,7 +200,7 @@ def rule_of(sentence: str) -> Statement | None:
     if found is not None and not _POINTING.match(found["rule"]):
         return Statement(found["rule"], RULES, 0.9)
     found = _CONDUCT.match(bare)
-    if found is None or re.match(r"(?:always|never) (?:mind|a|the|been|was|had)\b", bare, re.I):
+    if found is None or _NO_CONDUCT.match(bare):
         return None
     return Statement(found["rule"], RULES, 0.85)
 
@@ -221,9 +229,12 @@ _NO_SUBJECT = re.compile(
     r"|some(?:one|body|thing)|any(?:one|body|thing)|every(?:one|body|thing)|no(?:body|thing| one)"
     r"|people|things?|one|then|and|but|or|as|both|most|some|many|few|others?|let's|please|because"
     r"|problem|issue|question|point|reason|idea|answer|goal|next|first|second|rest|latter|former"
-    r"|results?|errors?|bugs?|fix|solution|trick|way|truth|fact|catch|news|same|best|only|output)\b",
+    r"|results?|errors?|bugs?|fix|solution|trick|way|truth|fact|catch|news|same|best|only|output|PR|MR"
+    r"|pull request|merge request|ticket|commit|patch|diff|review)\b",
     re.I,
 )
+_DETERMINERS = ("the", "our", "all", "every", "each", "a", "an")
+_OF_MINE = re.compile(r"\b(?:me|my|mine|myself)\b", re.I)
 _NOT_LASTING = re.compile(
     r"(?:that|to|because|why|what|when|where|how|as|like|about|so|too|very|really|quite|pretty|more"
     r"|less|better|worse|best|worst|also|now|just|still|back|down|up|broken|failing|red|green|ready"
@@ -234,7 +245,8 @@ _NOT_LASTING = re.compile(
     re.I,
 )
 _SAYS_WHAT = re.compile(
-    r"(?:called|named|written in|stored|located|hosted|based|deployed|owned|run by|maintained"
+    r"(?:called (?!once|twice|when|by|from|after|before|in|on|for|with|again)|named "
+    r"|written in|stored|located|hosted|based|deployed|owned|run by|maintained"
     r"|required|mandatory|forbidden|allowed|disabled|enabled|deprecated|optional|read-only"
     r"|case-sensitive|an? |the |at |in |on |always |never )",
     re.I,
@@ -249,18 +261,23 @@ def of_thing(clause: str, *, hard: bool = False) -> Statement | None:
         return None
     subject, verb, rest = found["subject"].strip("`"), found["verb"].lower(), found["rest"]
     plain = found["the"] is None and subject[:1].islower() and not _HARD.search(subject)
-    if _NO_SUBJECT.search(subject) or _POINTING.match(rest) or _NOUN_ME.search(rest):
+    if subject.lower() in _DETERMINERS or _NO_SUBJECT.search(subject):
+        return None
+    if _POINTING.match(rest) or _NOUN_ME.search(rest) or _OF_MINE.search(rest):
         return None
     if hard and not _HARD.search(rest):
         return None
     if re.fullmatch(_BE, verb):
-        lasting = _SAYS_WHAT.match(rest) or _HARD.search(rest)
+        lasting = _SAYS_WHAT.match(rest) or _HARD.search(rest.split(" ", 1)[0])
         if _NOT_LASTING.match(rest) or not lasting or plain:
             return None
         confidence = 0.75
     else:
         named = re.match(r"needs?|requires?|must", verb)
-        if rest.lower().startswith("to ") or (plain and not (named and subject.endswith("s"))):
+        bare = found["the"] is None and " " not in subject and subject.endswith("s")
+        if rest.lower().startswith("to ") or (plain and not (named and bare)):
             return None
+        if bare and not _HARD.search(rest):
+            return None  # "kids need sleep": of none in particular
         confidence = 0.8
     return Statement(clause, subject, confidence)
