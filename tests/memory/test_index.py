@@ -70,7 +70,7 @@ def count(index: Index, term: str, timeline: str = LINE) -> int:
         number, _ = lookup.timeline(timeline)
         last = lookup.place(number, "working", 1 << 30)
         low = last.id // FIRST * FIRST + 1
-        return lookup.count(term, low, max(low, last.id), 10_000)[0]
+        return len(lookup.having(term, low, max(low, last.id)))
 
 
 def whole(index: Index, many: int = 40) -> bool:

@@ -21,10 +21,9 @@ _EXACTLY = "SELECT id FROM docs WHERE line = ? AND seq = ?"
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
-_COUNT = """SELECT count(*), max(rowid) FROM (SELECT rowid FROM terms
-    WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"""
 _HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
 _NEWEST = _HAVING + " DESC LIMIT ?"
+_REACHED = _HAVING + " LIMIT 1 OFFSET ?"
 _ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, length, words, counts
     FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
 _WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
@@ -115,14 +114,13 @@ class Lookup:
         """All tokens of its line up to this document, which may be the line's beginning."""
         return int(self._connection.execute(_TOTAL, (id_,)).get or 0)
 
-    def count(self, term: str, low: int, high: int, limit: int) -> tuple[int, int]:
-        """How many documents of low <= id <= high have it; when they are as many as the limit,
-        the second is where that was reached."""
-        row = self._connection.execute(_COUNT, (_quoted(term), low, high, limit)).get
-        return row[0], row[1] or 0
+    def reached(self, term: str, low: int, high: int, many: int) -> int:
+        """The first of low <= id <= high by which so many documents have it; 0: fewer have."""
+        row = self._connection.execute(_REACHED, (_quoted(term), low, high, many - 1)).get
+        return int(row or 0)
 
     def having(self, term: str, low: int, high: int) -> list[int]:
-        """Their ids, in order."""
+        """Ids of those that have it, in order."""
         return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
 
     def newest(self, term: str, low: int, high: int, limit: int) -> list[int]:

@@ -71,10 +71,8 @@ class Postings:
                     tally.ask(self._lookup, term, stretch)
             for term in [term for term, tally in open_.items() if tally.is_full]:
                 del open_[term]
-        if many:
-            for term, tally in open_.items():
-                if tally.ids is not None:
-                    self._whole[term] = tally.ids
+        for term, tally in open_.items():
+            self._whole[term] = tally.ids
 
     def _read(self, stretch: Stretch, tallies: dict[str, _Tally]) -> None:
         having: dict[str, list[int]] = {term: [] for term in tallies}
@@ -89,7 +87,7 @@ class Postings:
         stretches = self._visible.stretches
         low = min(stretch.low for stretch in stretches)
         high = max(stretch.high for stretch in stretches)
-        if self._lookup.count(term, low, high, AROUND)[0] >= AROUND:
+        if self._lookup.reached(term, low, high, AROUND):
             return False
         ids = self._lookup.having(term, low, high)
         whole: list[int] = []
@@ -124,31 +122,30 @@ class _Tally:
         self._limit = limit
         self._count = 0
         self._reached: tuple[Stretch, int] | None = None
-        self.ids: list[int] | None = []
-        """The nearest first; None: they were not all read."""
+        self.ids: list[int] = []
+        """The nearest first; all of them, unless it is full."""
 
     @property
     def is_full(self) -> bool:
         return self._count >= self._limit
 
     def ask(self, lookup: Lookup, term: str, stretch: Stretch) -> None:
-        count, last = lookup.count(term, stretch.low, stretch.high, self._limit - self._count)
-        self.ids = None
-        self._add(count, last, stretch)
+        left = self._limit - self._count
+        last = lookup.reached(term, stretch.low, stretch.high, left)
+        if last:
+            self._count, self._reached = self._limit, (stretch, last)
+        else:
+            self.take(lookup.having(term, stretch.low, stretch.high), stretch)
 
     def take(self, ids: Sequence[int], stretch: Stretch) -> None:
-        count = min(len(ids), self._limit - self._count)
-        if self.ids is not None:
-            self.ids += reversed(ids)
-        self._add(count, ids[count - 1] if count else 0, stretch)
+        left = self._limit - self._count
+        self._count += len(ids)
+        self.ids += reversed(ids)
+        if self.is_full:
+            self._count, self._reached = self._limit, (stretch, ids[left - 1])
 
     def count(self) -> float:
         if self._reached is None:
             return float(self._count)
         stretch, last = self._reached
         return self._count * self._total / (stretch.nearer + last - stretch.low + 1)
-
-    def _add(self, count: int, last: int, stretch: Stretch) -> None:
-        self._count += count
-        if self.is_full:
-            self._reached = stretch, last
