@@ -83,6 +83,8 @@ def test_lock_files_record_no_address() -> None:
         "bench-peers.txt",
         "dev.txt",
         "language-server.txt",
+        "memory-peers.txt",
+        "minilm.txt",
         "run.txt",
     ]
     for lock in locks:
