@@ -22,6 +22,7 @@ from ortet.errors import (
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
     from ortet.journal.upcast import upcast
+    from ortet.memory.embedders import Embedder
     from ortet.session.actions import action
     from ortet.session.hub import Hub
     from ortet.session.session import Session
@@ -52,11 +53,16 @@ __all__ = [
 ]
 
 
-def open(url: str | os.PathLike[str] | None = None) -> Hub:
-    """Open a store; by default $ORTET_URL, the nearest .ortet file or the user's data directory."""
+def open(
+    url: str | os.PathLike[str] | None = None, *, embedder: Embedder | str | None = None
+) -> Hub:
+    """Open a store; by default $ORTET_URL, the nearest .ortet file or the user's data directory.
+
+    `embedder` finds memories by meaning, too: "wordllama", "minilm" or one of your own.
+    """
     from ortet.config import open_hub  # lazily: `ortet --version` must not load a database
 
-    return open_hub(url)
+    return open_hub(url, embedder=embedder)
 
 
 _LAZY = {

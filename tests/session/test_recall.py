@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -352,3 +353,60 @@ class TestContext:
             assert s.working() == first
             s.advance()
             assert s.working().current == "b"
+
+
+class Counting:
+    """An embedder by letters, that counts how often it is asked and fails when told to."""
+
+    name = "letters"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.broken = ""
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        self.asked += texts
+        return [[float(text.count(letter)) + 0.01 for letter in "abcdefgh"] for text in texts]
+
+
+class TestMeaning:
+    def test_what_has_no_word_of_the_question(self, store: Path) -> None:
+        with open_hub(store, embedder=Counting()) as hub, hub.session("s") as s:
+            s.say("user", "zzz aaa")
+            s.say("user", "xyz bbbb")
+            found = s.recall("bbb", 1, explain=True)
+            assert (found[0].text, found.dense) == ("xyz bbbb", "all")
+            assert found[0].scores
+            assert found[0].scores.cosine_rank == 1
+
+    def test_nothing_is_embedded_twice(self, store: Path) -> None:
+        embedder = Counting()
+        with open_hub(store, embedder=embedder) as hub, hub.session("s") as s:
+            s.say("user", "abc")
+            s.learn("abc")
+            then = s.commit()
+            s.recall("a")
+            (kid,) = s.fork(1)
+            kid.recall("a")
+            s.say("user", "def")
+            s.restore(then.oid)
+            s.recall("a")
+            assert sorted(embedder.asked).count("abc") == 1
+
+    def test_one_that_fails_is_told(self, store: Path) -> None:
+        embedder = Counting()
+        embedder.broken = "out of order"
+        with open_hub(store, embedder=embedder) as hub, hub.session("s") as s:
+            s.say("user", "the cabbage is green")
+            found = s.recall("cabbage")
+            assert [hit.text for hit in found] == ["the cabbage is green"]
+            assert "out of order" in found.dense
+
+    def test_one_that_is_not_installed_is_told(self, store: Path) -> None:
+        with open_hub(store, embedder="sentence-transformers:x") as hub, hub.session("s") as s:
+            s.say("user", "the cabbage is green")
+            found = s.recall("cabbage")
+            assert len(found) == 1
+            assert "pip install" in found.dense

@@ -253,7 +253,7 @@ def document(event: Event) -> Doc | None:
             seq,
             "episodic",
             episode.summary,
-            episode.time,
+            time,
             key=episode.id,
             about=episode.outcome,
             importance=episode.importance,
