@@ -1,5 +1,5 @@
 """The one embedder of all systems in the memory part: wordllama, 256 numbers a text, from its
-wheel. What was embedded once is kept, so that no system's time has the embedding of the query."""
+wheel. Questions are embedded before they are asked, so that no system's time has that in it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class Embedder:
         self._model = package.WordLlama.load(cache_dir=home, disable_download=True)
         self._known: dict[str, Any] = {}
 
+    def prepare(self, texts: Sequence[str]) -> None:
+        """They will be asked for, one at a time."""
+        for text, vector in zip(texts, self._model.embed(list(texts), norm=True), strict=True):
+            self._known[text] = vector
+
     def embed(self, texts: Sequence[str]) -> Any:
-        numpy: Any = import_module("numpy")
-        new = list(dict.fromkeys(text for text in texts if text not in self._known))
-        if new:
-            for text, vector in zip(new, self._model.embed(new, norm=True), strict=True):
-                self._known[text] = vector
-        return numpy.stack([self._known[text] for text in texts])
+        if len(texts) == 1 and texts[0] in self._known:
+            return self._known[texts[0]][None, :]
+        return self._model.embed(list(texts), norm=True)
 
     def lists(self, texts: Sequence[str]) -> list[list[float]]:
         """For those who want plain numbers."""

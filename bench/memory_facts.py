@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,6 +88,7 @@ class Tables(msgspec.Struct, frozen=True):
     friend: list[Topic]
 
 
+@cache
 def tables() -> Tables:
     return msgspec.convert(tomllib.loads(TABLE.read_text()), Tables)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -22,6 +23,12 @@ from memory_facts import Asked, Exchange, Fact, Speaker, Told, Topic
 
 Half = Literal["choose", "report"]
 NAMES = "Maya Jonas Priya Elliot Carmen Felix Nadia Owen Greta Samir Helen Diego".split()  # noqa: SIM905
+STRANGERS = """
+Abel Bruna Cyril Dalia Emre Fiona Gustav Hana Ivo Judith Karim Lena Milos Nerea Otto
+Petra Quentin Rosa Stellan Tilda Umberto Vera Wanda Xavier Ylva Zoran Agnes Boris Clara
+Darius Edda Flavio Gloria Henrik Ines Jarek Kamila Ludwig Mirela Nils Odile Pavel Renata
+Silvio Teodor Ursula Viktor Wilma Yusuf Zelda
+""".split()  # noqa: SIM905
 SMALLTALK = Path(__file__).with_name("memory_smalltalk.toml")
 BEGIN = datetime(2024, 1, 8, 18, tzinfo=UTC)
 SECOND = 1_000_000_000
@@ -56,23 +63,56 @@ def dialogues(half: Half, count: int) -> list[Dialogue]:
     return [dialogue(half, number) for number in range(count)]
 
 
-def dialogue(half: Half, number: int) -> Dialogue:
-    """The same for the same arguments, always. Every third is with an assistant."""
-    chance = Random(f"ortet memory {half} {number}")
-    maker = _Maker(chance, half, assistant=number % 3 == 2)
+def dialogue(half: Half, number: int, *, strangers: bool = False) -> Dialogue:
+    """The same for the same arguments, always. Every third is with an assistant; strangers are
+    people whom no question names."""
+    chance = Random(f"ortet memory {half} {number} {strangers}")
+    names = chance.sample(STRANGERS if strangers else NAMES, 2)
+    maker = _Maker(chance, half, names, assistant=number % 3 == 2 and not strangers)
     maker.plant()
     return maker.laid_out(f"{half}-{number}")
+
+
+def haystack(count: int) -> Dialogue:
+    """As many turns in one long talk of many people; a few dialogues in it are asked about, by the
+    names of those who spoke, and these names stand in no other."""
+    free, asked = set(NAMES), []
+    for number in range(200):
+        if number % 3 == 2:
+            continue
+        one = dialogue("report", number)
+        names = {turn.text.partition(":")[0] for turn in one.turns}
+        if names <= free:
+            free -= names
+            asked.append(one)
+    asked = asked[: max(1, count // 4000)]
+    apart = count // (len(asked) + 1)
+    turns: list[Turn] = []
+    questions: list[Question] = []
+    number = 0
+    while len(turns) < count:
+        first = len(turns)
+        due = asked and first >= count - apart * len(asked) - apart // 2
+        one = asked.pop() if due else dialogue("choose", number, strangers=True)
+        number += not due
+        turns += [msgspec.structs.replace(turn, id=first + turn.id) for turn in one.turns]
+        if due:
+            questions += [
+                Question(ask.kind, ask.text, [first + place for place in ask.evidence])
+                for ask in one.questions
+            ]
+    return Dialogue("haystack", turns[:count], questions)
 
 
 class _Maker:
     """Collects exchanges and questions, then lays them out in sessions."""
 
-    def __init__(self, chance: Random, half: Half, *, assistant: bool) -> None:
+    def __init__(self, chance: Random, half: Half, names: list[str], *, assistant: bool) -> None:
         self._chance = chance
         self._assistant = assistant
-        self._names = chance.sample(NAMES, 2)
+        self._names = names
         self._tables = facts.tables()
-        self._small: dict[str, Any] = tomllib.loads(SMALLTALK.read_text())
+        self._small = _small_talk()
         topics = self._tables.topic
         told = [topic for topic in topics if not topic.from_assistant or assistant]
         self._asked_of = told[half == "report" :: 2]
@@ -340,3 +380,8 @@ class _Maker:
 def _inside(text: str) -> str:
     """As it is written inside a sentence."""
     return text[0].lower() + text[1:]
+
+
+@cache
+def _small_talk() -> dict[str, Any]:
+    return tomllib.loads(SMALLTALK.read_text())

@@ -1,14 +1,17 @@
 """bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
-files, sessions and live machines: a run of one leaves the figures of the others as they are."""
+files, sessions, live machines and memory: a run of one leaves the figures of the others as they
+are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 import live_rows
+import memory_rows
+import memory_tables
 import rows as file_rows
 import session_rows
 from measure import Sample
@@ -23,6 +26,10 @@ Ratio: the peer's p50 over Ortet's.
 QUICK = "\n**A quick run on little data: not the one the targets are about.**\n"
 
 
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head and body."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """A section of its own: written whole, by one run."""
 
@@ -30,6 +37,7 @@ class Part(msgspec.Struct, frozen=True):
     title: str
     about: str
     rows: Sequence[Row]
+    tables: Callable[[Found], Iterable[Table]] = lambda _: ()
 
 
 FILES = Part(
@@ -70,7 +78,24 @@ program inside, that looks at the clock every half millisecond, did not run.
 """,
     live_rows.ROWS,
 )
-PARTS = {part.key: part for part in (FILES, SESSION, LIVE)}
+MEMORY = Part(
+    "memory",
+    "Memory",
+    """\
+Questions about long dialogues that are made from fixed seeds (`bench/memory_talk.py`): hundreds of
+turns, most of them never asked for; six kinds of questions, whose evidence is one turn or two. All
+figures are of the half of the dialogues that no weight was chosen by, and whose topics the other
+half does not ask about. Every system is given the same texts, one memory a turn, and the same
+embedder (wordllama, 256 numbers); each runs in a process of its own, one after the other, without
+a network. Questions are embedded before the time is taken. Vectors and words of Ortet are found
+through `s.recall`, of which the text is looked up in the dialogue. With 100 000 memories only what
+holds them in reasonable time is compared; all are with 10 000. The search alone, pruned and not,
+is on the 100 000, among which few dialogues are asked about.
+""",
+    memory_rows.ROWS,
+    memory_tables.quality,
+)
+PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY)}
 
 
 def line(sample: Sample) -> str:
@@ -99,6 +124,7 @@ def render(part: Part, facts: dict[str, str], found: Found, *, quick: bool) -> s
             table(["", "asked", "measured: p50 (p95)", ""], _targets(part, found)),
             "\n### Beside the peers\n",
             table(["", "system", "p50", "p95", "n", "ratio", ""], _comparison(part, found)),
+            *_tables(part, found),
             "\n### Host\n",
             host,
             "",
@@ -127,11 +153,15 @@ def table(head: list[str], body: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def _tables(part: Part, found: Found) -> list[str]:
+    return [f"\n### {title}\n\n{table(head, body)}" for title, head, body in part.tables(found)]
+
+
 def _targets(part: Part, found: Found) -> list[list[str]]:
     lines = []
     for row in part.rows:
         mine = [sample for sample in found if sample.row == row.key and _ours(sample)]
-        if mine:
+        if mine and row.listed:
             verdict = {True: "reached", False: "**missed**", None: ""}[row.verdict(found)]
             lines.append([row.title, row.asked, _cell(mine, row.unit), verdict])
     return lines
@@ -149,7 +179,7 @@ def _cell(samples: Found, unit: str) -> str:
 def _comparison(part: Part, found: Found) -> list[list[str]]:
     lines = []
     for row in part.rows:
-        samples = _beside(row, found)
+        samples = _beside(row, found) if row.listed else []
         ours = next((sample.p50 for sample in samples if _ours(sample)), None)
         for index, sample in enumerate(samples):
             title = f"{row.title}, {row.unit}" if index == 0 else ""

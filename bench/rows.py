@@ -19,6 +19,7 @@ class Row(msgspec.Struct, frozen=True):
     unit: str
     asked: str
     verdict: Judge = lambda _: None
+    listed: bool = True  # else it is shown in a table of its part's own
 
 
 def p50(found: Found, row: str, system: str) -> float | None:

@@ -14,6 +14,10 @@ import host
 import live_plan
 import live_side
 import measure
+import memory_embedder
+import memory_peers
+import memory_plan
+import memory_side
 import ortet_side
 import peer_side
 import report
@@ -82,7 +86,17 @@ def of_live(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
     return {"peers": host.say(program, "--version")}, live_side.all_rows(plan)
 
 
-MEASURE = {"files": of_files, "session": of_session, "live": of_live}
+def of_memory(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    peers = not options.no_peers
+    python = memory_peers.environment(cache) if peers else Path(sys.executable)
+    counts = memory_plan.QUICK if options.quick else memory_plan.FULL
+    dense = peers or memory_embedder.available()
+    plan = memory_plan.Plan(place, counts, python, dense, peers, frozenset(options.only))
+    facts = {"peers": memory_peers.versions(python)} if peers else {}
+    return facts, memory_side.all_rows(plan)
+
+
+MEASURE = {"files": of_files, "session": of_session, "live": of_live, "memory": of_memory}
 
 
 def measured(part: report.Part, options: argparse.Namespace, cache: Path) -> str:

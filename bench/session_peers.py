@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,17 @@ TURNS = {
 STEPS = {"DBOS": "dbos"}
 
 
-def environment(cache: Path) -> Path:
+def environment(cache: Path, pins: Path = PINS) -> Path:
     """The Python of a virtual environment with the pinned peers, made when there is none."""
-    mark = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    mark = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:12]
     root = cache / f"peers-{mark}"
     python, done = root / "bin" / "python", root / "done"
     if not done.exists():
-        print(f"installing {PINS.name}", file=sys.stderr)
+        print(f"installing {pins.name}", file=sys.stderr)
         shutil.rmtree(root, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(root)], check=True)
         words = ["-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
-        subprocess.run([str(python), *words, "--require-hashes", "-r", str(PINS)], check=True)
+        subprocess.run([str(python), *words, "--require-hashes", "-r", str(pins)], check=True)
         done.touch()
     return python
 
@@ -78,7 +78,14 @@ class Peer:
 
 
 @contextmanager
-def running(python: Path, kinds: dict[str, str], place: Path) -> Iterator[Sequence[Peer]]:
+def running(
+    python: Path,
+    kinds: dict[str, str],
+    place: Path,
+    *,
+    child: Path = CHILD,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Sequence[Peer]]:
     """All of them at once, so that they can take turns; none outlives the block."""
     started: list[Peer] = []
     processes: list[subprocess.Popen[str]] = []
@@ -87,11 +94,11 @@ def running(python: Path, kinds: dict[str, str], place: Path) -> Iterator[Sequen
             home = place / kind
             home.mkdir(parents=True)
             process = subprocess.Popen(
-                [str(python), str(CHILD), kind, str(home)],
+                [str(python), str(child), kind, str(home)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "PYTHONWARNINGS": "ignore"},
+                env={**os.environ, "PYTHONWARNINGS": "ignore", **(environ or {})},
             )
             processes.append(process)
             started.append(Peer(name, process, home))

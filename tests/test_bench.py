@@ -1,4 +1,5 @@
-"""The benchmark itself: session and live parts run, small, and keep what they did not measure."""
+"""The benchmark itself: session, live and memory parts run, small, and keep what they did not
+measure; the dialogues of the memory part are as they say, and its measures are right."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from ortet.machine.mounts import privileged
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 ROWS = BENCH.with_name("live_rows.py")
+HALVES = ("choose", "report")
 OTHER = "<!-- part: files -->\n\n## Files and machines\n\nas it was\n"
 
 
@@ -62,3 +66,104 @@ def test_the_live_part_runs_beside_raw_criu(tmp_path: Path) -> None:
 
 def live_titles() -> list[str]:
     return re.findall(r'^ +Row\(\s*"live-[^"]+",\s*"([^"]+)"', ROWS.read_text(), re.MULTILINE)
+
+
+def test_the_memory_part_runs_without_peers(tmp_path: Path) -> None:
+    output = tmp_path / "RESULTS.md"
+    output.write_text(f"# Results\n\n{OTHER}")
+    done = run(tmp_path, "--part", "memory", "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    text = output.read_text()
+    assert OTHER in text
+    for row in ("by text, 100 000", "pruned", "new process", "resident", "learn a fact", "fork of"):
+        assert row in text
+    for title in ("recall@5, %", "recall@10, %", "recall@20, %", "MRR, %", "nDCG@10, %"):
+        assert f"### {title}" in text
+    assert "| ortet, text |" in text
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the benchmark by its name."""
+    monkeypatch.syspath_prepend(str(BENCH.parent))
+    return import_module
+
+
+def test_measures_of_a_ranking(module: Any) -> None:
+    metrics = module("memory_metrics")
+    assert metrics.recall([3, 1, 2], [1, 9], 1) == 0
+    assert metrics.recall([3, 1, 2], [1, 9], 2) == 0.5
+    assert metrics.reciprocal_rank([3, 1, 9], [1, 9]) == 0.5
+    assert metrics.reciprocal_rank([3], [1]) == 0
+    assert metrics.ndcg([1, 9, 3], [9, 1], 10) == 1
+    assert metrics.ndcg([3, 1], [1], 10) == pytest.approx(0.6309, abs=1e-4)
+    assert metrics.ndcg([3, 4, 1], [1], 2) == 0
+
+
+def test_an_id_named_twice_takes_one_place(module: Any) -> None:
+    metrics = module("memory_metrics")
+    assert metrics.of([7, 7, 1], [1]).mrr == 0.5
+    with pytest.raises(ValueError, match="nothing"):
+        metrics.mean([])
+
+
+def test_means_by_kind(module: Any) -> None:
+    metrics = module("memory_metrics")
+    good, bad = metrics.of([1], [1]), metrics.of([2], [1])
+    found = metrics.by_kind([("single", good), ("time", bad), ("single", bad)])
+    assert list(found) == ["single", "time", "all"]
+    assert found["single"].recall10 == 0.5
+    assert found["all"].mrr == pytest.approx(1 / 3)
+
+
+def test_dialogues_are_the_same_every_time_and_of_all_kinds(module: Any) -> None:
+    talk, facts = module("memory_talk"), module("memory_facts")
+    many = talk.dialogues("report", 6)
+    assert many == talk.dialogues("report", 6)
+    asked = [question for one in many for question in one.questions]
+    assert {question.kind for question in asked} == set(facts.KINDS)
+    for one in many:
+        assert len(one.turns) > 200
+        assert [turn.id for turn in one.turns] == list(range(len(one.turns)))
+        assert [turn.time for turn in one.turns] == sorted(turn.time for turn in one.turns)
+        texts = [turn.text for turn in one.turns]
+        for question in one.questions:
+            assert "{" not in question.text
+            assert question.evidence
+            assert len(set(question.evidence)) == len(question.evidence)
+            for place in question.evidence:  # it can be told from every other turn
+                assert texts.count(texts[place]) == 1
+        assert not any("{" in text for text in texts)
+
+
+def test_the_halves_ask_about_other_topics(module: Any) -> None:
+    talk = module("memory_talk")
+    halves = [{q.text for one in talk.dialogues(h, 4) for q in one.questions} for h in HALVES]
+    assert not halves[0] & halves[1]
+
+
+def test_reworded_questions_share_hardly_a_word_with_the_evidence(module: Any) -> None:
+    talk, facts = module("memory_talk"), module("memory_facts")
+    shared = []
+    for one in talk.dialogues("choose", 6):
+        for question in one.questions:
+            if question.kind == "paraphrase":
+                name, _, said = one.turns[question.evidence[0]].text.partition(": ")
+                words = facts.words(question.text) - facts.words(name)
+                shared.append(len(words & facts.words(said or name)))
+    assert sum(shared) / len(shared) < 1
+
+
+def test_a_haystack_is_as_long_as_asked_and_holds_the_evidence(module: Any) -> None:
+    found = module("memory_talk").haystack(3000)
+    assert len(found.turns) == 3000
+    assert found.questions
+    for question in found.questions:
+        names = {found.turns[place].text.partition(":")[0] for place in question.evidence}
+        assert any(name in question.text for name in names)
+
+
+def test_equal_texts_are_matched_one_after_the_other(module: Any) -> None:
+    matched = module("memory_text").matched
+    assert matched(["b", "a", "a", "c"], ["a", "b", "a"]) == [1, 0, 2]
