@@ -12,7 +12,7 @@ from ortet.journal.things import Message
 from ortet.session.recollect import context_of, unsettled_of
 
 if TYPE_CHECKING:
-    from ortet.session.remembering import Hit
+    from ortet.session.hits import Hit
     from ortet.session.view import View
 
 _SHARE = 3

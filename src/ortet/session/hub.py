@@ -27,6 +27,7 @@ from ortet.session.machines import Machines
 from ortet.session.minding import Minding
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
+from ortet.session.recalling import Recalling
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
 from ortet.session.tombs import heir_of
 from ortet.session.workspace import Workspace
@@ -35,7 +36,7 @@ _TRIES = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Hub(Minding, Copying, Keeping, Custody, Asides):
+class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ortet.journal.union import Contradiction
     from ortet.memory.contradictions import Detector
     from ortet.memory.working import Working
+    from ortet.session.hits import Recalled
     from ortet.session.hub import Hub
-    from ortet.session.remembering import Recalled
     from ortet.session.view import View
 
 

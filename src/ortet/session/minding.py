@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import msgspec
-
 from ortet.backend.abc import Catalog, Signal
 from ortet.errors import Invalid
-from ortet.given import CALL, DICT, FLAG, TEXT, check_text, may_be, must_be
+from ortet.given import DICT, TEXT, check_text, may_be
 from ortet.session.company import Company, Nobody
 from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart
 from ortet.session.registry import Files, Registry, WorkspaceRow
 
 if TYPE_CHECKING:
-    from ortet.graph.refs import Ref
     from ortet.ids import Oid
-    from ortet.journal.things import Effect, Episode
+    from ortet.journal.things import Effect
     from ortet.machine.searching import Known
-    from ortet.memory.extracting import Extractor
-    from ortet.memory.library import Library
-    from ortet.memory.summaries import Summariser
-    from ortet.session.consolidating import Consolidated
     from ortet.session.hub import Hub
     from ortet.session.ledger import Durability
     from ortet.session.lifecycle import SessionRow
-    from ortet.session.memories import MemoryDiff
     from ortet.session.outcome import Lapsed
     from ortet.session.profiles import Look
-    from ortet.session.remembering import Recalled
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.swarming import Swarms
     from ortet.session.vault import Vault
     from ortet.session.view import View
-    from ortet.session.when import Moment
 
 _SOON = 1_000_000_000
 
@@ -128,94 +118,6 @@ class Minding:
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )
-
-    def recall(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        agent: str | None = None,
-        session: str | None = None,
-        tiers: Collection[str] | str | None = None,
-        at: Moment | None = None,
-        on: Moment | None = None,
-        since: Moment | None = None,
-        scope: str | None = None,
-        explain: bool = False,
-    ) -> Recalled:
-        """The k memories nearest to a question in all sessions, those of an `agent`, or one, and in
-        what they share, or in one `scope` alone; see `Session.recall`."""
-        from ortet.session import remembering
-
-        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since)
-        minds = self._minds()
-        reach = remembering.reach_everywhere(minds, agent=agent, session=session, scope=scope)
-        return remembering.recall(minds, reach, asked, explain=explain)
-
-    @cached_property
-    def library(self) -> Library:
-        """Where memories are found again: an index of the journals, which is made of them."""
-        from ortet.memory.library import Library
-
-        parts = self._parts
-        return Library(parts.root / "local" / "memory", parts.clock, embedder=parts.embedder)
-
-    @cached_property
-    def summariser(self) -> Summariser:
-        """Tells what was said in an episode, in a few words; set it to have your own."""
-        from ortet.memory.summaries import summarise
-
-        return summarise
-
-    def _close_library(self) -> None:
-        library: Library | None = self.__dict__.get("library")
-        if library is not None:
-            library.close()
-
-    def episodes(
-        self,
-        *,
-        agent: str | None = None,
-        session: str | None = None,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        outcome: str | None = None,
-    ) -> list[Episode]:
-        """What happened in all sessions, of an `agent` or of one session; the oldest first."""
-        may_be(TEXT, agent=agent, session=session)
-        minds = self._minds()
-        meant = minds.roll.meant(session) if session is not None else None
-        found: dict[str, Episode] = {}
-        for row in minds.all() if meant is None else [minds.roll.get(meant)]:
-            if agent in (None, row.agent) and row.status != "archived":
-                told = minds.get(row.id).episodes(since=since, until=until, outcome=outcome)
-                for one in told:
-                    if meant is None or one.source is None:
-                        named = one.session or row.name
-                        found.setdefault(one.id, msgspec.structs.replace(one, session=named))
-        return sorted(found.values(), key=lambda one: (one.time, one.id))
-
-    def consolidate(
-        self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
-    ) -> Consolidated:
-        """Make facts of an agent's episodes, for all its sessions, each with the event that it is
-        from; what says nearly the same as another is linked to it. Nothing is rewritten, and what
-        was done is not done again. `dry_run` tells what it would add."""
-        from ortet.memory.extracting import RuleExtractor
-        from ortet.session.consolidating import consolidate
-        from ortet.session.lifecycle import check_agent
-
-        must_be(FLAG, dry_run=dry_run)
-        may_be(CALL, extractor=extractor)
-        chosen = extractor if extractor is not None else RuleExtractor()
-        return consolidate(self._minds(), check_agent(agent), chosen, dry_run=dry_run)
-
-    def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
-        """What is believed at one commit or branch and not at another, and what happened since."""
-        from ortet.session.memories import memory_diff
-
-        hub = cast("Hub", self)
-        return memory_diff(self._minds(), hub.refs.resolve(old), hub.refs.resolve(new))
 
     def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
         """The workspace of a directory, if it is one already."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from ortet.errors import Invalid
 from ortet.given import FLAG, TEXT, TIMES, check_text, may_be, must_be
 from ortet.journal.events import Event
-from ortet.journal.folding import episode_of, fact_of, message_of
 from ortet.journal.line import Line
-from ortet.journal.text import text_of
-from ortet.memory.records import TIERS, Doc, End, Found, Path, Query, Scores, Span, Tier
+from ortet.memory.records import TIERS, Doc, End, Found, Path, Query, Span
+from ortet.session.documents import document, ends, words_of
 from ortet.session.guest import sealed
+from ortet.session.hits import Hit, Recalled, Source
 from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.scopes import AGENT, Known, check_scope, name_of, sealed_spans
 from ortet.session.when import Moment, ns_of
@@ -26,42 +24,6 @@ if TYPE_CHECKING:
 
 _PAGE = 2000
 """Events that are taken into the index at once."""
-_RULES = ("system", "developer")
-
-
-class Source(msgspec.Struct, frozen=True):
-    """Where a memory is from: an event of a session, or of a memory that sessions share."""
-
-    timeline: str
-    seq: int
-    kind: str  # message, fact, lesson, episode
-    session: str = ""  # its id, where it is known
-    name: str = ""  # of that session
-    scope: str = ""  # "" the session's own, else "agent", "user:…", "project:…"
-
-    def __str__(self) -> str:
-        whose = self.name or self.session or self.timeline
-        return f"{self.scope or whose}#{self.seq}"
-
-
-class Hit(msgspec.Struct, frozen=True):
-    """A memory that was recalled: `text` is exactly what was said, learned or told."""
-
-    text: str
-    score: float
-    source: Source
-    tier: Tier
-    time: int
-    id: str = ""  # of the fact or episode
-    role: str = ""  # who said it
-    scores: Scores | None = None  # where they were asked for
-
-
-class Recalled(list[Hit]):
-    """Hits, the best first. `dense` says how meaning took part: "" there is no embedder, "all",
-    "some" when others are not embedded yet, else why not."""
-
-    dense: str = ""
 
 
 def asked(
@@ -213,62 +175,14 @@ def _news(
     while after < span.upto:
         upto = min(after + _PAGE, span.upto)
         docs: list[Doc] = []
-        ends: list[End] = []
+        gone: list[End] = []
         for event in holder.events(sessions, after, upto):
             if event.timeline == span.timeline and not event.erased:
                 doc = document(event)
                 docs += [doc] if doc is not None else []
-                ends += _ends(event)
-        yield upto, docs, ends
+                gone += ends(event)
+        yield upto, docs, gone
         after = upto
-
-
-def document(event: Event) -> Doc | None:
-    """An event as it is found again; None for what is not remembered this way."""
-    data, seq, time = event.data, event.seq, event.time
-    if event.kind == "message":
-        message = message_of(event)
-        text = text_of(message.content)
-        if not text.strip() or message.role in _RULES or message.extra.get("synthetic"):
-            return None
-        name = message.extra.get("name") or message.extra.get("user") or ""
-        speaker = name if isinstance(name, str) else ""
-        return Doc(seq, "working", text, time, speaker=speaker)
-    if event.kind in ("fact", "lesson") and not data.get("gone"):
-        fact = fact_of(event)
-        return Doc(
-            seq,
-            "semantic",
-            fact.text,
-            time,
-            key=fact.id,
-            about=fact.about,
-            importance=fact.confidence,
-            since=fact.since,
-            until=fact.until,
-        )
-    if event.kind == "episode":
-        episode = episode_of(event)
-        return Doc(
-            seq,
-            "episodic",
-            episode.summary,
-            time,
-            key=episode.id,
-            about=episode.outcome,
-            importance=episode.importance,
-        )
-    return None
-
-
-def _ends(event: Event) -> Iterable[End]:
-    if event.kind not in ("fact", "lesson"):
-        return ()
-    if event.data.get("gone"):
-        return (End(event.seq, str(event.data["id"]), event.time),)
-    if before := event.data.get("supersedes"):
-        return (End(event.seq, str(before), event.time),)
-    return ()
 
 
 def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) -> Hit | None:
@@ -291,14 +205,6 @@ def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) 
                 scores=one.scores if explain else None,
             )
     return None
-
-
-def words_of(event: Event) -> str:
-    """What a message, a fact or an episode says."""
-    """What a message, a fact or an episode says."""
-    if event.kind == "message":
-        return text_of(event.data.get("content"))
-    return str(event.data.get("summary" if event.kind == "episode" else "text", ""))
 
 
 def _source(holder: Reach, event: Event) -> Source:

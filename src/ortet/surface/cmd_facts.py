@@ -144,8 +144,8 @@ def facts_show(call: Call, fact: str, *, session: str | None) -> None:
 def _origin(call: Call, view: View, fact: Fact) -> dict[str, Any] | None:
     """The event that a fact is from, as far as it is still there."""
     from ortet.session.audit import told
+    from ortet.session.documents import words_of
     from ortet.session.memories import event_at, origin_of
-    from ortet.session.remembering import words_of
 
     origin = origin_of(view, fact)
     if origin is None:

@@ -25,7 +25,7 @@ from ortet.surface.sessions import (
 if TYPE_CHECKING:
     from ortet.journal.context import Context
     from ortet.memory.records import Scores
-    from ortet.session.remembering import Hit
+    from ortet.session.hits import Hit
 
 _TIERS = ("working", "episodic", "semantic")
 

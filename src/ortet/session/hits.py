@@ -1,0 +1,42 @@
+"""What is given back when something is recalled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ortet.memory.records import Scores, Tier
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a memory is from: an event of a session, or of a memory that sessions share."""
+
+    timeline: str
+    seq: int
+    kind: str  # message, fact, lesson, episode
+    session: str = ""  # its id, where it is known
+    name: str = ""  # of that session
+    scope: str = ""  # "" the session's own, else "agent", "user:…", "project:…"
+
+    def __str__(self) -> str:
+        whose = self.name or self.session or self.timeline
+        return f"{self.scope or whose}#{self.seq}"
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A memory that was recalled: `text` is exactly what was said, learned or told."""
+
+    text: str
+    score: float
+    source: Source
+    tier: Tier
+    time: int
+    id: str = ""  # of the fact or episode
+    role: str = ""  # who said it
+    scores: Scores | None = None  # where they were asked for
+
+
+class Recalled(list[Hit]):
+    """Hits, the best first. `dense` says how meaning took part: "" there is no embedder, "all",
+    "some" when others are not embedded yet, else why not."""
+
+    dense: str = ""

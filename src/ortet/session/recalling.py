@@ -1,0 +1,122 @@
+"""What a hub does with the memories of its sessions: finds, gathers and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from ortet.given import CALL, FLAG, TEXT, may_be, must_be
+from ortet.session.parts import Parts
+
+if TYPE_CHECKING:
+    from ortet.graph.refs import Ref
+    from ortet.journal.things import Episode
+    from ortet.memory.extracting import Extractor
+    from ortet.memory.library import Library
+    from ortet.memory.summaries import Summariser
+    from ortet.session.consolidating import Consolidated
+    from ortet.session.hits import Recalled
+    from ortet.session.hub import Hub
+    from ortet.session.memories import MemoryDiff
+    from ortet.session.sessions import Sessions
+    from ortet.session.when import Moment
+
+
+class Recalling:
+    """The half of Hub that deals with memory. Who recalls nothing loads nothing of it."""
+
+    _parts: Parts
+
+    def recall(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        agent: str | None = None,
+        session: str | None = None,
+        tiers: Collection[str] | str | None = None,
+        at: Moment | None = None,
+        on: Moment | None = None,
+        since: Moment | None = None,
+        scope: str | None = None,
+        explain: bool = False,
+    ) -> Recalled:
+        """The k memories nearest to a question in all sessions, those of an `agent`, or one, and in
+        what they share, or in one `scope` alone; see `Session.recall`."""
+        from ortet.session import remembering
+
+        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since)
+        minds = self._all()
+        reach = remembering.reach_everywhere(minds, agent=agent, session=session, scope=scope)
+        return remembering.recall(minds, reach, asked, explain=explain)
+
+    @cached_property
+    def library(self) -> Library:
+        """Where memories are found again: an index of the journals, which is made of them."""
+        from ortet.memory.library import Library
+
+        parts = self._parts
+        return Library(parts.root / "local" / "memory", parts.clock, embedder=parts.embedder)
+
+    @cached_property
+    def summariser(self) -> Summariser:
+        """Tells what was said in an episode, in a few words; set it to have your own."""
+        from ortet.memory.summaries import summarise
+
+        return summarise
+
+    def _close_library(self) -> None:
+        library: Library | None = self.__dict__.get("library")
+        if library is not None:
+            library.close()
+
+    def episodes(
+        self,
+        *,
+        agent: str | None = None,
+        session: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        outcome: str | None = None,
+    ) -> list[Episode]:
+        """What happened in all sessions, of an `agent` or of one session; the oldest first."""
+        may_be(TEXT, agent=agent, session=session)
+        minds = self._all()
+        meant = minds.roll.meant(session) if session is not None else None
+        found: dict[str, Episode] = {}
+        for row in minds.all() if meant is None else [minds.roll.get(meant)]:
+            if agent in (None, row.agent) and row.status != "archived":
+                told = minds.get(row.id).episodes(since=since, until=until, outcome=outcome)
+                for one in told:
+                    if meant is None or one.source is None:
+                        named = one.session or row.name
+                        found.setdefault(one.id, msgspec.structs.replace(one, session=named))
+        return sorted(found.values(), key=lambda one: (one.time, one.id))
+
+    def consolidate(
+        self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
+    ) -> Consolidated:
+        """Make facts of an agent's episodes, for all its sessions, each with the event that it is
+        from; what says nearly the same as another is linked to it. Nothing is rewritten, and what
+        was done is not done again. `dry_run` tells what it would add."""
+        from ortet.memory.extracting import RuleExtractor
+        from ortet.session.consolidating import consolidate
+        from ortet.session.lifecycle import check_agent
+
+        must_be(FLAG, dry_run=dry_run)
+        may_be(CALL, extractor=extractor)
+        chosen = extractor if extractor is not None else RuleExtractor()
+        return consolidate(self._all(), check_agent(agent), chosen, dry_run=dry_run)
+
+    def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
+        """What is believed at one commit or branch and not at another, and what happened since."""
+        from ortet.session.memories import memory_diff
+
+        hub = cast("Hub", self)
+        return memory_diff(self._all(), hub.refs.resolve(old), hub.refs.resolve(new))
+
+    def _all(self) -> Sessions:
+        return cast("Hub", self)._minds()
