@@ -239,7 +239,7 @@ class Ortet:
     """A session for each dialogue, all in one store; texts are messages."""
 
     def __init__(self, place: Path, embedder: Any = None) -> None:
-        self._hub = import_module("ortet.config").open_hub(place / "store", embedder=embedder)
+        self._hub = import_module("ortet").open(place / "store", embedder=embedder)
 
     def begin(self, name: str) -> None:
         self._session = self._hub.session(name, durability="group")
