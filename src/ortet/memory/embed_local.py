@@ -23,7 +23,7 @@ _LONGEST = 20_000
 
 
 class WordLlama:
-    """256 numbers a text, tens of thousands of texts a second, one core, no download."""
+    """256 numbers a text, about ten thousand short texts a second on one core, no download."""
 
     size = 256
     name = f"wordllama:{_MODEL}_{size}"

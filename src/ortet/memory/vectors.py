@@ -2,7 +2,7 @@
 
 What a text means is asked once: vectors are kept in a file by embedder and hash of text, so that a
 fork, a restore or an index made anew finds them there. Half precision is kept (it moves a cosine
-by 1e-4 at most, and takes half the space); single precision is searched.
+by about 1e-4, and takes half the space); single precision is searched.
 """
 
 from __future__ import annotations
