@@ -5,6 +5,7 @@ dialogue, remembers texts or answers questions, and says how long that took. It 
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import time
 from importlib.metadata import version
@@ -61,6 +62,7 @@ def main() -> None:
     name, place = sys.argv[1], Path(sys.argv[2])
     wire = Wire()
     sys.addaudithook(no_network)
+    logging.disable(logging.WARNING)  # wordllama turns logging on for all, which costs others time
     if name == "versions":
         wire.answer(**{package: version(package) for package in sys.argv[3:]})
     else:

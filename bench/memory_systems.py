@@ -189,7 +189,8 @@ def sqlite_store(place: Path, embedder: Embedder) -> LangGraph:
     library: Any = sys.modules["sqlite3"]
     file = str(place / "store.db")
     connection = library.connect(file, check_same_thread=False, isolation_level=None)
-    index = {"dims": SIZE, "embed": embedder.lists, "fields": ["text"]}
+    # Its manual says "fields", which it does not read: it would embed the JSON around the text.
+    index = {"dims": SIZE, "embed": embedder.lists, "text_fields": ["text"]}
     store = import_module("langgraph.store.sqlite").SqliteStore(connection, index=index)
     store.setup()
     return LangGraph(store)
