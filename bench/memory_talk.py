@@ -267,7 +267,7 @@ class _Maker:
         answers = len(turns) > 1
         more = chance.sample(echo.more, len(echo.more)) if echo else []
         text = last.text if answers else self._begun(last.text, echo.subject if echo else "")
-        text = self._longer(text + chance.choice(self._small["behind"]), more)
+        text = self._longer(text + chance.choice(self._small["behind"]), more, told=True)
         turns = [*turns[:-1], Told(last.who, text, last.mark)]
         if chance.random() < 0.8:
             topical = echo.echo if echo and values and chance.random() < 0.6 else []
@@ -295,10 +295,11 @@ class _Maker:
                 before = ""
         return before + text
 
-    def _longer(self, text: str, more: list[str] | None = None) -> str:
-        """Most turns say something more: of the matter, where there is one, else of nothing."""
+    def _longer(self, text: str, more: list[str] | None = None, *, told: bool = False) -> str:
+        """Most turns say something more: of the matter, where there is one, else of nothing. What
+        is told is long enough without: a turn shall not be known by its length."""
         found = [text]
-        for _ in range(self._chance.choice((0, 1, 1, 2))):
+        for _ in range(self._chance.choice((0, 0, 0, 1, 1, 2) if told else (0, 1, 1, 2, 2))):
             if more and self._chance.random() < 0.75:
                 found.append(more.pop())
             else:
