@@ -203,7 +203,7 @@ def open_hub(
     from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
-    from ortet.session.parts import Parts, encore_of, host_id
+    from ortet.session.parts import Parts, encore_of, host_id, user_here
     from ortet.session.vaultkeys import VARIABLE, Keyring
     from ortet.swarm.lazy import LazySwarms
 
@@ -228,7 +228,7 @@ def open_hub(
             strongest=lambda: _strongest(engine),
             clock=clock,
             random=random,
-            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or _user(),
+            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or user_here(),
             host=host_id(),
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
@@ -368,16 +368,6 @@ def _key(settings: Settings, root: Path) -> bytes | None:
 def _text(value: str | None) -> str:
     """A variable of the environment, which may hold any bytes, as text."""
     return os.fsencode(value or "").decode("utf-8", "replace")
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a uid without a name, as containers have
-        name = str(os.getuid())
-    return f"{name}@{os.uname().nodename}"
 
 
 def _config_place(environ: Mapping[str, str]) -> Path | None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -326,20 +327,30 @@ class TestFaults:
         index.drop()
         assert index.known(LINE) == 0
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-    def test_a_directory_that_cannot_be_written(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o500)
-        index = Index(tmp_path / "index.db")
-        fill(index)
-        assert whole(index)
-        assert index.in_memory
-        tmp_path.chmod(0o700)
+    def test_a_directory_that_cannot_be_written(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory).chmod(0o555)
+            worker = FORK.Process(target=_may_not_write, args=(Path(directory) / "index.db",))
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+            Path(directory).chmod(0o700)
 
     def test_the_disk_is_full(self, path: Path) -> None:
         worker = FORK.Process(target=_on_a_full_disk, args=(path,))
         worker.start()
         worker.join()
         assert worker.exitcode == 0
+
+
+def _may_not_write(path: Path) -> None:
+    if os.geteuid() == 0:  # who may write anywhere
+        os.setgid(65534)
+        os.setuid(65534)
+    index = Index(path)
+    fill(index)
+    assert whole(index)
+    assert index.in_memory
 
 
 def _on_a_full_disk(path: Path) -> None:

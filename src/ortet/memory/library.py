@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path as Directory
 from typing import TYPE_CHECKING
 
 from ortet.errors import Unsupported
 from ortet.ids import Clock
-from ortet.memory.index import Index, Lost
+from ortet.memory.index import Index, Lost, text_hash
 from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
 from ortet.memory.search import Near, search
 
@@ -68,14 +69,19 @@ class Library:
             self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
         return self._vectors.over(self._index, news) if self._vectors is not None else None
 
-    def forget(self) -> None:
-        """All of it: something was erased, and what is left is read from the journals again."""
+    def forget(self, texts: Iterable[str] | None = None) -> None:
+        """These texts were erased; None: which ones is not known any more. The index is read from
+        the journals again; to make every vector again would be dear."""
         self._index.drop()
-        if self._vectors is not None:
-            self._vectors.close()
-            self._vectors = None
-        for file in self._directory.glob("vectors.db*"):
-            file.unlink(missing_ok=True)
+        if not (self._directory / "vectors.db").exists():
+            return
+        from ortet.memory.vectorfile import VectorFile
+
+        with closing(VectorFile(self._directory / "vectors.db", "")) as file:
+            if texts is None:
+                file.empty()
+            else:
+                file.forget(text_hash(text) for text in texts)
 
     def close(self) -> None:
         self._index.close()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def working_of(view: View, messages: int) -> Working:
     """See View.working."""
     seq = view.mind.core.events
-    key = key_of(view.row.timeline, seq, messages)
+    # what was erased is another epoch: who kept it before does not give it away after
+    key = f"{key_of(view.row.timeline, seq, messages)}/{view.hub.objects.epoch}"
     made = read_through(view.hub.cache, key, lambda: _made(view, messages), now=view._now())
     # what became of effects is not in this timeline alone: a sibling may have settled one
     effects = [msgspec.to_builtins(effect) for effect in unsettled_of(view)]

@@ -9,6 +9,9 @@ from ortet.journal.folding import episode_of, fact_of, message_of
 from ortet.journal.text import text_of
 from ortet.memory.records import Doc, End
 
+REMEMBERED = ("message", "fact", "lesson", "episode")
+"""Kinds of events that are found again."""
+
 _RULES = ("system", "developer")
 
 

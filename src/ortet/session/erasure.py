@@ -21,6 +21,7 @@ from ortet.memory.working import let_go
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
+from ortet.session.documents import REMEMBERED, words_of
 from ortet.session.holds import check_hold
 from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import ARCHIVED, SessionRow
@@ -88,6 +89,7 @@ def finish(sessions: Sessions) -> Receipt | None:
 
 def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> Receipt:
     hub = sessions.hub
+    texts = _texts(sessions, pending.events)
     with hub.objects.gate.busy(alone=True), hub.objects.gate.exclusive(_PATIENCE):
         # nobody commits a mind that still knows what is to go
         replaced = replace_objects(sessions, pending.events, pending.by)
@@ -102,7 +104,7 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         hub.objects.forget(hub.objects.gate.bump())
         sessions.maps.forget()
         sessions.scopes.forget()
-        hub.library.forget()
+        hub.library.forget(texts)
         let_go(hub.cache)
     for row in known:
         rewrite(sessions, row.id)
@@ -140,6 +142,19 @@ def _is_there(hub: Hub, oid: bytes) -> bool:
 def _tombs(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
     mine = signer(hub)
     return [kept(mine.tombstone(one)) for one in replaced]
+
+
+def _texts(sessions: Sessions, events: Sequence[Erased]) -> list[str] | None:
+    """What is to be forgotten; None when some of it cannot be read any more."""
+    found: list[str] = []
+    for event in events:
+        if event.kind not in REMEMBERED:
+            continue
+        rows = sessions.hub.catalog.events(event.timeline, event.seq - 1, 1)
+        if not rows or rows[0].seq != event.seq or not rows[0].salt:
+            return None
+        found.append(words_of(sessions.chain.read(rows[0], event.timeline)))
+    return found
 
 
 def _wipe(hub: Hub, pending: Pending) -> None:

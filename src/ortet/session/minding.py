@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ortet.session.profiles import Look
     from ortet.session.session import Session
     from ortet.session.sessions import Sessions
+    from ortet.session.starting import Place
     from ortet.session.swarming import Swarms
     from ortet.session.vault import Vault
     from ortet.session.view import View
@@ -87,37 +88,39 @@ class Minding:
         """
         from ortet.session.profiles import Manner
         from ortet.session.scopes import check_scopes
-        from ortet.session.starting import Place
 
         may_be(DICT, budget=budget, limits=limits)
-        held = None if limits is None else dict(limits)
         may_be(TEXT, profile=profile, handover=handover, network=network)
-        place = Place(engine=engine, files=files, limits=held, network=network)
-        if workspace is None:
-            if files == "inplace":
-                raise Invalid(
-                    "bad_workspace", "files='inplace' of which directory? give workspace="
-                )
-            if engine != "auto" or files is not None:
-                cast("Hub", self).how(engine, "private" if files is None else files)
-        else:
-            directory = keep_apart(self.root, existing(workspace))
-            cast("Hub", self).how(engine, files)  # which refuses what cannot be
-            place = Place(os.fspath(directory), engine, files, held, network)
+        held = None if limits is None else dict(limits)
+        place = self._place(workspace, files, engine, limits=held, network=network)
         works_for = "" if parent in (None, "") else self._minds().roll.meant(parent)
-        manner = Manner(
-            durability,
-            commit,
-            profile,
-            works_for,
-            replay,
-            handover,
-            environment,
-            check_scopes(scopes),
-        )
+        chosen = (durability, commit, profile, works_for, replay, handover, environment)
+        manner = Manner(*chosen, check_scopes(scopes))
         return self._minds().open(
             name, agent=agent, goal=goal, budget=budget, place=place, manner=manner
         )
+
+    def _place(
+        self,
+        workspace: str | os.PathLike[str] | None,
+        files: Files | None,
+        engine: str,
+        *,
+        limits: dict[str, Any] | None,
+        network: str | None,
+    ) -> Place:
+        """Where a session has its files; Invalid for what cannot be."""
+        from ortet.session.starting import Place
+
+        if workspace is not None:
+            directory = keep_apart(self.root, existing(workspace))
+            cast("Hub", self).how(engine, files)  # which refuses what cannot be
+            return Place(os.fspath(directory), engine, files, limits, network)
+        if files == "inplace":
+            raise Invalid("bad_workspace", "files='inplace' of which directory? give workspace=")
+        if engine != "auto" or files is not None:
+            cast("Hub", self).how(engine, "private" if files is None else files)
+        return Place(engine=engine, files=files, limits=limits, network=network)
 
     def row_at(self, path: str, engine: str, files: Files | None) -> WorkspaceRow | None:
         """The workspace of a directory, if it is one already."""
@@ -210,6 +213,7 @@ class Minding:
     def _minds(self) -> Sessions:
         if self._sessions is None:
             from ortet.session.sessions import Sessions
+    from ortet.session.starting import Place
 
             self._sessions = Sessions(cast("Hub", self), self._parts.host, self._parts.encore)
         return self._sessions

@@ -72,3 +72,14 @@ def host_id() -> str:
     except OSError:
         machine = ""
     return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
+
+
+def user_here() -> str:
+    """Who works here, where nobody says."""
+    import pwd
+
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a uid without a name, as containers have
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"
