@@ -213,7 +213,6 @@ class Minding:
     def _minds(self) -> Sessions:
         if self._sessions is None:
             from ortet.session.sessions import Sessions
-    from ortet.session.starting import Place
 
             self._sessions = Sessions(cast("Hub", self), self._parts.host, self._parts.encore)
         return self._sessions
