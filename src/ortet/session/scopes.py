@@ -84,7 +84,7 @@ def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
     """The timelines of events up to `upto` that are in segments, and were made on other hosts."""
     if upto <= 0 or not journal.segment:
         return []
-    known = sessions.strange.get((journal.segment, upto))
+    known = sessions.scopes.strange.get((journal.segment, upto))
     if known is not None:
         return known
     found: list[Span] = []
@@ -98,9 +98,9 @@ def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
             else:
                 found.insert(0, Span(timeline, first - 1, last))
         end = first - 1
-    if len(sessions.strange) >= _KEEP:
-        sessions.strange.clear()
-    sessions.strange[journal.segment, upto] = found
+    if len(sessions.scopes.strange) >= _KEEP:
+        sessions.scopes.strange.clear()
+    sessions.scopes.strange[journal.segment, upto] = found
     return found
 
 
@@ -157,6 +157,7 @@ class Scopes:
         self._sessions = sessions
         self._known: dict[str, Known] = {}
         self._then: dict[bytes, list[Known]] = {}
+        self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
         self._sealing: dict[str, bytes] = {}  # by name: put, and in no commit that is there yet
 
     def forget(self) -> None:

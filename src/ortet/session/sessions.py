@@ -15,7 +15,6 @@ from ortet.given import check_text
 from ortet.graph.maps import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Chain, Draft, Tip
-from ortet.journal.line import Span
 from ortet.session import starting
 from ortet.session.branch import Branch
 from ortet.session.budget import opened
@@ -73,7 +72,6 @@ class Sessions:
         self._me = (0, "")
         self.began: Beginning | None = None
         self.timelines: dict[bytes, str] = {}  # by segment, which never changes
-        self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
         self._stray: set[str] = set()  # owners of leases that could not be given back
         self._epoch = hub.objects.epoch
 
@@ -123,10 +121,9 @@ class Sessions:
         alive = held.expires - TTL_NS if held else 0
         with self._leased(row) as lease:
             # it may have moved on until the lease was ours
-            row = msgspec.structs.replace(self.roll.get(row.id), profile=profile.name)
-            if manner.scopes is not None:
-                row = msgspec.structs.replace(row, scopes=list(manner.scopes))
-            row = limited(self.hub.registry, row, place)
+            row = limited(self.hub.registry, self.roll.get(row.id), place)
+            shared = row.scopes if manner.scopes is None else list(manner.scopes)
+            row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
             session = self.resume(row, lease, profile)
             session.begin(alive)
             if goal and goal != session.goal:
