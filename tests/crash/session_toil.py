@@ -148,7 +148,10 @@ class Agent:
         s.plan([f"step {n}", "then", "last"])
         s.advance()
         s.decide(f"go {n}", why="it is shorter", instead_of=["wait"])
-        s.learn(f"fact {n}", about="work")
+        s.learn(f"fact {n}", about="work", scope=dice.choice(["session", "agent"]))
+        if dice.random() < 0.2:
+            s.milestone(f"until {n}")
+            assert s.recall(f"until {n}", 3)
         s.answer(s.ask("why?"), "because")
 
     def spend(self) -> None:

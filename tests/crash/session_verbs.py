@@ -194,6 +194,46 @@ def commit(p: Program) -> None:
 
 
 @verb
+def publish(p: Program) -> None:
+    """Facts for others: told once, whenever it was killed."""
+    known = [fact.text for fact in p.s.facts()]
+    for text, scope in (("for all", "agent"), ("about ann", "user:ann"), ("mine", "session")):
+        if text not in known:
+            p.s.learn(text, scope=scope)
+    if "the sky is blue" in known:
+        sky = next(fact for fact in p.s.facts() if fact.text == "the sky is blue")
+        p.s.learn("the sky is grey", scope="agent", supersedes=sky)
+    p.s.commit("told")
+    p.kept()
+
+
+@verb
+def consolidate(p: Program) -> None:
+    if not p.s.episodes():
+        p.s.say("user", "I live in Lisbon.", user="ann")
+        p.s.milestone("moved")
+    p.s.commit("moved")
+    p.hub.consolidate()
+    p.kept()
+
+
+@verb
+def adopt(p: Program) -> None:
+    """What a fork learned for others is told when it is adopted."""
+    names = [x.name for x in p.hub.sessions()]
+    if f"{NAME}/2" not in names:
+        for one in p.s.fork(1, machine=False):
+            one.pause()
+    kid = p.hub.session(f"{NAME}/2")
+    if "of the fork" not in [fact.text for fact in kid.facts()]:
+        kid.learn("of the fork", scope="agent")
+    kid.commit("learned")
+    if "of the fork" not in [fact.text for fact in p.s.facts()]:
+        p.s.adopt(kid)
+    p.kept()
+
+
+@verb
 def compact(p: Program) -> None:
     if not p.s.compactions():
         p.s.compact(keep_last=3)

@@ -33,11 +33,13 @@ OWN = (
     "budget.",
     "commit.after-move",
     "compact.",
+    "consolidate.",
     "erase.",
     "fork.",
     "inbox.",
     "journal.",
     "open.",
+    "publish.",
     "remove.",
     "restore.",
     "retain.",
@@ -84,6 +86,14 @@ class Stage:
             for name, row in rows.items():
                 for key, value in self._of(hub, hub.get(row.id)).items():
                     found[f"{name} {key}"] = value
+            found["shared"] = {
+                known.name: (
+                    sorted(fact.text for fact in known.mind.facts),
+                    len(list(known.mind.past)),
+                    sorted(episode.summary for episode in known.mind.episodes),
+                )
+                for known in hub._minds().scopes.all()
+            }
         files = sorted(path for path in (self.base / "work").rglob("*") if path.is_file())
         found["files"] = {path.name: path.read_text() for path in files}
         found["deeds"] = deeds = Counter(words[1] for words in marks(self.base / "deeds"))

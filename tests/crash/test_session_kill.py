@@ -47,6 +47,8 @@ POINTS = [
     "journal.after-append",
     "journal.before-append",
     "journal.before-seal",
+    "publish.after-append",
+    "publish.before-append",
     "restore.after-thaw",
     "restore.before-thaw",
     "seal.after-put",
@@ -111,6 +113,17 @@ def every_event(hub: Hub, family: str) -> Iterator[Event]:
             after = rows[-1].seq
 
 
+def check_told(hub: Hub) -> None:
+    """What the first session has committed for others, they know, each fact and episode once."""
+    with hub.session(NAME) as s:
+        committed = s.line.base.seq
+        meant = [fact for fact in s.mind.facts if fact.scope and fact.seq <= committed]
+    for known in hub._minds().scopes.all():
+        told = [e.data["id"] for e in known.events(hub._minds()) if e.kind in ("fact", "episode")]
+        assert len(told) == len(set(told))
+        assert {fact.id for fact in meant} <= set(told)
+
+
 def check_deeds(hub: Hub, base: Path, family: str) -> None:
     effects = {effect.id: effect for effect in hub.get(family).effects()}
     done = Counter(line[0] for line in marks(base / "deeds"))
@@ -146,6 +159,7 @@ def check_all(hub: Hub, base: Path, told: Ledger) -> None:
         assert session not in alive or there.get(place) == hash_, place
     for row in hub.sessions():
         assert hub.audit(row.id).events == hub.get(row.id).mind.core.events
+    check_told(hub)
     check_deeds(hub, base, family)
     check_money(hub, family, events, told)
     heard = Counter(e.data["text"] for e in events if e.kind == "comment")
