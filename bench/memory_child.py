@@ -56,6 +56,7 @@ def serve(wire: Wire, system: System, embedder: Embedder | None) -> None:
         elif request["do"] == "resident":
             gc.collect()
             wire.answer(megabytes=resident())
+    system.close()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memory_embedder import SIZE, Embedder
-from memory_text import matched, tokens
+from memory_text import Numbers, tokens
 
 PRUNED = 100  # commonest terms that the pruned query leaves out
 
@@ -28,8 +28,11 @@ class System(Protocol):
 
     def query(self, text: str, k: int) -> list[int]: ...
 
+    def close(self) -> None:
+        """Nothing is asked any more."""
 
-class Fts5:
+
+class Fts5(System):
     """SQLite's own full-text search: stemmed, any word of the question, ranked by bm25()."""
 
     def __init__(self, place: Path, *, pruned: bool = False) -> None:
@@ -53,7 +56,7 @@ class Fts5:
             self._db.executemany(insert, [(text,) for text in texts])
 
     def query(self, text: str, k: int) -> list[int]:
-        table, words = f"t{self._table}", tokens(text)
+        table, words = f"t{self._table}", list(dict.fromkeys(tokens(text)))
         if self._pruned:
             words = [word for word in words if not self._is_common(word)] or words
         ask = " OR ".join(f'"{word}"' for word in words)
@@ -69,7 +72,7 @@ class Fts5:
         return any(part in self._common for parts in stemmed for part in parts)
 
 
-class Bm25s:
+class Bm25s(System):
     """bm25s as in its own introduction: English stop words left out, no stemmer."""
 
     def __init__(self) -> None:
@@ -92,7 +95,7 @@ class Bm25s:
         return [int(number) for number in found[0]]
 
 
-class RankBm25:
+class RankBm25(System):
     """rank_bm25's BM25Okapi over lower-case words."""
 
     def begin(self, name: str) -> None:
@@ -108,7 +111,7 @@ class RankBm25:
         return [int(number) for number in (-scores).argsort(kind="stable")[:k]]
 
 
-class Dense:
+class Dense(System):
     """Exact cosine, nothing else."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -128,7 +131,7 @@ class Dense:
         return [int(number) for number in (-cosines).argsort(kind="stable")[:k]]
 
 
-class Chroma:
+class Chroma(System):
     """A collection for each dialogue, on the disk, with cosine."""
 
     def __init__(self, place: Path, embedder: Embedder) -> None:
@@ -158,7 +161,7 @@ class Chroma:
         return [int(one) for one in found["ids"][0]]
 
 
-class LangGraph:
+class LangGraph(System):
     """A store of LangGraph with an index; the dialogue is the namespace."""
 
     def __init__(self, store: Any) -> None:
@@ -196,7 +199,7 @@ def sqlite_store(place: Path, embedder: Embedder) -> LangGraph:
     return LangGraph(store)
 
 
-class Mem0:
+class Mem0(System):
     """No model: texts are kept as they are (`infer=False`), in its default store, on the disk."""
 
     def __init__(self, place: Path, embedder: Embedder) -> None:
@@ -236,7 +239,7 @@ class _Mem0Embedder:
         return self._embedder.lists(texts)
 
 
-class Ortet:
+class Ortet(System):
     """A session for each dialogue, all in one store; texts are messages."""
 
     def __init__(self, place: Path, embedder: Any = None) -> None:
@@ -244,19 +247,21 @@ class Ortet:
 
     def begin(self, name: str) -> None:
         self._session = self._hub.session(name, durability="group")
-        self._texts: list[str] = []
+        self._numbers = Numbers()
 
     def add(self, texts: Sequence[str]) -> None:
         for start in range(0, len(texts), 1000):
             some = texts[start : start + 1000]
             self._session.say_all([("user", text) for text in some])
-        self._texts += texts
+        self._numbers.add(texts)
         while self._session.recall("the", 1).dense == "some":
             pass  # it fills its index when it is first asked, vectors bit by bit
 
     def query(self, text: str, k: int) -> list[int]:
-        found = self._session.recall(text, k)
-        return matched([hit.text for hit in found], self._texts)
+        return self._numbers.matched([hit.text for hit in self._session.recall(text, k)])
+
+    def close(self) -> None:
+        self._hub.close()
 
 
 BUILDERS: dict[str, Callable[[Path, Any], System]] = {

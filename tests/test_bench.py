@@ -165,5 +165,8 @@ def test_a_haystack_is_as_long_as_asked_and_holds_the_evidence(module: Any) -> N
 
 
 def test_equal_texts_are_matched_one_after_the_other(module: Any) -> None:
-    matched = module("memory_text").matched
-    assert matched(["b", "a", "a", "c"], ["a", "b", "a"]) == [1, 0, 2]
+    numbers = module("memory_text").Numbers()
+    numbers.add(["a", "b"])
+    numbers.add(["a"])
+    assert numbers.matched(["b", "a", "a", "a", "c"]) == [1, 0, 2]
+    assert numbers.matched(["a"]) == [0]
