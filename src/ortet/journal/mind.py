@@ -46,13 +46,15 @@ _TABLES: dict[str, type[Thing]] = {
 
 
 class Table(Generic[T]):
-    """A stored map, and what changed since it was stored."""
+    """A stored map, and what changed since it was stored. A commit that stores it may fail, and
+    then takes its pages along: what changed is let go of when `saved` says that it did not."""
 
     def __init__(self, maps: Maps, kind: type[T], root: bytes = b"") -> None:
         self._maps = maps
         self._kind = kind
         self._root = root
         self._changes: dict[str, T | None] = {}
+        self._put: tuple[bytes, dict[str, T | None]] | None = None
 
     def get(self, key: str) -> T | None:
         if key in self._changes:
@@ -83,11 +85,22 @@ class Table(Generic[T]):
                 for key, value in self._changes.items()
             }
             if self._root:
-                self._root = self._maps.patch(Oid(self._root), edits)
+                root = self._maps.patch(Oid(self._root), edits)
             else:
-                self._root = self._maps.build({k: v for k, v in edits.items() if v is not None})
-            self._changes = {}
+                root = self._maps.build({k: v for k, v in edits.items() if v is not None})
+            self._put = root, dict(self._changes)
+            return root
         return self._root
+
+    def saved(self) -> None:
+        """What was stored last is in a commit."""
+        if self._put is not None:
+            (self._root, held), self._put = self._put, None
+            self._changes = {
+                key: value
+                for key, value in self._changes.items()
+                if key not in held or held[key] is not value
+            }
 
 
 class Mind:
@@ -131,3 +144,8 @@ class Mind:
         roots = [(name, getattr(self, name).save()) for name in sorted(_TABLES)]
         fold = Fold(encode(self.core), [(name, root) for name, root in roots if root])
         return objects.put(Kind.FOLD, encode(fold))
+
+    def saved(self) -> None:
+        """The commit that it was stored for is there."""
+        for name in _TABLES:
+            getattr(self, name).saved()

@@ -119,11 +119,9 @@ def publish(
 ) -> SessionRow:
     """Tell shared memories what this session has learned for them, up to an event that a commit
     holds; forks tell nothing. Returns its row: who has told something knows what others told."""
-    if not is_main(row) or not mind.core.shared:
+    if is_told(sessions, row, line, mind, upto):
         return row
     done = _done(sessions, row, line)
-    if done >= min(upto, max(mind.core.shared.values())):
-        return row
     found: dict[str, list[Draft]] = {}
     for event in line.events(done, upto):
         scope = event.data.get("scope") if event.kind in _KINDS else ""
@@ -144,6 +142,13 @@ def publish(
             begin=known.journal if known is not None and strange else b"",
         )
     return now if found else row
+
+
+def is_told(sessions: Sessions, row: SessionRow, line: Line, mind: Mind, upto: int) -> bool:
+    """Whether there is nothing to tell of what happened up to an event."""
+    if not is_main(row) or not mind.core.shared:
+        return True
+    return _done(sessions, row, line) >= min(upto, max(mind.core.shared.values()))
 
 
 def _done(sessions: Sessions, row: SessionRow, line: Line) -> int:

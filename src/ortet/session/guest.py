@@ -18,7 +18,7 @@ from ortet.journal.events import Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
-from ortet.session.believing import publish, sealed_by
+from ortet.session.believing import is_told, sealed_by
 from ortet.session.company import Together
 from ortet.session.environments import recorded_of
 from ortet.session.inbox import waiting
@@ -212,6 +212,8 @@ class Guest:
         self._variables = Variables(sessions.hub.environ, sessions.hub.opening)
 
     def journal(self, head: bytes) -> bytes:
+        with suppress(NotFound):  # it may have gone elsewhere, or be no more
+            self._row = self._sessions.roll.get(self._row.id)
         self._take_in()
         where = self._sessions.standing(self._row)
         new = where.line.events(where.line.base.seq)
@@ -230,9 +232,11 @@ class Guest:
         if self._where is not None:
             where, self._where = self._where, None
             self._sessions.scopes.recorded()
-            self._row = publish(
-                self._sessions, self._row, line=where.line, mind=where.mind, upto=where.tip.seq
-            )
+            if is_told(self._sessions, self._row, where.line, where.mind, where.tip.seq):
+                return
+            with suppress(Refused), self._sessions.borrowed(self._row) as session:
+                session._publish()  # unless someone else writes, and tells it then
+                self._row = session.row
 
     def _take_in(self) -> None:
         """What people left for the session belongs to this commit, unless someone else writes."""

@@ -75,6 +75,7 @@ class Host:
     def recorded(self) -> None:
         if self._sealed is not None:
             self._ledger.line.base, self._sealed = self._sealed, None
+            self._ledger.mind.saved()
             self.dirty = False
             self._sessions.scopes.recorded()
 

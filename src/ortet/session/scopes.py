@@ -159,10 +159,19 @@ class Scopes:
         self._then: dict[bytes, list[Known]] = {}
         self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
         self._sealing: dict[str, bytes] = {}  # by name: put, and in no commit that is there yet
+        self._epoch = (0, 0)
 
     def forget(self) -> None:
         """What was read: something of it was erased, or could not be stored."""
         self._known, self._then, self._sealing = {}, {}, {}
+
+    def _look(self) -> None:
+        """Another process may have erased something of it."""
+        objects = self._sessions.hub.objects
+        epoch = (objects.gate.epoch(), objects.epoch)
+        if epoch != self._epoch:
+            self.forget()
+            self._epoch = epoch
 
     def row(self, name: str) -> tuple[ScopeRow | None, int]:
         found = self._sessions.hub.catalog.row(SCOPE, name)
@@ -175,6 +184,7 @@ class Scopes:
 
     def now(self, name: str) -> Known | None:
         """With all that was published; None where nothing was."""
+        self._look()
         row, _ = self.row(name)
         if row is None:
             return None
@@ -205,6 +215,7 @@ class Scopes:
         """As a commit knew them."""
         if not memory:
             return []
+        self._look()
         if memory not in self._then:
             hub = self._sessions.hub
             found = []
@@ -244,8 +255,10 @@ class Scopes:
         for name, oid in self._sealing.items():
             known = self._known.get(name)
             if known is not None and known.line is not None:
-                known.journal = oid
-                known.line.base = decode(Journal, self._sessions.hub.objects.get(Oid(oid)))
+                base = decode(Journal, self._sessions.hub.objects.get(Oid(oid)))
+                known.line.base = base
+                known.mind.saved()
+                known.journal = oid if base.seq == known.tip.seq else b""
         self._sealing = {}
 
     # from sessions

@@ -1,0 +1,128 @@
+"""What sessions share when commits are refused or fail, others erase, or commit for a session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.session.conftest import Open
+from tests.session.test_scopes import texts
+
+from ortet.config import open_hub
+from ortet.errors import Refused, Unavailable
+from ortet.session.hub import Hub
+
+SECRET = "tok-a1b2c3d4e5f6g7h8"
+
+
+def holding(store: Path, text: bytes) -> list[Path]:
+    return [path for path in store.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+class TestRefused:
+    def test_a_commit_that_was_refused_leaves_no_gap_in_the_next(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.learn(f"the token is {SECRET}", scope="agent")
+            a.commit()
+            hub.vault.put("tok", SECRET)  # only now is it known to be one
+            b.learn("mine")
+            with pytest.raises(Refused) as refused:
+                b.commit()
+            (event,) = [event for event in a.events() if event.kind == "fact"]
+            assert f"event {event.seq} (fact) of session {a.id}" in str(refused.value)
+            b.commit(allow_secrets=True)
+        hub.verify()
+
+    def test_nor_does_a_full_disk(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            b.learn("told", scope="agent")
+            b.commit()
+            a.learn("mine")
+            with monkeypatch.context() as full:
+
+                def flush(**_: object) -> None:
+                    raise Unavailable("disk_full", "no space")
+
+                full.setattr(hub.objects, "flush", flush)
+                with pytest.raises(Unavailable):
+                    a.commit()
+            a.commit()
+        hub.verify()
+        with hub.session("a") as a:
+            assert texts(a) == ["told", "mine"]
+
+
+ERASE = """
+import sys
+from pathlib import Path
+from ortet.config import open_hub
+with open_hub(Path(sys.argv[1])) as hub:
+    hub.erase(sys.argv[2])
+"""
+
+
+class TestErased:
+    def test_who_knew_it_in_another_process_does_not_bring_it_back(self, store: Path) -> None:
+        with open_hub(store) as hub, hub.session("a") as a:
+            a.learn("pigeon 4711", scope="agent")
+            a.commit()
+        with open_hub(store) as hub, hub.session("b") as b:
+            assert texts(b) == ["pigeon 4711"]
+            subprocess.run([sys.executable, "-c", ERASE, store, a.id], check=True)
+            assert texts(b) == []
+            b.learn("new", scope="agent")
+            b.commit()
+            b.say("user", "more")
+            b.commit()
+        with open_hub(store) as hub:
+            hub.sweep(min_garbage=0.0)
+            hub.verify()
+        assert holding(store, b"pigeon 4711") == []
+
+
+class TestCommittedByOthers:
+    def test_a_session_that_went_elsewhere_stays_there(
+        self, hub: Hub, opened: Open, work: Path
+    ) -> None:
+        a = hub.session("a", workspace=work, engine="folder")
+        a.say("user", "one")
+        a.commit()
+        a.learn("x", scope="agent")
+        a.commit()
+        outside = opened().workspace(work, engine="folder")
+        a.rewind()
+        a.say("user", "after the restore")
+        a.learn("y", scope="agent")
+        a.commit()
+        timeline = a.row.timeline
+        (work / "a.txt").write_text("two")
+        outside.look()
+        outside.commit("by hand")
+        assert hub._minds().roll.get(a.id).timeline == timeline
+        said = [message.content for message in hub.get("a").messages()]
+        assert said == ["one", "after the restore"]
+
+    def test_a_session_that_was_opened_stays_open(self, hub: Hub, opened: Open, work: Path) -> None:
+        with hub.session("a", workspace=work, engine="folder") as a:
+            a.say("user", "one")
+            a.commit()
+            a.learn("x", scope="agent")
+        outside = opened().workspace(work, engine="folder")
+        with hub.session("a", scopes=["project:p"]) as a, hub.session("b") as b:
+            outside.commit("by hand")
+            row = hub._minds().roll.get(a.id)
+            assert (row.status, row.scopes) == ("active", ["project:p"])
+            a.say("user", "two")
+            a.commit()
+            assert texts(b) == ["x"]
+
+    def test_of_a_paused_session_others_are_told(self, hub: Hub, opened: Open, work: Path) -> None:
+        with hub.session("a", workspace=work, engine="folder") as a:
+            a.say("user", "one")
+            a.commit()
+            a.learn("x", scope="agent")
+        opened().workspace(work, engine="folder").commit("by hand")
+        with hub.session("b") as b:
+            assert texts(b) == ["x"]
