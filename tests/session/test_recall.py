@@ -231,6 +231,23 @@ class TestTime:
             assert [h.text for h in s.recall("manager", on="2025-06-01")] == ["the manager is Eva"]
             assert [h.text for h in s.recall("manager", on="2026-06-01")] == ["the manager is Tom"]
 
+    def test_on_a_day_before_1970(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.learn("the manager is a human")
+            s.learn("the manager is Tom", since="1960-01-01")
+            found = [h.text for h in s.recall("manager", on="1950-06-01")]
+            assert found == [fact.text for fact in s.facts(on="1950-06-01")]
+            assert found == ["the manager is a human"]
+
+    def test_what_is_given_up_here_is_not_found_in_one_scope(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            fact = a.learn("the manager is Tom", scope="agent")
+            a.commit()
+            b.forget(fact)
+            for scope in (None, "agent", "session"):
+                assert b.recall("manager", scope=scope) == []
+            assert [h.text for h in a.recall("manager", scope="agent")] == ["the manager is Tom"]
+
 
 class TestEverywhere:
     def test_all_sessions(self, hub: Hub) -> None:

@@ -23,10 +23,12 @@ class Path(NamedTuple):
     """Spans that follow one another: a timeline with those it began on, the oldest first.
 
     `scope` is whose it is: "" of the session itself, else "agent", "user:…", "project:…".
+    `silent`: nothing is to be found there, but what was given up there is given up.
     """
 
     scope: str
     spans: list[Span]
+    silent: bool = False
 
 
 class Doc(msgspec.Struct, frozen=True):

@@ -93,7 +93,8 @@ def _answer(
 def _spans(index: Index, paths: Sequence[Path], query: Query) -> list[Span]:
     """Those of the paths, cut by time: what is not asked for must take nobody's place."""
     if not query.at and not query.after:
-        return [span for path in paths for span in path.spans if span.upto > span.after]
+        heard = (path for path in paths if not path.silent)
+        return [span for path in heard for span in path.spans if span.upto > span.after]
     with index.reading() as lookup:
         return see(lookup, paths, query).spans(lookup)
 
@@ -168,7 +169,11 @@ def _living(
 def _valid(entry: Entry, query: Query) -> bool:
     if query.at and entry.time > query.at:
         return False
-    return not query.on or (entry.since <= query.on and (not entry.until or query.on < entry.until))
+    if not query.on:
+        return True
+    return (not entry.since or entry.since <= query.on) and (
+        not entry.until or query.on < entry.until
+    )
 
 
 def _fused(

@@ -107,7 +107,7 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     nearer = 0
     tokens = dict.fromkeys(TIERS, 0)
     for path in paths:
-        for tier in dict.fromkeys(query.tiers):
+        for tier in dict.fromkeys(query.tiers if not path.silent else ()):
             pieces = list(_pieces(lookup, path, tier, query.at, numbers))
             totals = _totals(lookup, pieces)
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):

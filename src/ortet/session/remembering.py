@@ -73,19 +73,19 @@ class Reach:
 
 
 def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
-    """What a session can recall from: all, or one scope."""
+    """What a session can recall from: all, or one scope; what it gave up counts there too."""
     may_be(TEXT, scope=scope)
     word = None if scope is None else check_scope(scope)
-    found: list[Reach] = []
-    if word in (None, ""):
-        line = view.line
-        found.append(Reach(Path("", spans_of(sessions, line)), lambda: line, view.row))
-    for known in view.shared():
-        if word is None or known.name == name_of(view.row.agent, word):
-            found.append(_shared(sessions, known))
-    if word and not found and view.row.beliefs is None:  # named for this once
-        named = sessions.scopes.now(name_of(view.row.agent, word))
-        found += [_shared(sessions, named)] if named is not None else []
+    name = name_of(view.row.agent, word) if word else ""
+    line, shared = view.line, view.shared()
+    if name and view.row.beliefs is None and all(known.name != name for known in shared):
+        named = sessions.scopes.now(name)  # for this once
+        shared += [named] if named is not None else []
+    own = Path("", spans_of(sessions, line), silent=bool(word))
+    found = [Reach(own, lambda: line, view.row)]
+    for known in shared:
+        silent = word is not None and known.name != name
+        found.append(_shared(sessions, known, silent=silent))
     return found
 
 
@@ -134,10 +134,10 @@ def _spans_here(sessions: Sessions, row: SessionRow) -> list[Span]:
     return [Span(span.timeline, span.after, span.upto) for span in path]
 
 
-def _shared(sessions: Sessions, known: Known) -> Reach:
+def _shared(sessions: Sessions, known: Known, *, silent: bool = False) -> Reach:
     word = AGENT if known.name.startswith(f"{AGENT}:") else known.name
     spans = [Span(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
-    return Reach(Path(word, spans), lambda: known)
+    return Reach(Path(word, spans, silent), lambda: known)
 
 
 def spans_of(sessions: Sessions, line: Line) -> list[Span]:
