@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_embedder import Embedder
-from memory_systems import BUILDERS, WITHOUT, System
+from memory_systems import BUILDERS, WITHOUT, Ortet, System
 from session_peer import Wire
 
 
@@ -56,7 +56,8 @@ def serve(wire: Wire, system: System, embedder: Embedder | None) -> None:
         elif request["do"] == "resident":
             gc.collect()
             wire.answer(megabytes=resident())
-    system.close()
+    if isinstance(system, Ortet):  # it is opened again, by another process
+        system.close()
 
 
 def main() -> None:

@@ -28,11 +28,8 @@ class System(Protocol):
 
     def query(self, text: str, k: int) -> list[int]: ...
 
-    def close(self) -> None:
-        """Nothing is asked any more."""
 
-
-class Fts5(System):
+class Fts5:
     """SQLite's own full-text search: stemmed, any word of the question, ranked by bm25()."""
 
     def __init__(self, place: Path, *, pruned: bool = False) -> None:
@@ -72,7 +69,7 @@ class Fts5(System):
         return any(part in self._common for parts in stemmed for part in parts)
 
 
-class Bm25s(System):
+class Bm25s:
     """bm25s as in its own introduction: English stop words left out, no stemmer."""
 
     def __init__(self) -> None:
@@ -95,7 +92,7 @@ class Bm25s(System):
         return [int(number) for number in found[0]]
 
 
-class RankBm25(System):
+class RankBm25:
     """rank_bm25's BM25Okapi over lower-case words."""
 
     def begin(self, name: str) -> None:
@@ -111,7 +108,7 @@ class RankBm25(System):
         return [int(number) for number in (-scores).argsort(kind="stable")[:k]]
 
 
-class Dense(System):
+class Dense:
     """Exact cosine, nothing else."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -131,7 +128,7 @@ class Dense(System):
         return [int(number) for number in (-cosines).argsort(kind="stable")[:k]]
 
 
-class Chroma(System):
+class Chroma:
     """A collection for each dialogue, on the disk, with cosine."""
 
     def __init__(self, place: Path, embedder: Embedder) -> None:
@@ -161,7 +158,7 @@ class Chroma(System):
         return [int(one) for one in found["ids"][0]]
 
 
-class LangGraph(System):
+class LangGraph:
     """A store of LangGraph with an index; the dialogue is the namespace."""
 
     def __init__(self, store: Any) -> None:
@@ -199,7 +196,7 @@ def sqlite_store(place: Path, embedder: Embedder) -> LangGraph:
     return LangGraph(store)
 
 
-class Mem0(System):
+class Mem0:
     """No model: texts are kept as they are (`infer=False`), in its default store, on the disk."""
 
     def __init__(self, place: Path, embedder: Embedder) -> None:
@@ -239,7 +236,7 @@ class _Mem0Embedder:
         return self._embedder.lists(texts)
 
 
-class Ortet(System):
+class Ortet:
     """A session for each dialogue, all in one store; texts are messages."""
 
     def __init__(self, place: Path, embedder: Any = None) -> None:
@@ -261,6 +258,8 @@ class Ortet(System):
         return self._numbers.matched([hit.text for hit in self._session.recall(text, k)])
 
     def close(self) -> None:
+        """Commits, as one does, so that nothing is read again when it is opened."""
+        self._session.commit("all of it")
         self._hub.close()
 
 
