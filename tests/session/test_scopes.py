@@ -257,6 +257,34 @@ class TestStore:
             hub.sweep()
             hub.verify()
 
+    def test_what_others_told_elsewhere_comes_back(self, store: Path, tmp_path: Path) -> None:
+        with open_hub(store) as hub, hub.session("s") as s:
+            s.learn("told here", scope="agent")
+            s.commit()
+            s.say("user", "go")
+            commit = s.commit()
+            hub.export(commit.oid, tmp_path / "there")
+        with open_hub(tmp_path / "other") as hub:
+            hub.import_(tmp_path / "there")
+            with hub.session("s") as s, hub.session("t") as t:
+                s.restore(commit.oid)
+                s.learn("told there", scope="agent")
+                s.commit()
+                t.learn("told by another", scope="agent")
+                t.commit()
+                s.say("user", "home")
+                commit = s.commit()
+            hub.export(commit.oid, tmp_path / "back")
+        with open_hub(store) as hub:
+            hub.import_(tmp_path / "back")
+            with hub.session("s") as s:
+                s.restore(commit.oid)
+                s.learn("home again", scope="agent")
+                s.commit()
+            with hub.session("t") as t:
+                assert texts(t) == ["told here", "told there", "told by another", "home again"]
+            hub.verify()
+
     def test_what_is_erased_is_erased_where_it_was_told(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("a") as a:
@@ -282,6 +310,27 @@ class TestStore:
             with hub.session("c", scopes=["user:ann", "user:bob"]) as c:
                 assert texts(c) == ["bob has a dog"]
             hub.verify()
+
+    def test_also_where_only_a_bundle_told_it(self, store: Path, tmp_path: Path) -> None:
+        with open_hub(store) as hub:
+            with hub.session("a") as a:
+                a.learn("ann has pigeon 4711", scope="user:ann")
+                a.commit()
+            with hub.session("b", scopes=["user:ann"]) as b:  # which has heard of it
+                b.say("user", "hello")
+                commit = b.commit()
+            hub.export(commit.oid, tmp_path / "bundle")
+        with open_hub(tmp_path / "other") as hub:
+            hub.import_(tmp_path / "bundle")
+            with hub.session("c") as c:
+                c.restore(commit.oid)
+                assert texts(c) == ["ann has pigeon 4711"]
+            assert len(hub.erase(user="ann").events) == 1
+            with hub.session("c") as c:
+                assert texts(c) == []
+            hub.verify()
+        files = [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+        assert not any(b"pigeon 4711" in path.read_bytes() for path in files)
 
     def test_old_facts_can_be_read(self, hub: Hub) -> None:
         with hub.session("a") as a:

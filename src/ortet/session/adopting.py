@@ -10,7 +10,7 @@ from ortet.errors import Corrupt
 from ortet.graph.bundle import Imported
 from ortet.graph.records import Bodies, Header, Journal, Segment, State
 from ortet.ids import Oid
-from ortet.session.replacing import shared
+from ortet.session.replacing import shared_in
 from ortet.session.tombs import Erased, Receipt, Tombstone, erased_events, kept, signer
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _bare(
             commit = hub.history.read(Oid(oid))
             todo += commit.parents
             state = decode(State, hub.objects.get(commit.state))
-            for journal in (state.journal, *shared(hub, state.memory)):
+            for journal in (state.journal, *(oid for _, oid in shared_in(hub, state.memory))):
                 if journal:
                     last.append(decode(Journal, hub.objects.get(Oid(journal))).segment)
     while last:

@@ -170,9 +170,9 @@ def _draft(row: SessionRow, event: Event) -> Draft:
 
 
 def _is_strange(sessions: Sessions, known: Known) -> bool:
-    """Whether a memory that a commit brought is another store's."""
+    """Whether a memory that a commit brought is another store's, or went on in one."""
     spans = known.spans(sessions)
-    return all(sessions.hub.catalog.timeline(span.timeline) is None for span in spans)
+    return any(sessions.hub.catalog.timeline(span.timeline) is None for span in spans)
 
 
 def _brought(sessions: Sessions, known: Known) -> Iterator[Draft]:

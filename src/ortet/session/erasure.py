@@ -17,6 +17,7 @@ from ortet.journal.compact import compaction_of, data_of, said
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import SHAREABLE
 from ortet.journal.line import Line, Span
+from ortet.journal.segments import unseal
 from ortet.memory.working import let_go
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
@@ -25,7 +26,8 @@ from ortet.session.documents import REMEMBERED, words_of
 from ortet.session.holds import check_hold
 from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import ARCHIVED, SessionRow
-from ortet.session.replacing import replace_objects, sealed_rows
+from ortet.session.replacing import replace_objects, sealed_rows, shared_segments
+from ortet.session.scopes import scope_rows
 from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
 from ortet.session.traces import said_outside
 from ortet.store.faults import reach
@@ -222,13 +224,25 @@ def _meant(
 def _add_shared(sessions: Sessions, found: dict[tuple[str, int], Erased], user: str | None) -> None:
     """What shared memories were told by these events, and what was made of that; of a person also
     all that is known about them."""
+    for name, event in _told(sessions):
+        told = (event.data.get(word) or {} for word in ("told", "source"))
+        made_of = {(one.get("timeline"), one.get("seq")) for one in told}
+        if name == f"user:{user}" or not made_of.isdisjoint(found):
+            key = event.timeline, event.seq
+            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+
+
+def _told(sessions: Sessions) -> Iterator[tuple[str, Event]]:
+    """All events of shared memories: as they are here, and as commits of other stores hold them."""
     for known in sessions.scopes.all():
         for event in known.events(sessions):
-            told = (event.data.get(word) or {} for word in ("told", "source"))
-            made_of = {(one.get("timeline"), one.get("seq")) for one in told}
-            if known.name == f"user:{user}" or not made_of.isdisjoint(found):
-                key = event.timeline, event.seq
-                found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+            yield known.name, event
+    here = {row.timeline for _, row in scope_rows(sessions.hub.catalog)}
+    for name, segment in shared_segments(sessions.hub):
+        timeline = segment.timeline.hex()
+        if timeline not in here:
+            for row in unseal(sessions.hub.objects, segment):
+                yield name, sessions.chain.read(row, timeline)
 
 
 def _add_summaries(

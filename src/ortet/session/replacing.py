@@ -28,13 +28,24 @@ if TYPE_CHECKING:
 def journals(hub: Hub) -> list[Journal]:
     """Every one that a commit in reach, or a session, holds; the shortest first."""
     found: dict[bytes, Journal] = {}
+    for state in _states(hub):
+        for journal in (state.journal, *(oid for _, oid in shared_in(hub, state.memory))):
+            if journal and journal not in found:
+                found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
+    return sorted(found.values(), key=lambda one: (one.seq, one.segment))
+
+
+def _states(hub: Hub) -> Iterator[State]:
+    """Of every commit in reach; and what is held without one."""
     seen: set[bytes] = set()
     todo: list[bytes] = []
     for link in roots(hub, expired(hub)):
         if link.kind is Kind.COMMIT:
             todo.append(link.oid)
         elif link.kind is Kind.JOURNAL:
-            found[link.oid] = decode(Journal, hub.objects.get(link.oid))
+            yield State(journal=link.oid)
+        elif link.kind is Kind.MEMORY:
+            yield State(memory=link.oid)
     while todo:
         oid = todo.pop()
         if oid in seen:
@@ -42,17 +53,27 @@ def journals(hub: Hub) -> list[Journal]:
         seen.add(oid)
         commit = decode(Commit, hub.objects.get(Oid(oid)))
         todo += commit.parents
-        state = decode(State, hub.objects.get(commit.state))
-        for journal in (state.journal, *shared(hub, state.memory)):
-            if journal and journal not in found:
-                found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
-    return sorted(found.values(), key=lambda one: (one.seq, one.segment))
+        yield decode(State, hub.objects.get(commit.state))
 
 
-def shared(hub: Hub, memory: bytes) -> list[bytes]:
-    """The journals of the shared memories that a commit knows."""
-    known = decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
-    return [oid for _, oid in known]
+def shared_in(hub: Hub, memory: bytes) -> list[tuple[str, bytes]]:
+    """The journals of the shared memories that a commit knows, by name."""
+    return decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
+
+
+def shared_segments(hub: Hub) -> Iterator[tuple[str, Segment]]:
+    """All there is of shared memories in commits, each segment once: what another store told is
+    nowhere else."""
+    memories = {state.memory for state in _states(hub)}
+    held = {pair for memory in memories for pair in shared_in(hub, memory)}
+    seen: set[bytes] = set()
+    for name, oid in sorted(held):
+        journal = decode(Journal, hub.objects.get(Oid(oid)))
+        for at, segment in segments(hub.objects, journal.segment):
+            if at in seen:
+                break
+            seen.add(at)
+            yield name, segment
 
 
 def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:
