@@ -447,3 +447,28 @@ def test_a_replay_needs_no_lease(opened: Callable[..., Hub]) -> None:
     s.say("user", "two")
     assert list(s.events())[: len(before)] == before
     assert [m.content for m in s.messages()] == ["one", "meanwhile", "two"]
+
+
+class TestShared:
+    def test_what_others_gave_up_since_was_believed_then(self, hub: Hub) -> None:
+        def work(s: Session) -> None:
+            old = s.learn("port 3000", scope="agent")
+            s.commit()
+            new = s.learn("port 8080", scope="agent", supersedes=old)
+            s.commit()
+            s.forget(new)
+            s.commit()
+
+        with hub.session("s") as s:
+            work(s)
+        with hub.session("s", replay=True) as s:
+            work(s)
+
+    def test_the_step_that_differs_is_in_the_next_commit(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.learn("one", scope="agent")
+            head = s.commit()
+        with hub.session("s", replay="live") as s, hub.session("t") as t:
+            s.learn("another", scope="agent")
+            assert s.commit().oid != head.oid
+            assert {fact.text for fact in t.facts()} == {"one", "another"}

@@ -15,6 +15,7 @@ from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.mind import Mind
 from ortet.journal.replay import AROUND, Cursor, Recorded, failure_of
+from ortet.journal.things import Fact
 from ortet.session.actions import (
     Action,
     Replay,
@@ -231,6 +232,12 @@ class Rehearsal(Session):
             upto = cursor.seq if upto is None else min(upto, cursor.seq)
         return super().events(after, upto)
 
+    def _believed(self, fact: str | Fact) -> Fact:
+        """What was believed then may have been given up since, in a memory that it shares."""
+        if self.replaying:
+            return self.fact(fact.id if isinstance(fact, Fact) else fact)
+        return super()._believed(fact)
+
     def _get_ready(self) -> None:
         if not self.replaying:
             super()._get_ready()
@@ -309,6 +316,7 @@ class Rehearsal(Session):
             raise
         finally:
             self._as_it_was = False
+        self._host.dirty = True  # the step that led here is about to be recorded
         self._turn(ACTIVE, "replay")
         self.tie_up()
         self._take_in()
