@@ -75,6 +75,10 @@ _LAZY = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)  # also what is loaded at first use: help() and completion show it
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module

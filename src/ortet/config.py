@@ -207,6 +207,10 @@ def open_hub(
     from ortet.session.vaultkeys import VARIABLE, Keyring
     from ortet.swarm.lazy import LazySwarms
 
+    if embedder is not None:
+        from ortet.memory.embedders import check_embedder
+
+        check_embedder(embedder)  # before anything is made
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
     settings = read_settings(root)

@@ -426,3 +426,30 @@ def test_help_of_verbs_in_groups(ortet: Ortet, tmp_path: Path, words: list[str])
     out = ortet(*words, "--help", cwd=tmp_path).out
     assert "Example:" in out and f"ortet {' '.join(words)}" in out
     assert "--json" in out and "-q, --quiet" in out
+
+
+def test_a_directory_that_a_program_made_a_workspace(ortet: Ortet, tmp_path: Path) -> None:
+    """It has no pointer; its session is found all the same, and not one of its forks."""
+    place = tmp_path / "shop"
+    (place / "sub").mkdir(parents=True)
+    store = ortet.json("stats", cwd=_store(ortet, tmp_path))["store"]
+    with open_hub(store) as hub, hub.session("fix", workspace=place) as s:
+        s.learn("the port is 3000", about="port")
+        s.commit("one")
+        (fork,) = s.fork(1)
+        fork.learn("the port is 9090", about="port")
+        fork.commit()
+        s.learn("the shop is closed")
+        s.commit("two")
+    assert texts(ortet, place) == ["the port is 3000", "the shop is closed"]
+    assert texts(ortet, place / "sub") == ["the port is 3000", "the shop is closed"]
+    hits = ortet.json("recall", "which port?", cwd=place)["hits"]
+    assert [hit["text"] for hit in hits] == ["the port is 3000"]
+    learned = ortet.json("memory", "diff", "HEAD~1", cwd=place)["learned"]
+    assert [fact["text"] for fact in learned] == ["the shop is closed"]
+
+
+def _store(ortet: Ortet, place: Path) -> Path:
+    """A place with a store that is made."""
+    ortet("session", "new", "other", cwd=place)
+    return place

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortet.config import open_hub
+from ortet.errors import Invalid
 from ortet.memory.extracting import Extracted, Turn
 from ortet.session.hub import Hub
 from ortet.store import faults
@@ -152,3 +153,65 @@ def test_a_session_that_is_gone(hub: Hub) -> None:
     work(hub, "one", "I live in Lisbon")
     hub.remove(hub.get("one").id)
     assert hub.consolidate(extractor=Everything()).episodes == 1
+
+
+def test_what_is_corrected_for_a_user_or_a_project_does_not_come_back(hub: Hub) -> None:
+    with hub.session("one", scopes=["project:shop"]) as s:
+        s.say("user", "tests run with nox", user="ann")
+        old = s.learn("tests run with nox", scope="project:shop")
+        kept = s.learn("the shop closes at six", scope="project:shop")
+        s.say("user", "the shop closes at six", user="ann")
+        s.close()
+    with hub.session("two", scopes=["project:shop"]) as s:
+        s.learn("tests run with pytest", scope="project:shop", supersedes=old)
+        s.commit()
+    report = hub.consolidate(extractor=Everything())
+    assert (report.facts, report.linked) == (
+        [],
+        [("tests run with nox", old), ("the shop closes at six", kept)],
+    )
+
+
+def test_what_a_session_corrected_itself_is_not_learned(hub: Hub) -> None:
+    with hub.session("one") as s:
+        s.say("user", "we deploy on Fridays", user="ann")
+        old = s.learn("we deploy on Fridays")
+        s.say("user", "sorry: we deploy on Mondays", user="ann")
+        s.learn("we deploy on Mondays", supersedes=old)
+        s.close()
+    report = hub.consolidate(extractor=Everything())
+    assert [fact.text for fact in report.facts] == ["sorry: we deploy on Mondays"]
+
+
+def test_of_a_session_with_a_user_the_facts_are_for_that_user(hub: Hub) -> None:
+    with hub.session("one", scopes=["user:ann"]) as s:
+        s.say("user", "I live in Lisbon", user="ann")
+        s.close()
+    report = hub.consolidate()
+    assert [(fact.text, fact.scope) for fact in report.facts] == [
+        ("ann lives in Lisbon", "user:ann")
+    ]
+    assert hub.consolidate("another").episodes == 0
+    with hub.session("bob", scopes=["user:bob"]) as s:
+        assert (s.facts(), s.episodes(), list(s.recall("Lisbon"))) == ([], [], [])
+    with hub.session("ann", scopes=["user:ann"]) as s:
+        assert [fact.text for fact in s.facts()] == ["ann lives in Lisbon"]
+        assert [one.session for one in s.episodes()] == ["one"]
+    with hub.session("elsewhere", agent="another", scopes=["user:ann"]) as s:
+        assert [fact.text for fact in s.facts()] == ["ann lives in Lisbon"]
+    assert [one.session for one in hub.episodes(agent="another")] == []
+
+
+def test_what_several_users_said_together_is_told_to_nobody(hub: Hub) -> None:
+    with hub.session("one", scopes=["user:ann", "user:bob"]) as s:
+        s.say("user", "I live in Lisbon", user="ann")
+        s.close()
+    assert hub.consolidate().episodes == 0
+    assert [one.session for one in hub.episodes()] == ["one"]
+    with hub.session("two", scopes=["user:ann"]) as s:
+        assert s.episodes() == []
+
+
+def test_an_extractor_says_its_name(hub: Hub) -> None:
+    with pytest.raises(Invalid, match="has no name"):
+        hub.consolidate(extractor=lambda text, turns: [])  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ NS = int(DAY.timestamp()) * SECOND
         DAY,
         DAY.replace(tzinfo=None),
         DAY.astimezone(timezone(timedelta(hours=9))),
+        date(2026, 11, 16),
         "2026-11-16",
         "2026-11-16T00:00:00Z",
         "2026-11-16T01:00:00+01:00",

@@ -122,9 +122,20 @@ class TestUnknown:
         with hub.session("s") as s:
             fact = s.learn("x")
             s.forget(fact)
-            with pytest.raises(NotFound) as caught:
+            with pytest.raises(NotFound, match="believed no more, it was forgotten") as caught:
                 s.forget(fact)
             assert caught.value.kind == "no_fact"
+            new = s.learn("z", supersedes=s.learn("y"))
+            old = s.fact(new).supersedes
+            with pytest.raises(NotFound, match=f"superseded by {new}"):
+                s.learn("w", supersedes=old)
+
+    def test_a_fact_that_says_nothing(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            for text in ("", " \n"):
+                with pytest.raises(Invalid, match="says nothing"):
+                    s.learn(text)
+            assert s.facts() == []
 
 
 class TestWhichSession:

@@ -26,7 +26,8 @@ class Context(msgspec.Struct, frozen=True):
 
     `left_out` says whether older messages in context did not fit. The first `stable` messages only
     grow from call to call, so that a provider's prompt cache holds; behind them is what was
-    remembered for this call: `facts` and `episodes`, as texts, with plan and open effects.
+    remembered for this call: `facts`, `episodes` and what was `said` earlier and does not fit, as
+    texts, with plan and open effects.
     """
 
     messages: list[Message]
@@ -35,6 +36,7 @@ class Context(msgspec.Struct, frozen=True):
     stable: int = 0
     facts: list[str] = []
     episodes: list[str] = []
+    said: list[str] = []
 
     def chat(self) -> list[dict[str, Any]]:
         """As chat completions take it: [{"role", "content", "tool_calls", …}]."""

@@ -34,6 +34,22 @@ class Embedder(Protocol):
 _ENDPOINT = re.compile(r"(?P<model>.+)@(?P<url>https?://.+)")
 
 
+def check_embedder(spec: str | Embedder) -> None:
+    """Invalid for what cannot be one, whatever is installed here."""
+    if not isinstance(spec, str):
+        _named(spec)
+        return
+    kind, _, rest = spec.partition(":")
+    plain = kind in ("wordllama", "minilm") and not rest
+    named = kind == "sentence-transformers" and rest
+    if not (plain or named or (kind == "openai" and _ENDPOINT.fullmatch(rest))):
+        raise Invalid(
+            "unknown_embedder",
+            f"{spec!r} names no embedder: give wordllama, minilm, sentence-transformers:NAME, "
+            "openai:MODEL@http://host/v1, or an object with a name and embed(texts)",
+        )
+
+
 def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
     """The embedder that is meant: "wordllama", "minilm", "sentence-transformers:NAME",
     "openai:MODEL@http://host/v1", or an object that is one.
@@ -41,20 +57,22 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
     Its model is loaded when it is first used. Unsupported says what to install; `api_key` is
     shown to an endpoint and to nobody else.
     """
+    check_embedder(spec)
     if not isinstance(spec, str):
-        return _checked(spec)
+        need("numpy", "embed")
+        return spec
     kind, _, rest = spec.partition(":")
     need("numpy", "embed")
     match kind:
-        case "wordllama" if not rest:
+        case "wordllama":
             from ortet.memory.embed_local import WordLlama
 
             return WordLlama()
-        case "minilm" if not rest:
+        case "minilm":
             from ortet.memory.embed_minilm import MiniLM
 
             return MiniLM()
-        case "sentence-transformers" if rest:
+        case "sentence-transformers":
             from ortet.memory.embed_transformers import SentenceTransformers
 
             return SentenceTransformers(rest)
@@ -62,11 +80,7 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
             from ortet.memory.embed_openai import Endpoint
 
             return Endpoint(found["model"], found["url"], api_key=api_key)
-    raise Invalid(
-        "unknown_embedder",
-        f"{spec!r} names no embedder: give wordllama, minilm, sentence-transformers:NAME, "
-        "openai:MODEL@http://host/v1, or an object with a name and embed(texts)",
-    )
+    raise AssertionError(spec)
 
 
 def need(package: str, extra: str) -> str:
@@ -80,7 +94,7 @@ def need(package: str, extra: str) -> str:
     return found.submodule_search_locations[0]
 
 
-def _checked(given: Any) -> Embedder:
+def _named(given: Any) -> None:
     name = getattr(given, "name", None)
     if not isinstance(name, str) or not name or not callable(getattr(given, "embed", None)):
         raise Invalid(
@@ -88,6 +102,3 @@ def _checked(given: Any) -> Embedder:
             f"{type(given).__name__} is no embedder: give it a name, which is text and says which "
             "model it is, and a method embed(texts)",
         )
-    need("numpy", "embed")
-    embedder: Embedder = given
-    return embedder

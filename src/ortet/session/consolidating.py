@@ -1,9 +1,10 @@
-"""Consolidation: episodes of an agent become facts that all its sessions know. It only adds, says
-where each is from, and does the same again for nothing."""
+"""Consolidation: episodes of an agent become facts for those who were told them: all its sessions,
+or those of a user. It only adds, says where each is from, and does the same again for nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,17 +13,19 @@ from ortet.backend.abc import RowChange
 from ortet.errors import OrtetError
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import message_of
+from ortet.journal.mind import Mind
 from ortet.journal.things import Episode, Fact
 from ortet.memory.extracting import Extracted, Extractor, Turn
 from ortet.memory.likeness import Likeness
-from ortet.session.believing import facts_of
+from ortet.session.believing import facts_of, scopes_of
 from ortet.session.episodes import turns_of
 from ortet.session.remembering import line_of
-from ortet.session.scopes import AGENT, Known, name_of
+from ortet.session.scopes import AGENT, name_of, users_of
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
+    from ortet.session.view import View
 
 
 class Consolidated(msgspec.Struct, frozen=True):
@@ -35,47 +38,118 @@ class Consolidated(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
+class _Memory:
+    """What a memory says, and what it says no more."""
+
+    def __init__(self, mind: Mind) -> None:
+        self.mind = mind
+        self._given_up = {fact.id: fact for fact in mind.past if fact.text}
+
+    @cached_property
+    def alike(self) -> Likeness:
+        return Likeness((fact.id, fact.text) for fact in facts_of(self.mind, ()).values())
+
+    @cached_property
+    def _past(self) -> Likeness:
+        return Likeness((fact.id, fact.text) for fact in self._given_up.values())
+
+    def gave_up(self, text: str, since: int) -> str:
+        """The fact that said exactly this and was given up since then; "" when none was."""
+        gone = (one.id for one in self._past.near(text) if one.exact)
+        return next((one for one in gone if self._given_up[one].ended >= since), "")
+
+    def says(self, text: str) -> str:
+        same = self.alike.nearest(text)
+        return same.id if same is not None and same.exact else ""
+
+
 def consolidate(
     sessions: Sessions, agent: str, extractor: Extractor, *, dry_run: bool
 ) -> Consolidated:
     """See Hub.consolidate. Each episode is one transaction: killed, it goes on with the next."""
-    name = name_of(agent, AGENT)
-    known = sessions.scopes.now(name)
-    facts: list[Fact] = []
-    linked: list[tuple[str, str]] = []
-    if known is None:
-        return Consolidated(agent, 0, facts, linked, dry_run)
-    alike = Likeness((fact.id, fact.text) for fact in facts_of(known.mind, ()).values())
-    given_up = {fact.id: fact for fact in known.mind.past if fact.text}
-    past = Likeness((fact.id, fact.text) for fact in given_up.values())
-    todo = [one for one in _in_order(known) if not _is_done(sessions, agent, one, extractor)]
-    for episode in todo:
-        turns, events = _turns(sessions, episode)
-        drafts: list[Draft] = []
-        for found in extractor(episode.summary, turns):
-            id_ = _id(sessions, extractor, episode, found)
-            if known.mind.facts.get(id_) or known.mind.past.get(id_):
-                continue
-            gone = (one.id for one in past.near(found.text) if one.exact)
-            if late := next((one for one in gone if given_up[one].ended >= episode.time), ""):
-                linked.append((found.text, late))  # who gave it up knew of this already
-                continue
-            same = alike.nearest(found.text)
-            if same is not None and same.exact:
-                linked.append((found.text, same.id))
-                continue
-            data = _data(id_, episode, found, events, extractor)
-            if same is not None:
-                data["like"] = same.id
-                linked.append((found.text, same.id))
-            alike.add(id_, found.text)
-            drafts.append(Draft("fact", data, sessions.hub.author))
-            facts.append(_fact(data))
-        if not dry_run:
-            done = RowChange(_kind(agent), f"{episode.id}/{extractor.name}", b"")
-            sessions.scopes.publish(name, drafts, lease=None, rows=[done])
-            reach("consolidate.episode")
-    return Consolidated(agent, len(todo), facts, linked, dry_run)
+    users = {one for row in sessions.all() if row.agent == agent for one in users_of(row)}
+    names = [name_of(agent, AGENT), *sorted(users)]
+    memories: dict[str, _Memory] = {}
+    report = Consolidated(agent, 0, [], [], dry_run)
+    for name in names:
+        here = _memory(sessions, name, memories)
+        todo = [
+            one
+            for one in (_in_order(here.mind, agent) if here else ())
+            if not _is_done(sessions, agent, one, extractor)
+        ]
+        for episode in todo:
+            drafts = _learned(sessions, name, memories, episode, extractor=extractor, report=report)
+            if not dry_run:
+                done = RowChange(_kind(agent), f"{episode.id}/{extractor.name}", b"")
+                sessions.scopes.publish(name, drafts, lease=None, rows=[done])
+                reach("consolidate.episode")
+        report = msgspec.structs.replace(report, episodes=report.episodes + len(todo))
+    return report
+
+
+def _learned(
+    sessions: Sessions,
+    name: str,
+    memories: dict[str, _Memory],
+    episode: Episode,
+    *,
+    extractor: Extractor,
+    report: Consolidated,
+) -> list[Draft]:
+    """What an episode has for the memory that it was told to; the report is told, too."""
+    here = memories[name]
+    view = _session(sessions, episode)
+    own = _Memory(view.mind) if view is not None else None
+    # what is corrected for a user or a project is not to come back for everyone
+    shared = scopes_of(view.row, view.mind) if view is not None else []
+    others = (_memory(sessions, one, memories) for one in shared if one != name)
+    beside = [here, *(one for one in others if one is not None)]
+    turns, events = _turns(sessions, episode)
+    drafts: list[Draft] = []
+    for found in extractor(episode.summary, turns):
+        id_ = _id(sessions, extractor, episode, found)
+        if here.mind.facts.get(id_) or here.mind.past.get(id_):
+            continue
+        # who gave it up since then knew of this already
+        told = own.gave_up(found.text, _said(found, events, episode)) if own else ""
+        told = told or next(
+            filter(None, (one.gave_up(found.text, episode.time) for one in beside)), ""
+        )
+        told = told or next(filter(None, (one.says(found.text) for one in beside)), "")
+        if told:
+            report.linked.append((found.text, told))
+            continue
+        same = here.alike.nearest(found.text)
+        data = _data(id_, episode, found, events, extractor)
+        if same is not None:
+            data["like"] = same.id
+            report.linked.append((found.text, same.id))
+        here.alike.add(id_, found.text)
+        drafts.append(Draft("fact", data, sessions.hub.author))
+        report.facts.append(_fact(data, AGENT if name.startswith(f"{AGENT}:") else name))
+    return drafts
+
+
+def _session(sessions: Sessions, episode: Episode) -> View | None:
+    """The one that it happened in; None when it was removed, or is another store's."""
+    try:
+        return sessions.get(episode.source.session) if episode.source is not None else None
+    except OrtetError:
+        return None
+
+
+def _memory(sessions: Sessions, name: str, memories: dict[str, _Memory]) -> _Memory | None:
+    if name not in memories and (known := sessions.scopes.now(name)) is not None:
+        memories[name] = _Memory(known.mind)
+    return memories.get(name)
+
+
+def _said(found: Extracted, events: Sequence[Event], episode: Episode) -> int:
+    """When: at the turn that it is from, where that is known."""
+    if found.turn is not None and 0 <= found.turn < len(events):
+        return events[found.turn].time
+    return episode.time
 
 
 def _kind(agent: str) -> str:
@@ -87,8 +161,10 @@ def _is_done(sessions: Sessions, agent: str, episode: Episode, extractor: Extrac
     return sessions.hub.catalog.row(_kind(agent), key) is not None
 
 
-def _in_order(known: Known) -> list[Episode]:
-    return sorted(known.mind.episodes, key=lambda one: (one.time, one.id))
+def _in_order(mind: Mind, agent: str) -> list[Episode]:
+    """Those of the agent: a user has several."""
+    found = (one for one in mind.episodes if one.participants[:1] in ([], [agent]))
+    return sorted(found, key=lambda one: (one.time, one.id))
 
 
 def _turns(sessions: Sessions, episode: Episode) -> tuple[list[Turn], list[Event]]:
@@ -134,12 +210,12 @@ def _data(
     return {**data, "source": source, "episode": episode.id, "extractor": extractor.name}
 
 
-def _fact(data: dict[str, Any]) -> Fact:
+def _fact(data: dict[str, Any], scope: str) -> Fact:
     return Fact(
         id=data["id"],
         text=data["text"],
         about=data["about"],
         confidence=data["confidence"],
-        scope=AGENT,
+        scope=scope,
         like=data.get("like", ""),
     )

@@ -8,11 +8,12 @@ import msgspec
 
 from ortet.journal.context import Context
 from ortet.journal.text import Counter, one_line, size_of
-from ortet.journal.things import Message
+from ortet.journal.things import Fact, Message
+from ortet.session.believing import fact_in
+from ortet.session.memories import day
 from ortet.session.recollect import context_of, unsettled_of
 
 if TYPE_CHECKING:
-    from ortet.session.hits import Hit
     from ortet.session.view import View
 
 _SHARE = 3
@@ -26,43 +27,85 @@ def remembered(view: View, query: str, tokens: int, count: Counter) -> Context:
     """See View.context. The part that changes from call to call comes last."""
     room = tokens // _SHARE
     lines = _standing(view)
-    facts = _chosen(view.recall(query, _LOOKED, tiers=("semantic",)))
-    episodes = _chosen(view.recall(query, _LOOKED // 3, tiers=("episodic",)))
-    kept_facts: list[str] = []
-    kept_episodes: list[str] = []
-    for title, texts, kept in (("Facts:", facts, kept_facts), ("Before:", episodes, kept_episodes)):
-        if not texts:
-            continue
-        trial = [*lines, title]
-        for text in texts:
-            line = f"- {one_line(text, _LINE)}"
+    kept: dict[str, list[str]] = {}
+    for title, found in (
+        ("Facts:", _facts(view, query)),
+        ("Before:", _episodes(view, query)),
+        ("Said earlier:", _said(view, query, tokens - room, count)),
+    ):
+        trial, chosen = [*lines, title], kept.setdefault(title, [])
+        for text, line in found.items():
             if _size([*trial, line], count) > room:
                 break
             trial.append(line)
-            kept.append(text)
-        if kept:
+            chosen.append(text)
+        if chosen:
             lines = trial
     if not lines or _size(lines, count) > room:
         return context_of(view, tokens, count)
     memory = Message(0, "user", "\n".join([_HEAD, *lines]), 0, {"memory": True})
     size = size_of(memory, count)
     talk = context_of(view, tokens - size, count)
+    facts, episodes, said = kept.values()
     return msgspec.structs.replace(
         talk,
         messages=[*talk.messages, memory],
         tokens=talk.tokens + size,
-        facts=kept_facts,
-        episodes=kept_episodes,
+        facts=facts,
+        episodes=episodes,
+        said=said,
     )
+
+
+def _facts(view: View, query: str) -> dict[str, str]:
+    """Each text once, and its line: a model cannot ask when a fact holds, so it is told."""
+    hits = view.recall(query, _LOOKED, tiers=("semantic",))
+    shared, now = view.shared() if hits else [], view.hub.clock.now_ns()
+    found: dict[str, str] = {}
+    for hit in hits:
+        fact = fact_in(view.mind, shared, hit.id)
+        marks = _marks(fact, now) if fact is not None else ""
+        found.setdefault(hit.text, f"- {one_line(hit.text, _LINE)}{marks}")
+    return found
+
+
+def _marks(fact: Fact, now: int) -> str:
+    marks = [f"confidence {fact.confidence:g}"] if fact.confidence != 1.0 else []
+    marks += [f"since {_date(fact.since)}"] if fact.since else []
+    if fact.until:
+        marks.append(f"{'until' if now < fact.until else 'no more since'} {_date(fact.until)}")
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def _episodes(view: View, query: str) -> dict[str, str]:
+    hits = view.recall(query, _LOOKED // 3, tiers=("episodic",))
+    found: dict[str, str] = {}
+    for hit in hits:
+        text = "; ".join(line.removeprefix("- ") for line in hit.text.splitlines() if line.strip())
+        found.setdefault(hit.text, f"- {_date(hit.time)}: {one_line(text, _LINE)}")
+    return found
+
+
+def _said(view: View, query: str, tokens: int, count: Counter) -> dict[str, str]:
+    """Of this conversation, what is about it and does not fit any more."""
+    talk = context_of(view, tokens, count)
+    if not talk.left_out and not view.mind.core.since:
+        return {}
+    there = {message.seq for message in talk.messages}
+    found: dict[str, str] = {}
+    for hit in view.recall(query, _LOOKED // 3, tiers=("working",)):
+        if hit.source.seq not in there:
+            line = f"- {_date(hit.time)} {one_line(hit.role, 40)}: {one_line(hit.text, _LINE)}"
+            found.setdefault(hit.text, line)
+    return found
+
+
+def _date(ns: int) -> str:
+    return day(ns).partition(" ")[0]
 
 
 def _size(lines: list[str], count: Counter) -> int:
     return size_of(Message(0, "user", "\n".join([_HEAD, *lines])), count)
-
-
-def _chosen(hits: list[Hit]) -> list[str]:
-    """Each text once."""
-    return list(dict.fromkeys(hit.text for hit in hits))
 
 
 def _standing(view: View) -> list[str]:

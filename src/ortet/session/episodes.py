@@ -13,7 +13,7 @@ from ortet.journal.pairs import settled
 from ortet.journal.text import text_of
 from ortet.journal.things import Message
 from ortet.memory.summaries import CHARACTERS, Turn
-from ortet.session.scopes import AGENT
+from ortet.session.scopes import AGENT, users_of
 
 if TYPE_CHECKING:
     from ortet.session.view import View
@@ -60,8 +60,15 @@ def episode_data(
         "importance": min(1.0, weight) if importance is None else importance,
         "cause": cause,
         "began": kept[0].time,
-        "scope": AGENT,
+        "scope": _whose(view),
     }
+
+
+def _whose(view: View) -> str:
+    """Who else is told: all of the agent, but what a user said is for that user's sessions, and
+    what several said together for no other."""
+    users = users_of(view.row)
+    return AGENT if not users else users[0] if len(users) == 1 else ""
 
 
 def compaction_episode(view: View, id_: str, past: Compaction) -> dict[str, Any] | None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from ortet.errors import Invalid
+from ortet.given import TEXT, must_be
+from ortet.journal.things import Fact
 from ortet.memory.records import Scores, Tier
+
+NAMED = TEXT._replace(words="its id, a Fact or a Hit")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -33,6 +38,21 @@ class Hit(msgspec.Struct, frozen=True):
     id: str = ""  # of the fact or episode
     role: str = ""  # who said it
     scores: Scores | None = None  # where they were asked for
+
+
+def fact_id(fact: str | Fact | Hit) -> str:
+    """Of a fact as it was listed, recalled or named."""
+    if isinstance(fact, Hit):
+        if fact.source.kind not in ("fact", "lesson"):
+            raise Invalid(
+                "not_a_fact",
+                f"the hit {fact.text[:40]!r} is of tier {fact.tier}, no fact: recall with "
+                'tiers="semantic"',
+            )
+        return fact.id
+    found = fact.id if isinstance(fact, Fact) else fact
+    must_be(NAMED, fact=found)
+    return found
 
 
 class Recalled(list[Hit]):

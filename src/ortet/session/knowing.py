@@ -6,11 +6,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 from ortet.errors import NotFound
-from ortet.given import CALL, COUNT, FLAG, TEXT, check_text, may_be, must_be
+from ortet.given import CALL, COUNT, FLAG, TEXT, may_be, must_be
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.things import Episode, Fact
 from ortet.session.believing import episodes_of, fact_in, facts_of, shared_by
+from ortet.session.hits import Hit, fact_id
 from ortet.session.lifecycle import SessionRow
 from ortet.session.scopes import Known, check_scope
 from ortet.session.when import Moment, ns_of
@@ -106,9 +107,9 @@ class Knowing:
             key=lambda fact: (fact.time, fact.id),
         )
 
-    def fact(self, id_: str) -> Fact:
-        """One by its id, believed or given up; NotFound when it never was."""
-        check_text(id=id_)
+    def fact(self, id_: str | Fact | Hit) -> Fact:
+        """One by its id, or of a hit, believed or given up; NotFound when it never was."""
+        id_ = fact_id(id_)
         shared = self.shared()
         found = fact_in(self._mind, shared, id_)
         if found is None:
@@ -117,7 +118,7 @@ class Knowing:
             raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
         return found
 
-    def fact_history(self, id_: str) -> list[Fact]:
+    def fact_history(self, id_: str | Fact | Hit) -> list[Fact]:
         """A fact with all that it superseded and that superseded it, the oldest first."""
         known = facts_of(self._mind, self.shared(), past=True)
         first = self.fact(id_)

@@ -84,7 +84,8 @@ class Minding:
         `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none", "outbound",
         or "host": also what listens on this host's loopback) are those of its live machine.
 
-        `scopes` are memories that it shares beside its agent's: "user:NAME", "project:NAME".
+        `scopes` are memories that it shares beside its agent's: "user:NAME", "project:NAME". With
+        one user's, what happens in it is told to that user's sessions, not to all of its agent.
         """
         from ortet.session.profiles import Manner
         from ortet.session.scopes import check_scopes

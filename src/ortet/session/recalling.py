@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from ortet.errors import Invalid
 from ortet.given import CALL, FLAG, TEXT, may_be, must_be
 from ortet.session.parts import Parts
 
@@ -91,7 +92,8 @@ class Recalling:
             if agent in (None, row.agent) and row.status != "archived":
                 told = minds.get(row.id).episodes(since=since, until=until, outcome=outcome)
                 for one in told:
-                    if meant is None or one.source is None:
+                    others = agent is not None and one.participants[:1] not in ([], [agent])
+                    if (meant is None and not others) or one.source is None:
                         named = one.session or row.name
                         found.setdefault(one.id, msgspec.structs.replace(one, session=named))
         return sorted(found.values(), key=lambda one: (one.time, one.id))
@@ -99,15 +101,24 @@ class Recalling:
     def consolidate(
         self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
     ) -> Consolidated:
-        """Make facts of an agent's episodes, for all its sessions, each with the event that it is
-        from; what says nearly the same as another is linked to it. Nothing is rewritten, and what
-        was done is not done again. `dry_run` tells what it would add."""
+        """Make facts of an agent's episodes, each with the event that it is from: for all its
+        sessions, or, of a session that was opened with a user's scope, for that user's.
+
+        What is said already, or was given up since, is linked and not learned. Nothing is
+        rewritten, and what was done is not done again. `dry_run` tells what it would add.
+        """
         from ortet.memory.extracting import RuleExtractor
         from ortet.session.consolidating import consolidate
         from ortet.session.lifecycle import check_agent
 
         must_be(FLAG, dry_run=dry_run)
         may_be(CALL, extractor=extractor)
+        if extractor is not None and not isinstance(getattr(extractor, "name", None), str):
+            raise Invalid(
+                "no_name",
+                "the extractor has no name: give it one, as text; another name is asked about "
+                "every episode anew",
+            )
         chosen = extractor if extractor is not None else RuleExtractor()
         return consolidate(self._all(), check_agent(agent), chosen, dry_run=dry_run)
 

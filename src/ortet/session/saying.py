@@ -12,8 +12,9 @@ from ortet.journal.compact import Compaction, Summarise, compaction_of, data_of,
 from ortet.journal.events import Event
 from ortet.journal.things import Fact, Message, Origin
 from ortet.journal.upcast import check_kind
-from ortet.session.believing import fact_in
+from ortet.session.believing import fact_in, facts_of
 from ortet.session.episodes import compaction_episode, episode_data, told_before
+from ortet.session.hits import Hit, fact_id
 from ortet.session.recollect import compacted
 from ortet.session.scopes import check_scope
 from ortet.session.view import View
@@ -151,13 +152,14 @@ class Saying(View):
         since: Moment | None = None,
         until: Moment | None = None,
         source: Event | Message | Origin | int | None = None,
-        supersedes: str | Fact | None = None,
+        supersedes: str | Fact | Hit | None = None,
     ) -> str:
         """A fact; returns its id.
 
         `scope` is who is to know it: "session" alone, or "agent", "user:NAME", "project:NAME", who
         are told when it is committed, of a fork when it is adopted. `since` and `until` say when it
-        holds, `source` is the event that it comes from, and `supersedes` a fact that it replaces.
+        holds, `source` is the event that it comes from, and `supersedes` the fact that it replaces:
+        an id, a Fact or a Hit.
         """
         return self._fact(
             "fact",
@@ -175,7 +177,7 @@ class Saying(View):
         """What a failure taught; returns its id."""
         return self._fact("lesson", text, about, scope=scope)
 
-    def forget(self, fact: str | Fact, *, why: str = "") -> Event:
+    def forget(self, fact: str | Fact | Hit, *, why: str = "") -> Event:
         """Believe a fact no longer; that it was believed, and why no more, stays recorded. One that
         others share is forgotten here, and by them when that is committed."""
         known = self._believed(fact)
@@ -183,11 +185,18 @@ class Saying(View):
         shared = {"scope": known.scope} if known.scope else {}
         return self._add("fact", {"id": known.id, "gone": True, "why": why, **shared})
 
-    def _believed(self, fact: str | Fact) -> Fact:
-        id_ = fact.id if isinstance(fact, Fact) else fact
-        check_text(fact=id_)
+    def _believed(self, fact: str | Fact | Hit) -> Fact:
+        id_ = fact_id(fact)
         found = fact_in(self._mind, self.shared(), id_)
         if found is None:
+            past = facts_of(self._mind, self.shared(), past=True).get(id_)
+            if past is not None:
+                how = f"superseded by {past.ended_by}" if past.ended_by else "forgotten"
+                raise NotFound(
+                    "no_fact",
+                    f"{id_!r} is believed no more, it was {how}: s.fact_history() has what came "
+                    "after it",
+                )
             raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
         return found
 
@@ -219,9 +228,11 @@ class Saying(View):
         since: Moment | None = None,
         until: Moment | None = None,
         source: Event | Message | Origin | int | None = None,
-        supersedes: str | Fact | None = None,
+        supersedes: str | Fact | Hit | None = None,
     ) -> str:
         check_text(text=text, about=about)
+        if not text.strip():
+            raise Invalid("no_text", f"a {kind} that says nothing: give text")
         data: dict[str, Any] = {"id": self._new_id(), "text": text, "about": about}
         if word := check_scope(scope):
             data["scope"] = word

@@ -145,6 +145,11 @@ def name_of(agent: str, scope: str) -> str:
     return f"{AGENT}:{agent}" if scope == AGENT else scope
 
 
+def users_of(row: SessionRow) -> list[str]:
+    """The users that a session was opened with."""
+    return [scope for scope in row.scopes if scope.startswith("user:")]
+
+
 def is_main(row: SessionRow) -> bool:
     """Whether it is the first of its family: what its forks learn stays theirs until adopted."""
     return row.family == row.id

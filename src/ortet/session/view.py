@@ -121,7 +121,8 @@ class View(Knowing):
         """The summary and the newest messages that fit, for a model to go on with.
 
         `count` says how many tokens a text is. With a `query`, what it is for, the facts and
-        episodes that are recalled by it come last, with goal, plan and what is not settled.
+        episodes that are recalled by it, and messages of this session that do not fit any more,
+        come last, with goal, plan and what is not settled.
         """
         check_text(query=query)
         must_be(CALL, count=count)

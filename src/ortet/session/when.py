@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from ortet.errors import Invalid
 
-Moment = datetime | str | int | float
-"""A datetime, a date in ISO 8601, seconds since 1970, or ns as commits and events have them."""
+Moment = date | str | int | float
+"""A datetime, a date (its first moment), either of them in ISO 8601, seconds since 1970, or ns as
+commits and events have them."""
 
 _NS = 10**14
 """Whole numbers from here on are ns: as seconds they would be in the year three million."""
@@ -25,14 +26,16 @@ def ns_of(name: str, value: Moment | None) -> int:
 
 
 def _ns(name: str, value: Moment) -> int:
-    if isinstance(value, bool) or not isinstance(value, datetime | str | int | float):
+    if isinstance(value, bool) or not isinstance(value, date | str | int | float):
         raise _bad(name, value)
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
             raise _bad(name, value) from None
-    if isinstance(value, datetime):
+    if isinstance(value, date):
+        if not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC)
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return int(aware.timestamp()) * 10**9 + aware.microsecond * 1000
     if isinstance(value, int) and abs(value) >= _NS:
@@ -45,6 +48,6 @@ def _ns(name: str, value: Moment) -> int:
 def _bad(name: str, value: Any) -> Invalid:
     return Invalid(
         "bad_time",
-        f"{name}={value!r} is no moment: give a datetime, a date as '2026-11-16T09:00:00+00:00', "
-        "or seconds since 1970",
+        f"{name}={value!r} is no moment: give a datetime, a date as '2026-11-16' or "
+        "'2026-11-16T09:00:00+00:00', or seconds since 1970",
     )

@@ -130,11 +130,19 @@ class Call:
         """The branch HEAD means here; None outside every workspace."""
         pointer = self.pointer()
         if pointer is None:
-            return None
+            return self._branch_unmarked()
         if row := self._located(pointer):
             return row.name
         said = self._said(pointer)  # its workspace was dropped, its branch was not
         return said if said and self.hub.refs.get(said) else None
+
+    def _branch_unmarked(self) -> str | None:
+        """Of a directory that a program made a workspace: only `ortet init` leaves a pointer."""
+        here = self.here.resolve()
+        for directory in (here, *here.parents):
+            if row := self.hub.registry.at(directory, "inplace", "folder"):
+                return row.name
+        return None
 
     def _located(self, pointer: Pointer) -> WorkspaceRow | None:
         return self.hub.locate(self._said(pointer) or "", pointer.directory)

@@ -111,7 +111,8 @@ def _because(one: Fact | Decision) -> str:
 def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
     """Make facts of an agent's episodes, for all its sessions.
 
-    Each says which event it is from. What was done is not done again, and nothing is rewritten.
+    Of sessions that were opened with a user's scope, they are for that user's. Each says which
+    event it is from. What was done is not done again, and nothing is rewritten.
 
     \b
     Example:

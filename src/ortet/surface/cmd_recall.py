@@ -32,7 +32,14 @@ _TIERS = ("working", "episodic", "semantic")
 
 @verb()
 @click.argument("query")
-@click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
+@click.option(
+    "-k",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
 @click.option("--tier", multiple=True, type=click.Choice(_TIERS), help="Only this; repeatable.")
 @click.option("--at", metavar="WHEN", help="What could be known then: a date, a time, or 7d (ago).")
 @click.option("--on", metavar="WHEN", help="Only facts that hold at that moment.")

@@ -52,7 +52,10 @@ def session() -> None:
 @click.option("--profile", metavar="NAME", help="chatbot, assistant, worker or enterprise.")
 @click.option("--parent", metavar="SESSION", help="It works for this one, inside its budget.")
 @click.option(
-    "--scope", multiple=True, metavar="SCOPE", help="It shares user:X, project:X; repeatable."
+    "--scope",
+    multiple=True,
+    metavar="SCOPE",
+    help="It shares what is known for user:X, project:X; repeatable.",
 )
 def new(
     call: Call,
