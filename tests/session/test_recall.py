@@ -65,8 +65,9 @@ class TestWhatIsFound:
             assert fact.id == s.facts()[0].id
             (episode,) = s.recall("deploy", tiers=["episodic"])
             assert episode.text == "the deploy was fixed"
-            with pytest.raises(Invalid, match="working"):
-                s.recall("deploy", tiers=["short"])
+            for tiers in (["short"], [], [["semantic"]], 5):
+                with pytest.raises(Invalid, match="working"):
+                    s.recall("deploy", tiers=tiers)  # type: ignore[arg-type]
 
     def test_messages_that_were_compacted(self, hub: Hub) -> None:
         talk(hub)

@@ -75,7 +75,10 @@ class TestPublishing:
             with hub.session("a"), hub.session("b") as b:
                 assert texts(b) == ["one"]
 
-    @pytest.mark.parametrize("scope", ["", "agents", "user:", "user: x", "team:x", "user:a b", 3])
+    @pytest.mark.parametrize(
+        "scope",
+        ["", "agents", "user:", "user: x", "team:x", "user:a b", "user:a\0b", "user:\ud800", 3],
+    )
     def test_a_scope_that_is_none(self, hub: Hub, scope: str) -> None:
         with hub.session("a") as a:
             if scope == "":

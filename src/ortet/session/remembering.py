@@ -38,8 +38,9 @@ def asked(
     """What was asked, looked at."""
     check_text(query=query)
     must_be(TIMES, k=k)
-    chosen = TIERS if tiers is None else (tiers,) if isinstance(tiers, str) else tuple(tiers)
-    if not chosen or not set(chosen) <= set(TIERS):
+    given = TIERS if tiers is None else (tiers,) if isinstance(tiers, str) else tiers
+    chosen = tuple(given) if isinstance(given, Collection) else ()
+    if not chosen or not all(tier in TIERS for tier in chosen):
         raise Invalid("bad_tier", f"tiers={tiers!r}: give some of {', '.join(TIERS)}")
     return Query(
         text=query,

@@ -33,7 +33,9 @@ SCOPE = "scope"
 AGENT = "agent"
 _TRIES = 100
 _KEEP = 1000
-_NAMED = re.compile(r"(?:user|project):[^\s:/][^\s]{0,199}\Z")
+_NAMED = re.compile(
+    r"(?:user|project):(?![:/])[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z"  # what can be a name
+)
 
 
 class ScopeRow(msgspec.Struct, frozen=True):
