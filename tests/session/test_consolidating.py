@@ -215,3 +215,41 @@ def test_what_several_users_said_together_is_told_to_nobody(hub: Hub) -> None:
 def test_an_extractor_says_its_name(hub: Hub) -> None:
     with pytest.raises(Invalid, match="has no name"):
         hub.consolidate(extractor=lambda text, turns: [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        "text",
+        ["text"],
+        [Extracted(5)],  # type: ignore[arg-type]
+        [Extracted("x", about=5)],  # type: ignore[arg-type]
+        [Extracted("x", confidence=5.0)],
+        [Extracted("x", confidence=float("nan"))],
+        [Extracted("x", turn=-1)],
+    ],
+)
+def test_what_an_extractor_gives_is_looked_at(hub: Hub, found: object) -> None:
+    class Odd:
+        name = "odd"
+
+        def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+            return found  # type: ignore[return-value]
+
+    work(hub, "one", "hello")
+    with pytest.raises(Invalid):
+        hub.consolidate(extractor=Odd())
+    with hub.session("two") as s:
+        assert s.facts() == []
+
+
+def test_nothing_is_learned_of_an_empty_text(hub: Hub) -> None:
+    class Silent:
+        name = "silent"
+
+        def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+            return [Extracted(""), Extracted(" \n")]
+
+    work(hub, "one", "hello")
+    assert hub.consolidate(extractor=Silent()).facts == []

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.backend.abc import RowChange
-from ortet.errors import OrtetError
+from ortet.errors import Invalid, OrtetError
+from ortet.given import COUNT, SEVERAL, SHARE, check_text, may_be, must_be
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import message_of
 from ortet.journal.mind import Mind
@@ -107,7 +108,7 @@ def _learned(
     beside = [here, *(one for one in others if one is not None)]
     turns, events = _turns(sessions, episode)
     drafts: list[Draft] = []
-    for found in extractor(episode.summary, turns):
+    for found in _extracted(extractor, episode.summary, turns):
         id_ = _id(sessions, extractor, episode, found)
         if here.mind.facts.get(id_) or here.mind.past.get(id_):
             continue
@@ -129,6 +130,23 @@ def _learned(
         drafts.append(Draft("fact", data, sessions.hub.author))
         report.facts.append(_fact(data, AGENT if name.startswith(f"{AGENT}:") else name))
     return drafts
+
+
+def _extracted(extractor: Extractor, summary: str, turns: Sequence[Turn]) -> Iterator[Extracted]:
+    """What was found, looked at: a model may have made it. Nothing is learned of an empty text."""
+    found = extractor(summary, turns)
+    must_be(SEVERAL, found=found)
+    for one in found:
+        if not isinstance(one, Extracted):
+            raise Invalid(
+                "bad_extracted",
+                f"the extractor {extractor.name} gave {type(one).__name__}: give Extracted(text)",
+            )
+        check_text(text=one.text, about=one.about)
+        must_be(SHARE, confidence=one.confidence)
+        may_be(COUNT, turn=one.turn)
+        if one.text.strip():
+            yield one
 
 
 def _session(sessions: Sessions, episode: Episode) -> View | None:
