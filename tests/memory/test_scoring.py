@@ -85,7 +85,7 @@ class TestWindow:
 
 class TestFusion:
     def test_equals_have_the_same_rank(self) -> None:
-        assert ranks({"a": 1.0, "b": 3.0, "c": 1.0, "d": 0.5}) == {"b": 1, "a": 2, "c": 2, "d": 4}
+        assert ranks({"a": 1.0, "b": 3.0, "c": 1.0, "d": 0.5}) == {"b": 1, "a": 3, "c": 3, "d": 4}
         assert ranks({}) == {}
 
     def test_reciprocal_ranks(self) -> None:

@@ -35,6 +35,8 @@ class Endpoint:
     """Its name is the model and the address. The key is sent to that address only: it is in no
     name, no error and no file, and a redirection is refused."""
 
+    trust = 1.0
+
     def __init__(
         self, model: str, url: str, *, api_key: str = "", timeout: float = 30.0, batch: int = 128
     ) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class SentenceTransformers:
     """`model` is what SentenceTransformer takes: the name of a model, or its directory."""
 
+    trust = 1.0
+
     def __init__(self, model: str) -> None:
         need("sentence_transformers", "transformers")
         self.name = f"sentence-transformers:{model}"

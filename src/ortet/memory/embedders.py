@@ -22,13 +22,26 @@ class Embedder(Protocol):
 
     `embed` gives one vector a text, all of one size, none of them zero; how long they are does
     not matter. It is called by one thread at a time, which need not be the one that made it. An
-    attribute `size`, if there is one, is the size that is checked.
+    attribute `size`, if there is one, is the size that is checked; `trust`, if there is one, is how
+    much its order counts beside that of the words, 1 for as much.
     """
 
     @property
     def name(self) -> str: ...
 
     def embed(self, texts: Sequence[str], /) -> Floats: ...
+
+
+TRUST = 0.5
+"""Of an embedder that does not say how good it is."""
+
+
+def trust_of(embedder: Embedder) -> float:
+    """How much its order counts; Invalid for what is no weight."""
+    trust = getattr(embedder, "trust", TRUST)
+    if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 10:
+        raise Invalid("bad_embedder", f"trust of an embedder is {trust!r}: give 0 to 10")
+    return float(trust)
 
 
 _ENDPOINT = re.compile(r"(?P<model>.+)@(?P<url>https?://.+)")
@@ -38,6 +51,7 @@ def check_embedder(spec: str | Embedder) -> None:
     """Invalid for what cannot be one, whatever is installed here."""
     if not isinstance(spec, str):
         _named(spec)
+        trust_of(spec)
         return
     kind, _, rest = spec.partition(":")
     plain = kind in ("wordllama", "minilm") and not rest

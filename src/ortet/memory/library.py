@@ -11,6 +11,7 @@ from ortet.errors import Unsupported
 from ortet.ids import Clock
 from ortet.memory.index import Index, Lost, text_hash
 from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
+from ortet.memory.scoring import Weights
 from ortet.memory.search import Near, search
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ class Library:
         self._embedder = embedder
         self._index = Index(directory / "index.db")
         self._vectors: Vectors | None = None
+        self._trust = Weights().cosine
 
     def search(self, paths: Sequence[Path], query: Query, news: News) -> Answer:
         """What is nearest to the query, with all that was appended before the call."""
         for _ in range(_TRIES):
             try:
                 self._catch_up(paths, news)
-                return search(self._index, paths, query, vectors=self._meanings(news))
+                meanings = self._meanings(news)
+                weights = Weights(cosine=self._trust)
+                return search(self._index, paths, query, vectors=meanings, weights=weights)
             except Lost as lost:
                 last = lost
         raise last
@@ -57,7 +61,7 @@ class Library:
 
     def _meanings(self, news: News) -> Asked | _Missing | None:
         if self._vectors is None and self._embedder is not None:
-            from ortet.memory.embedders import find_embedder, need
+            from ortet.memory.embedders import find_embedder, need, trust_of
 
             try:
                 need("numpy", "embed")  # which vectors import
@@ -66,6 +70,7 @@ class Library:
                 return _Missing(f"failed: {missing.message}")
             from ortet.memory.vectors import Vectors
 
+            self._trust = trust_of(found)
             self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
         return self._vectors.over(self._index, news) if self._vectors is not None else None
 

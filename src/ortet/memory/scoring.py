@@ -16,14 +16,14 @@ class Weights(msgspec.Struct, frozen=True):
     after less. Of the lists that are fused: recency and importance only decide between likes."""
 
     before: float = 0.5
-    behind: float = 0.15
-    k1: float = 0.9
+    behind: float = 0.1
+    k1: float = 1.0
     b: float = 0.4
     bm25: float = 1.0
-    cosine: float = 0.5
+    cosine: float = 0.5  # see Embedder.trust
     recency: float = 0.02
     importance: float = 0.02
-    flatness: float = 60.0  # of ranks: the first is worth 1 / (flatness + 1)
+    flatness: float = 20.0  # of ranks: the first is worth 1 / (flatness + 1)
 
 
 class Counted(NamedTuple):
@@ -95,15 +95,15 @@ def bm25(
 
 
 def ranks(values: Mapping[Key, float]) -> dict[Key, int]:
-    """Ranks from 1, the highest value first; equal values have the same rank."""
+    """How many are at least as good, itself among them: the best alone is 1. Of equal ones none is
+    the first: a thousand that share a word of no account are worth nothing."""
     ranked: dict[Key, int] = {}
-    rank, last = 0, math.nan
-    for place, (key, value) in enumerate(
-        sorted(values.items(), key=lambda item: item[1], reverse=True), 1
-    ):
-        if value != last:
-            rank, last = place, value
-        ranked[key] = rank
+    ordered = sorted(values.items(), key=lambda item: item[1], reverse=True)
+    start = 0
+    for place in range(1, len(ordered) + 1):
+        if place == len(ordered) or ordered[place][1] != ordered[start][1]:
+            ranked.update(dict.fromkeys((key for key, _ in ordered[start:place]), place))
+            start = place
     return ranked
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from ortet.graph.commits import CommitInfo
     from ortet.ids import Oid
+    from ortet.session.hits import Hit
     from ortet.session.workspace import Workspace
 
 _RERUN = ("pure", "idempotent")
@@ -232,10 +233,10 @@ class Rehearsal(Session):
             upto = cursor.seq if upto is None else min(upto, cursor.seq)
         return super().events(after, upto)
 
-    def _believed(self, fact: str | Fact) -> Fact:
+    def _believed(self, fact: str | Fact | Hit) -> Fact:
         """What was believed then may have been given up since, in a memory that it shares."""
         if self.replaying:
-            return self.fact(fact.id if isinstance(fact, Fact) else fact)
+            return self.fact(fact)
         return super()._believed(fact)
 
     def _get_ready(self) -> None:
