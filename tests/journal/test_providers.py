@@ -93,3 +93,16 @@ def test_what_is_recorded_is_not_changed() -> None:
     before = [dict(part) for part in TALK[5].content]
     parts(TALK, stable=6)
     assert TALK[5].content == before
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    said = [
+        Message(1, "user", "hello"),
+        Message(2, "assistant", [{"type": "text", "text": ""}, {"type": "text", "text": "yes"}]),
+        Message(3, "user", " \n"),
+        Message(4, "assistant", []),
+    ]
+    told = parts(said, stable=4)["messages"]
+    assert [[part["text"] for part in one["content"]] for one in told] == [["hello"], ["yes"]]
+    assert "cache_control" in told[-1]["content"][-1]
+    assert chat(said)[-1] == {"role": "assistant", "content": ""}

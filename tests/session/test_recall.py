@@ -12,6 +12,7 @@ import pytest
 from ortet.config import open_hub
 from ortet.errors import Invalid, OrtetError
 from ortet.session.hub import Hub
+from ortet.session.session import Session
 from ortet.testing.clock import ManualClock
 
 TALK = [
@@ -339,6 +340,13 @@ class TestAFactThatWasRecalled:
                 s.forget(s.recall("tea", tiers="working")[0])
 
 
+def _fits(s: Session, query: str, tokens: int) -> bool:
+    try:
+        return s.context(query, tokens).tokens <= tokens
+    except Invalid:
+        return False
+
+
 class TestContext:
     def test_conversation_then_what_is_remembered(self, hub: Hub) -> None:
         with hub.session("s", goal="ship it") as s:
@@ -404,6 +412,33 @@ class TestContext:
                 context = s.context("deploy", tokens=tokens)
                 assert context.tokens <= tokens
                 assert context.stable >= 1
+
+    def test_a_long_plan_leaves_room(self, hub: Hub) -> None:
+        with hub.session("s", goal="ship it") as s:
+            s.plan([f"step {number} " + "y" * 500 for number in range(30)])
+            s.advance(9)
+            s.learn("the deploy needs a token")
+            s.say("user", "how do I deploy?")
+            context = s.context("deploy", tokens=3000)
+            assert context.facts == ["the deploy needs a token"]
+            assert "Goal: ship it\n[>] step 9" in context.messages[-1].content
+
+    def test_the_conversation_comes_first(self, hub: Hub) -> None:
+        with hub.session("s", goal="ship it") as s:
+            s.say("user", "the deploy " * 5)
+            least = next(n for n in range(1, 100) if _fits(s, "", n))
+            assert _fits(s, "deploy", least)
+
+    def test_nothing_is_said_between_a_call_and_its_result(self, hub: Hub) -> None:
+        with hub.session("s", goal="ship it") as s:
+            s.say("user", "deploy!")
+            s.say("assistant", None, tool_calls=[{"id": "c1", "function": {"name": "deploy"}}])
+            context = s.context("deploy")
+            assert [message.role for message in context] == ["user", "user", "assistant"]
+            assert context.stable == 1
+            s.say("tool", "done", tool_call_id="c1")
+            roles = [message.role for message in s.context("deploy")]
+            assert roles == ["user", "assistant", "tool", "user"]
 
     def test_working(self, hub: Hub) -> None:
         with hub.session("s", goal="ship") as s:

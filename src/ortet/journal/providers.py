@@ -35,7 +35,7 @@ def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
         rest = [part for part in parts if _type(part) not in ("tool_use", "tool_result")]
         if results and not rest:
             continue
-        content = (rest or None) if parts else message.content
+        content = (rest or None) if parts else "" if message.content == [] else message.content
         one: dict[str, Any] = {"role": message.role, "content": content}
         one |= {key: message.extra[key] for key in _KEPT if key in message.extra}
         if calls:
@@ -61,14 +61,12 @@ def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
             rules.append(text_of(message.content))
             continue
         role = "assistant" if message.role == "assistant" else "user"
-        content = _parts(message)
-        if not content:
-            continue
-        if found and found[-1]["role"] == role:  # turns alternate there
+        content = [part for part in _parts(message) if not _is_blank(part)]
+        if content and found and found[-1]["role"] == role:  # turns alternate there
             found[-1]["content"] += content
-        else:
+        elif content:
             found.append({"role": role, "content": content})
-        if number == stable:
+        if found and number == stable:
             found[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
     return {"system": "\n\n".join(rules), "messages": found}
 
@@ -80,7 +78,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
         return [{"type": "tool_result", "tool_use_id": id_, "content": text_of(content)}]
     found: list[dict[str, Any]] = []
     if isinstance(content, str):
-        found += [{"type": "text", "text": content}] if content else []
+        found.append({"type": "text", "text": content})
     elif isinstance(content, list):
         found += [
             dict(part) if isinstance(part, dict) else {"type": "text", "text": text_of(part)}
@@ -91,6 +89,11 @@ def _parts(message: Message) -> list[dict[str, Any]]:
     for call in message.extra.get("tool_calls") or ():
         found += _used(call)
     return found
+
+
+def _is_blank(part: dict[str, Any]) -> bool:
+    """These APIs refuse the whole conversation for a text without a word."""
+    return part.get("type") == "text" and not text_of(part.get("text")).strip()
 
 
 def _used(call: Any) -> list[dict[str, Any]]:
