@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.session.conftest import Open
@@ -12,6 +13,7 @@ from tests.session.test_scopes import texts
 
 from ortet.config import open_hub
 from ortet.errors import Refused, Unavailable
+from ortet.memory.index import Index
 from ortet.session.hub import Hub
 
 SECRET = "tok-a1b2c3d4e5f6g7h8"
@@ -57,6 +59,7 @@ class TestRefused:
 ERASE = """
 import sys
 from pathlib import Path
+from typing import Any
 from ortet.config import open_hub
 with open_hub(Path(sys.argv[1])) as hub:
     hub.erase(sys.argv[2])
@@ -126,3 +129,22 @@ class TestCommittedByOthers:
         opened().workspace(work, engine="folder").commit("by hand")
         with hub.session("b") as b:
             assert texts(b) == ["x"]
+
+
+def test_who_has_read_it_before_does_not_index_it_after(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_hub(store) as hub, hub.session("a") as a:
+        a.say("user", "pigeon4711 is here")
+        a.commit()
+    add = Index.add
+
+    def late(self: Index, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        subprocess.run([sys.executable, "-c", ERASE, store, a.id], check=True)
+        add(self, *args, **options)
+
+    monkeypatch.setattr(Index, "add", late)
+    with open_hub(store) as hub:
+        assert hub.recall("pigeon4711") == []
+    assert holding(store, b"pigeon4711") == []

@@ -18,13 +18,13 @@ from ortet.memory.words import Words
 
 __all__ = ["Index", "Lost", "text_hash"]
 
-VERSION = 1
+VERSION = 2
 HASH_BYTES = 16
 
 # A timeline has a line of documents for each tier, in which they are numbered without gaps: what
 # stands beside a message is its number's neighbour, and how many there are is a difference.
 # `total` is the number of tokens in the line so far. `words` are distinct; `counts` says how often
-# each one occurs, where any occurs twice.
+# each one occurs, where any occurs twice. `mark` is another one whenever the file was emptied.
 _SCHEMA = """
 CREATE TABLE timelines (no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, known INTEGER NOT NULL);
 CREATE TABLE docs (
@@ -38,7 +38,10 @@ CREATE TABLE ends (
     PRIMARY KEY (key, timeline, seq)) WITHOUT ROWID;
 CREATE VIRTUAL TABLE terms USING fts5 (
     words, content='', detail=none, columnsize=0, tokenize="ascii tokenchars '_.:/\\@''+#-'");
+CREATE TABLE marks (no INTEGER PRIMARY KEY CHECK (no = 1), mark BLOB NOT NULL);
+INSERT INTO marks VALUES (1, randomblob(16));
 """
+_MARK = "SELECT mark FROM marks"
 _KNOWN = "SELECT no, known FROM timelines WHERE name = ?"
 _BEGIN = "INSERT INTO timelines (name, known) VALUES (?, 0) RETURNING no"
 _MOVE = "UPDATE timelines SET known = ? WHERE no = ?"
@@ -82,14 +85,29 @@ class Index:
             row = connection.execute(_KNOWN, (timeline,)).get
             return int(row[1]) if row else 0
 
+    def mark(self) -> bytes:
+        """To be asked for before events are read: see `add`."""
+        with self._file.transaction() as connection:
+            return bytes(connection.execute(_MARK).get)
+
     def add(
-        self, timeline: str, after: int, upto: int, docs: Iterable[Doc], ends: Iterable[End]
+        self,
+        timeline: str,
+        after: int,
+        upto: int,
+        docs: Iterable[Doc],
+        ends: Iterable[End],
+        *,
+        mark: bytes = b"",
     ) -> None:
         """Takes in all there is in events after < seq <= upto, in one transaction; `after` is
         what `known` said. What another process was faster with is passed over. Raises Lost when
-        less is known than `after`."""
+        less is known than `after`, or it was emptied since `mark`: what was read before that may
+        have been erased."""
         taken = [_taken(self.words, doc) for doc in docs]  # before the file is locked
         with self._file.transaction(write=True) as connection:
+            if mark and connection.execute(_MARK).get != mark:
+                raise lost("the index of memories was emptied while events were read")
             row = connection.execute(_KNOWN, (timeline,)).get
             no, known = row or (connection.execute(_BEGIN, (timeline,)).get, 0)
             if known < after:

@@ -55,8 +55,9 @@ class Library:
             for span in path.spans:
                 known = self._index.known(span.timeline)
                 if known < span.upto:
+                    mark = self._index.mark()
                     for upto, docs, ends in news(span, max(known, span.after)):
-                        self._index.add(span.timeline, known, upto, docs, ends)
+                        self._index.add(span.timeline, known, upto, docs, ends, mark=mark)
                         known = upto
 
     def _meanings(self, news: News) -> Asked | _Missing | None:
