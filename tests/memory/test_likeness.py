@@ -86,6 +86,12 @@ def test_a_yes_is_no_exact_no() -> None:
     assert known.nearest("the API isn't public") is None
 
 
+def test_a_word_that_nobody_has_counts_once() -> None:
+    known = Likeness([("a", "blue green")])
+    (near,) = known.near("blue green red red", 0.3)
+    assert near.score == known.alike("blue green red red", "blue green")
+
+
 WORDS = [*"abcdefghij", "not", "the", "7", "8", "tests", "testing"]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 

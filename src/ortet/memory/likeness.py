@@ -83,10 +83,10 @@ class Likeness:
         """Those at least so alike, the most alike first."""
         content = self._content(text)
         # Tokens nobody has cannot be looked up, and still make the text another one.
-        said = [self._numbers.get(token, -1 - at) for at, token in enumerate(content)]
-        hard = self._hard | {
-            -1 - at for at, token in enumerate(content) if said[at] < 0 and self._is_hard(token)
-        }
+        strange = dict.fromkeys(token for token in content if token not in self._numbers)
+        numbers = {token: -1 - at for at, token in enumerate(strange)}
+        said = [numbers[t] if t in numbers else self._numbers[t] for t in content]
+        hard = self._hard | {number for token, number in numbers.items() if self._is_hard(token)}
         tokens = set(said)
         # One that is inside of the text asked for shares the fewest of its words: see _score.
         shared = max(1, ceil(len(tokens) * min(least, least / _INSIDE / _LONGER) - 1e-9))
