@@ -14,7 +14,7 @@ from ortet.memory.vectorfile import VectorFile
 if TYPE_CHECKING:
     from ortet.memory.library import News
 
-_EVENTS = 1000
+_EVENTS = 2000
 """How far back a page reaches."""
 
 

@@ -23,6 +23,7 @@ class Weights(msgspec.Struct, frozen=True):
     cosine: float = 0.5  # see Embedder.trust
     recency: float = 0.02
     importance: float = 0.02
+    short: float = 10.0  # tokens of a message whose nearness counts half: few are near to all
     flatness: float = 20.0  # of ranks: the first is worth 1 / (flatness + 1)
 
 
@@ -92,6 +93,11 @@ def bm25(
     return math.fsum(
         rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items()
     )
+
+
+def nearness(cosine: float, length: int, weights: Weights) -> float:
+    """Of a message by its cosine: "And then?" is near to every question, and answers none."""
+    return cosine * length / (length + weights.short) if cosine > 0 else cosine
 
 
 def ranks(values: Mapping[Key, float]) -> dict[Key, int]:

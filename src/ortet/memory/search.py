@@ -14,9 +14,11 @@ from ortet.memory.index import Index
 from ortet.memory.lookup import Entry, Lookup, tier_of
 from ortet.memory.postings import Postings
 from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
-from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, ranks
+from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, nearness, ranks
 from ortet.memory.visible import Stretch, Visible, see
 
+_NEAR = 2
+"""How many more are looked at by meaning: the shortest of the nearest are none."""
 _MORE = 16
 """So many times more are asked for by meaning, when those that were found are all gone."""
 
@@ -57,7 +59,7 @@ def search(
     weights = weights or Weights()
     effort = (effort or Effort()).for_many(query.k)
     near = Near([], "")
-    limit = effort.documents
+    limit = _NEAR * effort.documents
     if vectors is not None and query.text.strip():
         spans = _spans(index, paths, query)
         near = vectors.rank(spans, query.tiers, query.text, limit)
@@ -142,8 +144,11 @@ def _by_meaning(
     """Cosines of what is near and can be seen; what words did not find joins the hits."""
     cosines: dict[int, float] = {}
     seen: dict[int, Stretch] = {}
+    numbers: dict[str, int] = {}
     for timeline, seq, cosine in near.places:
-        id_ = lookup.exactly(lookup.timeline(timeline)[0], seq)
+        if timeline not in numbers:
+            numbers[timeline] = lookup.timeline(timeline)[0]
+        id_ = lookup.exactly(numbers[timeline], seq)
         stretch = visible.stretch(id_)
         if stretch is not None:
             cosines[id_], seen[id_] = cosine, stretch
@@ -186,7 +191,9 @@ def _fused(
 ) -> list[Found]:
     kept = _once(hits)
     by_words = ranks({id_: hits[id_].bm25 for id_ in kept if hits[id_].bm25 > 0})
-    by_meaning = ranks({id_: cosines[id_] for id_ in kept if id_ in cosines})
+    by_meaning = ranks(
+        {id_: _near(hits[id_], cosines[id_], weights) for id_ in kept if id_ in cosines}
+    )
     by_time = ranks({id_: hits[id_].entry.time for id_ in kept})
     by_importance = ranks({id_: hits[id_].entry.importance for id_ in kept})
     lists = [
@@ -214,6 +221,13 @@ def _fused(
         )
         for id_ in best
     ]
+
+
+def _near(hit: _Hit, cosine: float, weights: Weights) -> float:
+    """Facts and episodes are short and say something: only of messages does length tell."""
+    if tier_of(hit.entry.id) != "working":
+        return cosine
+    return nearness(cosine, hit.entry.length, weights)
 
 
 def _has(window: Window | None, terms: Iterable[str]) -> tuple[str, ...]:

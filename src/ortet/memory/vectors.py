@@ -152,7 +152,9 @@ class Vectors:
                         for seq, digest in self._load(span, tier, found[start : start + _PART]):
                             self._absent.setdefault(digest, []).append((span, tier, seq))
                             absent[seq] = digest
-            wants |= {absent[seq]: Want(news, span, seq) for seq in sorted(absent)}
+            for seq in sorted(absent):  # a text that was said again stands where it was said last
+                wants.pop(absent[seq], None)
+                wants[absent[seq]] = Want(news, span, seq)
         self._matrix.shrink(spans)
         if not self._backlog and self._absent:
             wants = self._wanted_still(news, spans, wants) | wants
