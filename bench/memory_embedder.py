@@ -11,6 +11,7 @@ from typing import Any
 
 NAME = "wordllama"
 SIZE = 256
+_AT_ONCE = 64
 
 
 def available() -> bool:
@@ -44,3 +45,30 @@ class Embedder:
         """For those who want plain numbers."""
         found: list[list[float]] = self.embed(texts).tolist()
         return found
+
+
+class Ours:
+    """One of Ortet's own embedders, likewise; each text is embedded once."""
+
+    def __init__(self, spec: str) -> None:
+        from ortet.memory.embedders import find_embedder
+
+        self._model = find_embedder(spec)
+        self._known: dict[str, Any] = {}
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        np: Any = import_module("numpy")
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for start in range(0, len(new), _AT_ONCE):
+            some = new[start : start + _AT_ONCE]
+            rows = np.asarray(self._model.embed(some))
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+            self._known.update(zip(some, rows, strict=True))
+        return np.stack([self._known[text] for text in texts])
+
+
+def trust(spec: str | None) -> float:
+    """How much the order of an embedder counts, as Ortet has it."""
+    from ortet.memory.embedders import find_embedder, trust_of
+
+    return trust_of(find_embedder(spec or NAME)) if spec or available() else 0.0

@@ -39,7 +39,8 @@ TEXT_GRID: Mapping[str, Sequence[float]] = {
     "recency": (0.0, 0.01, 0.02, 0.05, 0.1),
 }
 DENSE_GRID: Mapping[str, Sequence[float]] = {
-    "cosine": (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    "cosine": (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0),
+    "short": (0.0, 5.0, 10.0, 20.0),
     "flatness": (5.0, 10.0, 20.0, 40.0, 60.0),
 }
 
@@ -176,8 +177,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dialogues", type=int, default=20, help="of each half")
     parser.add_argument("--keep", action="store_true", help="do not choose: as the source has them")
+    parser.add_argument("--embedder", help="as ortet.open takes it; without: wordllama")
     options = parser.parse_args()
-    embedder = memory_embedder.Embedder() if memory_embedder.available() else None
+    embedder: Any = None
+    if options.embedder:
+        embedder = memory_embedder.Ours(options.embedder)
+    elif memory_embedder.available():
+        embedder = memory_embedder.Embedder()
     dense = embedder is not None
     if not dense:
         print("no numpy and wordllama here: text alone")
@@ -185,7 +191,7 @@ def main() -> None:
         grounds = [
             Ground(half, options.dialogues, Path(place), embedder) for half in ("choose", "report")
         ]
-        weights = Weights()
+        weights = Weights(cosine=memory_embedder.trust(options.embedder))
         if not options.keep:
             weights = choose(grounds[0], weights, TEXT_GRID, dense=False)
             weights = choose(grounds[0], weights, DENSE_GRID, dense=True) if dense else weights

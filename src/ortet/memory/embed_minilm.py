@@ -35,7 +35,7 @@ class MiniLM:
     """384 numbers a text. `folder` is the model's directory, if it is not in its wheel."""
 
     size = 384
-    trust = 1.0
+    trust = 1.5
     name = "all-MiniLM-L6-v2"
 
     def __init__(self, folder: Path | None = None) -> None:
