@@ -373,3 +373,37 @@ class TestContradictions:
             a.learn("two", about="x")
             found = a.contradictions(lambda new, known: [claim.id for claim in known])
             assert [(c.ours.text, c.theirs.text) for c in found] == [("one", "two")]
+
+
+class TestBeside:
+    def test_a_secret_that_was_told_keeps_nobody_from_committing(self, hub: Hub) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.learn("the token is pelican-4711-heron", scope="agent")
+            a.commit()
+            hub.vault.put("TOKEN", "pelican-4711-heron")
+            b.say("user", "hello")
+            b.commit()
+            assert hub.verify()
+
+    def test_what_was_learned_from_an_erased_message_goes_with_it(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            said = s.say("user", "my number is 4711")
+            s.learn("her number is 4711", source=said)
+            s.learn("she is friendly")
+            s.commit()
+        hub.erase(s.id, seqs=[said.seq])
+        assert [fact.text for fact in hub.get("s").facts()] == ["she is friendly"]
+
+    def test_who_adopts_is_up_to_date_at_once(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with hub.session("a") as a, hub.session("b") as b:
+            a.say("user", "go")
+            (kid,) = a.fork(1)
+            kid.say("user", "on")
+            b.learn("news", scope="agent")
+            b.commit()
+            # as if it were killed when it has just moved
+            monkeypatch.setattr(a, "_believe", lambda memory: None)
+            a.adopt(kid)
+            assert texts(a) == ["news"]

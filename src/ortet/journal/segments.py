@@ -62,9 +62,6 @@ def _put(objects: Objects, timeline: str, rows: Sequence[EventRow], before: Oid)
 
 def _told(row: EventRow) -> str:
     header = decode(Header, row.head)
-    told = decode(Body, row.body).data.get("told")
-    if isinstance(told, dict):  # a shared memory was told it by a session: there it is to be erased
-        return f"event {told.get('seq')} ({header.kind}) of session {told.get('session')}"
     return f"event {header.seq} ({header.kind})"
 
 

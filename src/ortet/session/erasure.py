@@ -248,17 +248,26 @@ def _told(sessions: Sessions) -> Iterator[tuple[str, Event]]:
 def _add_summaries(
     events: Iterable[Event], found: dict[tuple[str, int], Erased], known: Collection[int] = ()
 ) -> None:
-    """A compaction or an episode may quote the messages it stands for: it goes with them."""
+    """A compaction or an episode may quote the messages it stands for, and a fact repeats what it
+    was learned from: they go with them."""
     meant = set(known)
     for event in events:
         if (event.timeline, event.seq) in found:
             meant.add(event.seq)
-        elif event.kind in ("compaction", "episode") and any(
-            event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
+        elif _is_from(event, found) or (
+            event.kind in ("compaction", "episode")
+            and any(
+                event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
+            )
         ):
             meant.add(event.seq)
             key = event.timeline, event.seq
             found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+
+
+def _is_from(event: Event, found: Collection[tuple[str, int]]) -> bool:
+    source = event.data.get("source") if event.kind in SHAREABLE else None
+    return isinstance(source, dict) and (source.get("timeline"), source.get("seq")) in found
 
 
 def _letters(

@@ -47,6 +47,7 @@ class Host:
         self._moved = moved
         self._sealed: Journal | None = None
         self._next: SessionRow | None = None
+        self.up_to_date = False  # who leaves goes on to believe what shared memories say now
         self._ahead: tuple[Timeline, Append] | None = None
         self._beside: list[RowChange] = []
 
@@ -108,6 +109,8 @@ class Host:
     def leaving(self, target: Oid) -> Together:
         self._ledger.flush()
         self._next = elsewhere(self._sessions, self.row, target)
+        if self.up_to_date:
+            self._next = replace(self._next, beliefs=None)
         if self._ahead is not None:
             timeline, events = self._ahead
             self._next = replace(self._next, timeline=timeline.id)

@@ -100,10 +100,13 @@ class Moving(Surrounded):
     @contextmanager
     def _staying_up_to_date(self) -> Iterator[None]:
         """Who knew all there is goes on to: what is taken over from another is no way back."""
-        live = self._row.beliefs is None
-        yield
+        live = self._host.up_to_date = self._row.beliefs is None
+        try:
+            yield
+        finally:
+            self._host.up_to_date = False
         self._publish()
-        if live:
+        if live:  # also where nothing moved
             self._believe(None)
 
     def _record(self, message: str) -> CommitInfo:

@@ -251,7 +251,13 @@ class Scopes:
     def _seal(self, known: Known) -> bytes:
         assert known.line is not None
         objects, tip = self._sessions.hub.objects, known.tip
-        segment = known.line.seal(tip)
+        # not looked through for secrets: who told it has committed it, and one that was not known
+        # as such then would keep every session of this memory from ever committing again
+        search, objects.search = objects.search, None
+        try:
+            segment = known.line.seal(tip)
+        finally:
+            objects.search = search
         journal = Journal(segment, tip.seq, tip.hash, known.mind.save(objects))
         oid = objects.put(Kind.JOURNAL, encode(journal))
         self._sealing[known.name] = oid
