@@ -376,13 +376,16 @@ class TestContradictions:
 
 
 class TestBeside:
-    def test_a_secret_that_was_told_keeps_nobody_from_committing(self, hub: Hub) -> None:
-        with hub.session("a") as a, hub.session("b") as b:
-            a.learn("the token is pelican-4711-heron", scope="agent")
-            a.commit()
-            hub.vault.put("TOKEN", "pelican-4711-heron")
-            b.say("user", "hello")
-            b.commit()
+    def test_a_secret_that_was_told_keeps_nobody_from_committing(
+        self, store: Path, tmp_path: Path
+    ) -> None:
+        with open_hub(store, environ={"HOME": str(tmp_path)}) as hub:
+            with hub.session("a") as a, hub.session("b") as b:
+                a.learn("the token is pelican-4711-heron", scope="agent")
+                a.commit()
+                hub.vault.put("TOKEN", "pelican-4711-heron")
+                b.say("user", "hello")
+                b.commit()
             assert hub.verify()
 
     def test_what_was_learned_from_an_erased_message_goes_with_it(self, hub: Hub) -> None:
