@@ -519,3 +519,33 @@ def test_what_can_be_no_embedder_is_refused_when_the_store_is_opened(tmp_path: P
         with pytest.raises(Invalid, match="embedder"):
             open_hub(tmp_path / "new", embedder=wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "new").exists()
+
+
+class TestManyBelievers:
+    def test_what_one_gave_up_others_believe(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            moon = s.learn("the moon is made of cheese")
+            told = s.learn("the moon is far away", scope="agent")
+            s.commit()
+            (kid,) = s.fork(1)
+            kid.forget(moon)
+            kid.forget(told)
+            assert {hit.text for hit in hub.recall("moon")} == {
+                "the moon is made of cheese",
+                "the moon is far away",
+            }
+            s.forget(moon)
+            s.forget(told)
+            s.commit()
+            assert hub.recall("moon", tiers="semantic") == []
+
+    def test_a_fork_has_facts_of_its_own(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.learn("the sun is a star")
+            (kid,) = s.fork(1)
+            own = kid.learn("the sun is hot")
+            assert len(hub.recall("sun", tiers="semantic")) == 2
+            kid.forget(own)
+            assert [hit.text for hit in hub.recall("sun", tiers="semantic")] == [
+                "the sun is a star"
+            ]

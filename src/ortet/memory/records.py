@@ -19,16 +19,22 @@ class Span(NamedTuple):
     upto: int
 
 
+EVERYONE = -1
+
+
 class Path(NamedTuple):
     """Spans that follow one another: a timeline with those it began on, the oldest first.
 
     `scope` is whose it is: "" of the session itself, else "agent", "user:…", "project:…".
     `silent`: nothing is to be found there, but what was given up there is given up.
+    `believer` is whose it is, where many are asked: what one of them gave up others may believe,
+    but what was given up for EVERYONE is.
     """
 
     scope: str
     spans: list[Span]
     silent: bool = False
+    believer: int = 0
 
 
 class Doc(msgspec.Struct, frozen=True):

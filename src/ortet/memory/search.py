@@ -11,7 +11,7 @@ import msgspec
 
 from ortet.memory.candidates import Effort, Terms, candidates, choose
 from ortet.memory.index import Index
-from ortet.memory.lookup import Entry, Lookup, tier_of
+from ortet.memory.lookup import Ended, Entry, Lookup, tier_of
 from ortet.memory.postings import Postings
 from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, nearness, ranks
@@ -163,11 +163,13 @@ def _living(
 ) -> dict[int, Entry]:
     """Those that are believed, and were valid when it is asked for."""
     keys = [entry.key for entry in entries.values() if entry.key]
-    ended = {end.key for end in lookup.ends(keys) if visible.holds(end)}
+    ends: dict[str, list[Ended]] = {}
+    for end in lookup.ends(keys):
+        ends.setdefault(end.key, []).append(end)
     return {
         id_: entry
         for id_, entry in entries.items()
-        if (not entry.key or entry.key not in ended) and _valid(entry, query)
+        if _valid(entry, query) and not any(visible.holds(e, id_) for e in ends.get(entry.key, ()))
     }
 
 

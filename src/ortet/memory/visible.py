@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ortet.memory.indexfile import lost
 from ortet.memory.lookup import FIRST, Ended, Lookup, Place, tier_of
-from ortet.memory.records import TIERS, Path, Query, Span, Tier
+from ortet.memory.records import EVERYONE, TIERS, Path, Query, Span, Tier
 
 
 class Stretch(NamedTuple):
@@ -25,6 +25,7 @@ class Stretch(NamedTuple):
     behind: int
     order: int = 0
     nearer: int = 0
+    believer: int = 0
 
 
 class Visible:
@@ -44,7 +45,7 @@ class Visible:
             counts[tier_of(stretch.low)] += stretch.high - stretch.low + 1
         self.total = sum(counts.values())
         self._averages = {tier: tokens[tier] / counts[tier] for tier in TIERS if counts[tier]}
-        self._spans: dict[int, list[Span]] = {}
+        self._spans: dict[tuple[int, int], list[Span]] = {}
 
     def stretch(self, id_: int) -> Stretch | None:
         """Where a document is; None: it is not to be found."""
@@ -76,14 +77,18 @@ class Visible:
             ends[stretch.span.timeline] = min(low, first), max(high, last)
         return [Span(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
 
-    def holds(self, end: Ended) -> bool:
-        """Whether it has been heard here that something ended."""
+    def holds(self, end: Ended, id_: int) -> bool:
+        """Whether who believes a document has heard that something ended."""
+        stretch = self.stretch(id_)
+        who = stretch.believer if stretch is not None else EVERYONE
         return (not self._at or end.time <= self._at) and any(
-            span.after < end.seq <= span.upto for span in self._spans.get(end.timeline, ())
+            span.after < end.seq <= span.upto
+            for believer in {who, EVERYONE}
+            for span in self._spans.get((believer, end.timeline), ())
         )
 
-    def hear(self, timeline: int, span: Span) -> None:
-        self._spans.setdefault(timeline, []).append(span)
+    def hear(self, believer: int, timeline: int, span: Span) -> None:
+        self._spans.setdefault((believer, timeline), []).append(span)
 
 
 class _Piece(NamedTuple):
@@ -112,13 +117,16 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
             totals = _totals(lookup, pieces)
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
                 tokens[tier] += totals(stretch.high) - totals(stretch.low - 1)
-                stretches.append(stretch._replace(order=len(stretches), nearer=nearer))
+                stretch = stretch._replace(  # noqa: PLW2901
+                    order=len(stretches), nearer=nearer, believer=path.believer
+                )
+                stretches.append(stretch)
                 nearer += stretch.high - stretch.low + 1
     visible = Visible(stretches, tokens, query.at)
     for path in paths:
         for span in path.spans:
             if span.timeline in numbers:
-                visible.hear(numbers[span.timeline], span)
+                visible.hear(path.believer, numbers[span.timeline], span)
     return visible
 
 

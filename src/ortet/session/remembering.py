@@ -10,7 +10,7 @@ from ortet.errors import Invalid
 from ortet.given import FLAG, TEXT, TIMES, check_text, may_be, must_be
 from ortet.journal.events import Event
 from ortet.journal.line import Line
-from ortet.memory.records import TIERS, Doc, End, Found, Path, Query, Span
+from ortet.memory.records import EVERYONE, TIERS, Doc, End, Found, Path, Query, Span
 from ortet.session.documents import document, ends, words_of
 from ortet.session.guest import sealed
 from ortet.session.hits import Hit, Recalled, Source
@@ -93,29 +93,31 @@ def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
 def reach_everywhere(
     sessions: Sessions, *, agent: str | None, session: str | None, scope: str | None
 ) -> list[Reach]:
-    """What all sessions, or some, can recall from. A timeline that several go through is there
-    once, as far as any of them does."""
+    """What all sessions, or some, can recall from. What several have been through is there once,
+    believed as the first of them does: forks come after what they were forked from."""
     may_be(TEXT, agent=agent, session=session, scope=scope)
     word = None if scope is None else check_scope(scope)
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
     rows = [chosen] if chosen else sessions.all()
     rows = [row for row in rows if agent in (None, row.agent)]
-    found: dict[str, Reach] = {}
+    found: list[Reach] = []
     names: set[str] = set()
-    for row in rows:
+    for number, row in enumerate(rows):
         if row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}"):
             continue  # its events are in its bundle
-        open_ = partial(line_of, sessions, row)
-        for span in _spans_here(sessions, row) if word in (None, "") else ():
-            known = found.get(span.timeline)
-            if known is None or known.path.spans[0].upto < span.upto:
-                found[span.timeline] = Reach(Path("", [span]), open_, row)
+        if word in (None, ""):
+            path = Path("", _spans_here(sessions, row), believer=number)
+            found.append(Reach(path, partial(line_of, sessions, row), row))
         names |= {name_of(row.agent, one) for one in ({AGENT, *row.scopes} if not word else {word})}
     if word == "":
         names = set()
     everything = agent is None and session is None and word is None
     shared = sessions.scopes.all() if everything else map(sessions.scopes.now, sorted(names))
-    return [*found.values(), *(_shared(sessions, one) for one in shared if one is not None)]
+    told = (_shared(sessions, one) for one in shared if one is not None)
+    for one in told:
+        one.path = one.path._replace(believer=EVERYONE)
+        found.append(one)
+    return found
 
 
 def line_of(sessions: Sessions, row: SessionRow) -> Line:
