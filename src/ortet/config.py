@@ -207,18 +207,14 @@ def open_hub(
     from ortet.session.vaultkeys import VARIABLE, Keyring
     from ortet.swarm.lazy import LazySwarms
 
-    if embedder is not None:
-        from ortet.memory.embedders import check_embedder
-
-        check_embedder(embedder)  # before anything is made
+    _check_embedder(embedder)  # before anything is made
     root = store_path(store_url(url, cwd=cwd, environ=environ))
     exists = _prepare(root, create=create)
     settings = read_settings(root)
     clock = clock or SystemClock()
     catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
-    trees = Trees(objects)
+    trees, criu = Trees(objects), wanted_criu(environ)
     watch = not alone and (settings.watch if watch is None else watch)
-    criu = wanted_criu(environ)
     engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
     return Hub(
         Parts(
@@ -244,6 +240,13 @@ def open_hub(
             embedder=settings.embedder if embedder is None else embedder,
         )
     )
+
+
+def _check_embedder(embedder: Embedder | str | None) -> None:
+    if embedder is not None:
+        from ortet.memory.embedders import check_embedder
+
+        check_embedder(embedder)
 
 
 def _backends(

@@ -147,12 +147,16 @@ class TestFacts:
         out = ortet("facts", "show", id_[-8:], "-s", "s", cwd=here).out
         assert "which is not here any more\n" in out
 
-    def test_what_was_erased_is_not_shown(self, ortet: Ortet, here: Path) -> None:
+    def test_what_was_erased_goes_with_what_was_learned_from_it(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         (said,) = ortet.json("journal", "s", "--kind", "message", cwd=here)
-        id_ = learn(ortet, here, "kept", "--source", str(said["seq"]))
+        id_ = learn(ortet, here, "repeats it", "--source", str(said["seq"]))
+        learn(ortet, here, "kept")
         ortet("erase", "s", "--event", str(said["seq"]), "--yes", cwd=here)
-        out = ortet("facts", "show", id_, "-s", "s", cwd=here).out
-        assert "(erased)\n" in out and SAID not in out
+        assert SAID not in ortet("facts", "show", id_, "-s", "s", cwd=here, code=4).err
+        (left,) = ortet.json("facts", "ls", "-s", "s", cwd=here)
+        assert left["text"] == "kept"
 
     def test_forget_and_history(self, ortet: Ortet, here: Path) -> None:
         one = learn(ortet, here, "one")

@@ -170,3 +170,23 @@ def test_what_the_parent_would_bequeath_does_not_get_in(
     finally:
         os.umask(old)
     assert see(parent / "to") == see(place / "from")
+
+
+def test_a_directory_that_is_gone_before_it_is_opened_is_made_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process took it for a leftover, and was done with it before we looked."""
+    (place / "to").mkdir()
+    made: list[bytes] = []
+    mkdir = os.mkdir
+
+    def gone_once(name: bytes, mode: int, *, dir_fd: int) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        if not made:
+            os.rmdir(name, dir_fd=dir_fd)
+        made.append(name)
+
+    monkeypatch.setattr("ortet.machine.stage.os.mkdir", gone_once)
+    with Stage(place / "to"):
+        pass
+    assert len(made) == 2

@@ -84,11 +84,14 @@ class Stage:
             except FileExistsError:
                 self._remove_leftover()
                 continue
-            fd = os.open(self._name, OPEN_DIR, dir_fd=self._at)
+            try:
+                fd = os.open(self._name, OPEN_DIR, dir_fd=self._at)
+            except FileNotFoundError:  # another process took it for a leftover, and is done already
+                continue
             if _lock(fd) and self._is_named(fd):
                 plain(fd)
                 return fd
-            os.close(fd)  # another process took it for a leftover between our two calls
+            os.close(fd)  # the same, between our two calls
         raise self._busy()
 
     def _remove_leftover(self) -> None:
