@@ -84,7 +84,7 @@ def _folder(plan: Plan, home: Path) -> Iterator[Sample]:
 
 
 def _command(plan: Plan, home: Path) -> Iterator[Sample]:
-    if not plan.wants("command"):
+    if not plan.wants("command", "command-agent"):
         return
     files, changes = workspace.copy(plan.scene, home / "files"), Changes(plan.scene)
     program = str(Path(sys.executable).with_name("ortet"))
