@@ -17,7 +17,8 @@ from ortet.machine import criumachine
 from ortet.machine.heirs import Heirs
 from ortet.session.session import Session
 
-_COUNTER = "while :; do n=$((n + 1)); echo $n > n; sleep 0.01; done; : of"
+# replaced whole: who reads it never finds it empty
+_COUNTER = "while :; do n=$((n + 1)); echo $n > m; mv m n; sleep 0.01; done; : of"
 
 
 @pytest.fixture
