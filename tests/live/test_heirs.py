@@ -17,14 +17,22 @@ from ortet.machine import criumachine
 from ortet.machine.heirs import Heirs
 from ortet.session.session import Session
 
-# replaced whole: who reads it never finds it empty
-_COUNTER = "while :; do n=$((n + 1)); echo $n > m; mv m n; sleep 0.01; done; : of"
+# The number is replaced whole, so that who reads it never finds it empty; and by one process,
+# since what a shell forks is counted as another counter until it executes its command.
+_COUNTER = """
+import itertools, os, time
+for n in itertools.count(1):
+    with open("m", "w") as file:
+        print(n, file=file)
+    os.replace("m", "n")
+    time.sleep(0.01)
+# of"""
 
 
 @pytest.fixture
 def session(life: Life) -> Session:
     session = life.begin()
-    session.spawn("counter", ["bash", "-c", f"{_COUNTER} {life.project}"])
+    session.spawn("counter", ["python3", "-c", f"{_COUNTER} {life.project}"])
     until(session, "[ -s n ]")
     session.commit("runs")
     return session
@@ -32,7 +40,7 @@ def session(life: Life) -> Session:
 
 def counters(session: Session) -> int:
     """How many of this test there are on this host."""
-    found, mark = 0, f": of {session.machine.row.directory}".encode()
+    found, mark = 0, f"# of {session.machine.row.directory}".encode()
     for place in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (place / "cmdline").read_bytes():
