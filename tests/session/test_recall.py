@@ -203,6 +203,24 @@ class TestBranches:
             assert [h.tier for h in a.recall("wifi", scope="agent")] == ["semantic"]
             assert a.recall("wifi slow", scope="session")[0].tier == "working"
 
+    def test_what_is_not_told_yet_is_found_in_its_scope(self, hub: Hub) -> None:
+        with hub.session("a") as a:
+            a.learn("the wifi password is on the fridge", scope="agent")
+            a.learn("the wifi here is slow")
+            a.say("user", "how is the wifi?")
+            for _ in range(2):  # before and after it is told
+                [hit] = a.recall("wifi", scope="agent")
+                assert (hit.text, hit.source.scope) == (
+                    "the wifi password is on the fridge",
+                    "agent",
+                )
+                own = a.recall("wifi", scope="session")
+                assert {h.text for h in own} == {"the wifi here is slow", "how is the wifi?"}
+                assert a.recall("wifi", scope="project:x") == []
+                a.commit("told")
+            everywhere = hub.recall("wifi", scope="session")
+            assert {h.text for h in everywhere} == {"the wifi here is slow", "how is the wifi?"}
+
     def test_a_scope_that_is_named_for_once(self, hub: Hub) -> None:
         with hub.session("a", agent="one") as a:
             a.learn("ann likes tea", scope="user:ann")

@@ -18,7 +18,7 @@ from ortet.memory.words import Words
 
 __all__ = ["Index", "Lost", "text_hash"]
 
-VERSION = 2
+VERSION = 3
 HASH_BYTES = 16
 
 # A timeline has a line of documents for each tier, in which they are numbered without gaps: what
@@ -30,8 +30,8 @@ CREATE TABLE timelines (no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, known
 CREATE TABLE docs (
     id INTEGER PRIMARY KEY, line INTEGER NOT NULL, seq INTEGER NOT NULL, time INTEGER NOT NULL,
     importance REAL NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL, key TEXT NOT NULL,
-    length INTEGER NOT NULL, total INTEGER NOT NULL, words TEXT NOT NULL, counts BLOB,
-    hash BLOB NOT NULL);
+    scope TEXT NOT NULL, length INTEGER NOT NULL, total INTEGER NOT NULL, words TEXT NOT NULL,
+    counts BLOB, hash BLOB NOT NULL);
 CREATE INDEX places ON docs (line, seq, total);
 CREATE TABLE ends (
     key TEXT NOT NULL, timeline INTEGER NOT NULL, seq INTEGER NOT NULL, time INTEGER NOT NULL,
@@ -46,7 +46,7 @@ _KNOWN = "SELECT no, known FROM timelines WHERE name = ?"
 _BEGIN = "INSERT INTO timelines (name, known) VALUES (?, 0) RETURNING no"
 _MOVE = "UPDATE timelines SET known = ? WHERE no = ?"
 _LAST = "SELECT id, total FROM docs WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
-_DOC = "INSERT INTO docs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DOC = "INSERT INTO docs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _TERMS = "INSERT INTO terms (rowid, words) VALUES (?, ?)"
 _END = "INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?)"
 
@@ -163,9 +163,10 @@ def _insert(connection: apsw.Connection, no: int, taken: list[_Taken]) -> None:
         id_, total = tails[line] if line in tails else _last(connection, line)
         id_, total = tails[line] = _Tail(id_ + 1, total + length)
         when = (doc.time, doc.importance, doc.since, doc.until)
-        rows.append((id_, line, doc.seq, *when, doc.key, length, total, words, counts, digest))
+        named = (doc.key, doc.scope)
+        rows.append((id_, line, doc.seq, *when, *named, length, total, words, counts, digest))
     connection.executemany(_DOC, rows)
-    connection.executemany(_TERMS, [(row[0], row[10]) for row in rows])
+    connection.executemany(_TERMS, [(row[0], row[11]) for row in rows])
 
 
 def _last(connection: apsw.Connection, line: int) -> _Tail:

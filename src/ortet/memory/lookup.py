@@ -24,8 +24,8 @@ _TOTAL = "SELECT total FROM docs WHERE id = ?"
 _HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
 _NEWEST = _HAVING + " DESC LIMIT ?"
 _REACHED = _HAVING + " LIMIT 1 OFFSET ?"
-_ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, length, words, counts
-    FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, scope,
+    length, words, counts FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
 _WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
 _HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
 _ENDS = """SELECT ends.key, timeline, seq, time
@@ -49,6 +49,7 @@ class Entry(NamedTuple):
     since: int
     until: int
     key: str
+    scope: str
     length: int
     words: str
     counts: bytes | None

@@ -26,20 +26,22 @@ class Path(NamedTuple):
     """Spans that follow one another: a timeline with those it began on, the oldest first.
 
     `scope` is whose it is: "" of the session itself, else "agent", "user:…", "project:…".
-    `silent`: nothing is to be found there, but what was given up there is given up.
+    `tiers` are those in which something is to be found there, where not all are: what was given
+    up there is given up in any case.
     `believer` is whose it is, where many are asked: what one of them gave up others may believe,
     but what was given up for EVERYONE is.
     """
 
     scope: str
     spans: list[Span]
-    silent: bool = False
+    tiers: tuple[Tier, ...] = TIERS
     believer: int = 0
 
 
 class Doc(msgspec.Struct, frozen=True):
     """One message, fact or episode, at event `seq` of its timeline. `key` is the fact's or
-    episode's id; `about` is found like the text, and is no part of it; `speaker` likewise."""
+    episode's id; `about` is found like the text, and is no part of it; `speaker` likewise.
+    `scope` is whom it is meant for, where that is not whose line it is on."""
 
     seq: int
     tier: Tier
@@ -51,6 +53,7 @@ class Doc(msgspec.Struct, frozen=True):
     importance: float = 0.5
     since: int = 0  # valid from, ns; 0: always
     until: int = 0  # valid to, ns; 0: still
+    scope: str = ""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class Query(msgspec.Struct, frozen=True):
     at: int = 0
     on: int = 0
     after: int = 0  # only what happened since, ns
+    scope: str | None = None  # only facts that are meant for it
 
 
 class Scores(msgspec.Struct, frozen=True):

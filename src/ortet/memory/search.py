@@ -95,7 +95,7 @@ def _answer(
 def _spans(index: Index, paths: Sequence[Path], query: Query) -> list[Span]:
     """Those of the paths, cut by time: what is not asked for must take nobody's place."""
     if not query.at and not query.after:
-        heard = (path for path in paths if not path.silent)
+        heard = (path for path in paths if path.tiers)
         return [span for path in heard for span in path.spans if span.upto > span.after]
     with index.reading() as lookup:
         return see(lookup, paths, query).spans(lookup)
@@ -169,7 +169,9 @@ def _living(
     return {
         id_: entry
         for id_, entry in entries.items()
-        if _valid(entry, query) and not any(visible.holds(e, id_) for e in ends.get(entry.key, ()))
+        if _valid(entry, query)
+        and _meant(visible, entry, query)
+        and not any(visible.holds(e, id_) for e in ends.get(entry.key, ()))
     }
 
 
@@ -181,6 +183,16 @@ def _valid(entry: Entry, query: Query) -> bool:
     return (not entry.since or entry.since <= query.on) and (
         not entry.until or query.on < entry.until
     )
+
+
+def _meant(visible: Visible, entry: Entry, query: Query) -> bool:
+    """Facts are found where they are meant for, also before they are told there."""
+    stretch = visible.stretch(entry.id)
+    if query.scope is None or stretch is None:
+        return True
+    if stretch.scope == query.scope:
+        return not entry.scope or tier_of(entry.id) != "semantic"
+    return entry.scope == query.scope
 
 
 def _fused(

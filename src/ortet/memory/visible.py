@@ -112,7 +112,7 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     nearer = 0
     tokens = dict.fromkeys(TIERS, 0)
     for path in paths:
-        for tier in dict.fromkeys(query.tiers if not path.silent else ()):
+        for tier in dict.fromkeys(tier for tier in query.tiers if tier in path.tiers):
             pieces = list(_pieces(lookup, path, tier, query.at, numbers))
             totals = _totals(lookup, pieces)
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):

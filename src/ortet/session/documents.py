@@ -38,6 +38,7 @@ def document(event: Event) -> Doc | None:
             importance=fact.confidence,
             since=fact.since,
             until=fact.until,
+            scope=fact.scope,
         )
     if event.kind == "episode":
         episode = episode_of(event)
@@ -49,6 +50,7 @@ def document(event: Event) -> Doc | None:
             key=episode.id,
             about=episode.outcome,
             importance=episode.importance,
+            scope=str(data.get("scope", "")),
         )
     return None
 

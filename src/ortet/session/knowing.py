@@ -58,10 +58,10 @@ class Knowing:
         """
         from ortet.session import remembering
 
-        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since)
+        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
         self._settle()
         minds = self._hub._minds()
-        reach = remembering.reach_of(minds, cast("View", self), scope)
+        reach = remembering.reach_of(minds, cast("View", self), asked.scope)
         return remembering.recall(minds, reach, asked, explain=explain)
 
     def _settle(self) -> None:

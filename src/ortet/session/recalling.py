@@ -49,9 +49,9 @@ class Recalling:
         what they share, or in one `scope` alone; see `Session.recall`."""
         from ortet.session import remembering
 
-        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since)
+        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
         minds = self._all()
-        reach = remembering.reach_everywhere(minds, agent=agent, session=session, scope=scope)
+        reach = remembering.reach_everywhere(minds, agent=agent, session=session, word=asked.scope)
         return remembering.recall(minds, reach, asked, explain=explain)
 
     @cached_property

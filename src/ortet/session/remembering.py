@@ -10,7 +10,7 @@ from ortet.errors import Invalid
 from ortet.given import FLAG, TEXT, TIMES, check_text, may_be, must_be
 from ortet.journal.events import Event
 from ortet.journal.line import Line
-from ortet.memory.records import EVERYONE, TIERS, Doc, End, Found, Path, Query, Span
+from ortet.memory.records import EVERYONE, TIERS, Doc, End, Found, Path, Query, Span, Tier
 from ortet.session.documents import document, ends, words_of
 from ortet.session.guest import sealed
 from ortet.session.hits import Hit, Recalled, Source
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _PAGE = 2000
 """Events that are taken into the index at once."""
+_TOLD: tuple[Tier, ...] = ("episodic", "semantic")
+"""What a session tells to memories that it shares."""
 
 
 def asked(
@@ -34,10 +36,12 @@ def asked(
     at: Moment | None,
     on: Moment | None,
     since: Moment | None,
+    scope: str | None,
 ) -> Query:
     """What was asked, looked at."""
     check_text(query=query)
     must_be(TIMES, k=k)
+    may_be(TEXT, scope=scope)
     given = TIERS if tiers is None else (tiers,) if isinstance(tiers, str) else tiers
     chosen = tuple(given) if isinstance(given, Collection) else ()
     if not chosen or not all(tier in TIERS for tier in chosen):
@@ -49,6 +53,7 @@ def asked(
         at=ns_of("at", at),
         on=ns_of("on", on),
         after=ns_of("since", since),
+        scope=None if scope is None else check_scope(scope),
     )
 
 
@@ -73,30 +78,28 @@ class Reach:
         return line.events(after, upto)
 
 
-def reach_of(sessions: Sessions, view: View, scope: str | None) -> list[Reach]:
-    """What a session can recall from: all, or one scope; what it gave up counts there too."""
-    may_be(TEXT, scope=scope)
-    word = None if scope is None else check_scope(scope)
+def reach_of(sessions: Sessions, view: View, word: str | None) -> list[Reach]:
+    """What a session can recall from: all, or one scope, with what it has not told there yet; what
+    it gave up counts there too."""
     name = name_of(view.row.agent, word) if word else ""
     line, shared = view.line, view.shared()
     if name and view.row.beliefs is None and all(known.name != name for known in shared):
         named = sessions.scopes.now(name)  # for this once
         shared += [named] if named is not None else []
-    own = Path("", spans_of(sessions, line), silent=bool(word))
+    own = Path("", spans_of(sessions, line), _TOLD if word else TIERS)
     found = [Reach(own, lambda: line, view.row)]
     for known in shared:
-        silent = word is not None and known.name != name
-        found.append(_shared(sessions, known, silent=silent))
+        meant = word is None or known.name == name
+        found.append(_shared(sessions, known, TIERS if meant else ()))
     return found
 
 
 def reach_everywhere(
-    sessions: Sessions, *, agent: str | None, session: str | None, scope: str | None
+    sessions: Sessions, *, agent: str | None, session: str | None, word: str | None
 ) -> list[Reach]:
     """What all sessions, or some, can recall from. What several have been through is there once,
     believed as the first of them does: forks come after what they were forked from."""
-    may_be(TEXT, agent=agent, session=session, scope=scope)
-    word = None if scope is None else check_scope(scope)
+    may_be(TEXT, agent=agent, session=session)
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
     rows = [chosen] if chosen else sessions.all()
     rows = [row for row in rows if agent in (None, row.agent)]
@@ -137,10 +140,10 @@ def _spans_here(sessions: Sessions, row: SessionRow) -> list[Span]:
     return [Span(span.timeline, span.after, span.upto) for span in path]
 
 
-def _shared(sessions: Sessions, known: Known, *, silent: bool = False) -> Reach:
+def _shared(sessions: Sessions, known: Known, tiers: tuple[Tier, ...] = TIERS) -> Reach:
     word = AGENT if known.name.startswith(f"{AGENT}:") else known.name
     spans = [Span(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
-    return Reach(Path(word, spans, silent), lambda: known)
+    return Reach(Path(word, spans, tiers), lambda: known)
 
 
 def spans_of(sessions: Sessions, line: Line) -> list[Span]:
@@ -213,7 +216,10 @@ def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) 
 def _source(holder: Reach, event: Event) -> Source:
     if holder.row is not None:
         row = holder.row
-        return Source(event.timeline, event.seq, event.kind, session=row.id, name=row.name)
+        scope = str(event.data.get("scope", ""))  # to be told, or told already
+        return Source(
+            event.timeline, event.seq, event.kind, session=row.id, name=row.name, scope=scope
+        )
     told = event.data.get("told") or {}
     return Source(
         event.timeline,
