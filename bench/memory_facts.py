@@ -18,6 +18,7 @@ import msgspec
 
 KINDS = ("single", "multi", "time", "paraphrase", "contradiction", "distractor")
 TABLE = Path(__file__).with_name("memory_topics.toml")
+HELD_OUT = Path(__file__).with_name("memory_topics_final.toml")
 AFTER = (
     "Right after {event} I {deed}.",
     "The week after {event} I {deed}, of all things.",
@@ -91,6 +92,13 @@ class Tables(msgspec.Struct, frozen=True):
 @cache
 def tables() -> Tables:
     return msgspec.convert(tomllib.loads(TABLE.read_text()), Tables)
+
+
+@cache
+def held_out() -> list[Topic]:
+    """Topics that only the last set asks about: written by somebody who knew no score."""
+    found = tomllib.loads(HELD_OUT.read_text())["topic"]
+    return msgspec.convert(found, list[Topic])
 
 
 def draw(chance: Random, topic: Topic, pool: Mapping[str, list[str]]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Counts(msgspec.Struct, frozen=True):
-    dialogues: int  # of the half that is reported
+    dialogues: int  # of the set that is reported
     memories: int  # that text and vectors are searched in
     fewer: int  # that every peer can hold
     questions: int  # whose time is taken

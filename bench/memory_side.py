@@ -39,8 +39,8 @@ def all_rows(plan: Plan) -> Iterator[Sample]:
 
 
 def _quality(plan: Plan) -> Iterator[Sample]:
-    """Every system on the half of the dialogues that no weight was chosen by."""
-    asked = talk.dialogues("report", plan.counts.dialogues)
+    """Every system on the dialogues that nothing was chosen by."""
+    asked = talk.dialogues("final", plan.counts.dialogues)
     every = (peers.OURS, peers.BY_WORDS, peers.BY_MEANING, peers.LOCAL)
     for name, kind in peers.systems(plan, *every).items():
         with peers.running(plan, {name: kind}, plan.place / f"quality-{kind}") as (peer,):

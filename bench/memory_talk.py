@@ -1,9 +1,10 @@
 """Long dialogues with planted evidence, made from fixed seeds: the data of the memory part.
 
 Two people, or a person and an assistant, talk in some twenty sessions over months. What they tell
-is asked for later, in questions of six kinds; most of the talk is never asked for. One half of the
-dialogues is for choosing weights, the other for reporting: they share neither seeds nor the topics
-that are asked about. Made to resemble public sets of long conversations, not any system's habits.
+is asked for later, in questions of six kinds; most of the talk is never asked for. There are three
+sets, which share neither seeds nor the topics that are asked about: weights are chosen on the
+first; the second may be looked at while something is built; the last is for reporting, and nothing
+is ever chosen by it. Made to resemble public sets of long conversations, not any system's habits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 import memory_facts as facts
 from memory_facts import Asked, Exchange, Fact, Speaker, Told, Topic
 
-Half = Literal["choose", "report"]
+Part = Literal["choose", "look", "final"]
 NAMES = "Maya Jonas Priya Elliot Carmen Felix Nadia Owen Greta Samir Helen Diego".split()  # noqa: SIM905
 STRANGERS = """
 Abel Bruna Cyril Dalia Emre Fiona Gustav Hana Ivo Judith Karim Lena Milos Nerea Otto
@@ -59,18 +60,19 @@ class Dialogue(msgspec.Struct, frozen=True):
     questions: list[Question]
 
 
-def dialogues(half: Half, count: int) -> list[Dialogue]:
-    return [dialogue(half, number) for number in range(count)]
+def dialogues(part: Part, count: int) -> list[Dialogue]:
+    return [dialogue(part, number) for number in range(count)]
 
 
-def dialogue(half: Half, number: int, *, strangers: bool = False) -> Dialogue:
+def dialogue(part: Part, number: int, *, strangers: bool = False) -> Dialogue:
     """The same for the same arguments, always. Every third is with an assistant; strangers are
     people whom no question names."""
-    chance = Random(f"ortet memory {half} {number} {strangers}")
+    seed = "report" if part == "look" else part
+    chance = Random(f"ortet memory {seed} {number} {strangers}")
     names = chance.sample(STRANGERS if strangers else NAMES, 2)
-    maker = _Maker(chance, half, names, assistant=number % 3 == 2 and not strangers)
+    maker = _Maker(chance, part, names, assistant=number % 3 == 2 and not strangers)
     maker.plant()
-    return maker.laid_out(f"{half}-{number}")
+    return maker.laid_out(f"{part}-{number}")
 
 
 def haystack(count: int) -> Dialogue:
@@ -80,7 +82,7 @@ def haystack(count: int) -> Dialogue:
     for number in range(200):
         if number % 3 == 2:
             continue
-        one = dialogue("report", number)
+        one = dialogue("look", number)
         names = {turn.text.partition(":")[0] for turn in one.turns}
         if names <= free:
             free -= names
@@ -107,7 +109,7 @@ def haystack(count: int) -> Dialogue:
 class _Maker:
     """Collects exchanges and questions, then lays them out in sessions."""
 
-    def __init__(self, chance: Random, half: Half, names: list[str], *, assistant: bool) -> None:
+    def __init__(self, chance: Random, part: Part, names: list[str], *, assistant: bool) -> None:
         self._chance = chance
         self._assistant = assistant
         self._names = names
@@ -115,8 +117,12 @@ class _Maker:
         self._small = _small_talk()
         topics = self._tables.topic
         told = [topic for topic in topics if not topic.from_assistant or assistant]
-        self._asked_of = told[half == "report" :: 2]
-        self._others = [topic for topic in told[half == "choose" :: 2] if not topic.from_assistant]
+        asked = told[part == "look" :: 2]
+        others = told[part == "choose" :: 2]
+        if part == "final":
+            asked = [topic for topic in facts.held_out() if not topic.from_assistant or assistant]
+        self._asked_of = asked
+        self._others = [topic for topic in others if not topic.from_assistant]
         self._friends = chance.sample(self._tables.pool["friend"], len(self._tables.pool["friend"]))
         self._exchanges: list[Exchange] = []
         self._asked: list[Asked] = []

@@ -1,4 +1,4 @@
-"""Choose the weights of recall on one half of the dialogues, and say what they give on the other.
+"""Choose the weights of recall on one set of dialogues, and say what they give on another.
 
 `python bench/memory_weights.py` in an environment with numpy and wordllama (requirements/
 memory-peers.txt, `PYTHONPATH=src`) prints the weights, and what each ingredient gives; without them
@@ -66,19 +66,19 @@ class Meaning:
 
 
 class Ground:
-    """One half of the dialogues, indexed."""
+    """One set of dialogues, indexed."""
 
-    def __init__(self, half: talk.Half, count: int, place: Path, embedder: Any) -> None:
-        self._half = half
+    def __init__(self, part: talk.Part, count: int, place: Path, embedder: Any) -> None:
+        self._part = part
         self._place = place
-        self._dialogues = talk.dialogues(half, count)
-        self._index = filled(Index(place / f"{half}.db"), *self._dialogues)
+        self._dialogues = talk.dialogues(part, count)
+        self._index = filled(Index(place / f"{part}.db"), *self._dialogues)
         self._meanings = (
             {one.name: Meaning(embedder, one) for one in self._dialogues} if embedder else {}
         )
 
     def unstemmed(self) -> Index:
-        index = Index(self._place / f"{self._half}-unstemmed.db")
+        index = Index(self._place / f"{self._part}-unstemmed.db")
         index.words = Unstemmed()
         return filled(index, *self._dialogues)
 
@@ -175,7 +175,7 @@ def table(rows: Iterator[tuple[str, Mapping[str, metrics.Quality]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dialogues", type=int, default=20, help="of each half")
+    parser.add_argument("--dialogues", type=int, default=20, help="of each set")
     parser.add_argument("--keep", action="store_true", help="do not choose: as the source has them")
     parser.add_argument("--embedder", help="as ortet.open takes it; without: wordllama")
     options = parser.parse_args()
@@ -189,14 +189,14 @@ def main() -> None:
         print("no numpy and wordllama here: text alone")
     with tempfile.TemporaryDirectory(prefix="ortet-bench-") as place:
         grounds = [
-            Ground(half, options.dialogues, Path(place), embedder) for half in ("choose", "report")
+            Ground(part, options.dialogues, Path(place), embedder) for part in ("choose", "look")
         ]
         weights = Weights(cosine=memory_embedder.trust(options.embedder))
         if not options.keep:
             weights = choose(grounds[0], weights, TEXT_GRID, dense=False)
             weights = choose(grounds[0], weights, DENSE_GRID, dense=True) if dense else weights
         print(f"\n{weights}\n")
-        for name, ground in zip(("chosen on", "reported on"), grounds, strict=True):
+        for name, ground in zip(("chosen on", "looked at"), grounds, strict=True):
             print(f"{name}\n\n{table(ingredients(ground, weights, dense=dense))}\n", flush=True)
 
 

@@ -83,16 +83,15 @@ MEMORY = Part(
     "Memory",
     """\
 Questions about long dialogues that are made from fixed seeds (`bench/memory_talk.py`): hundreds of
-turns, most of them never asked for; six kinds of questions, whose evidence is one turn or two. All
-figures are of the half of the dialogues whose topics the other half does not ask about. Weights
-were searched on that other half, but this one was looked at too before they were settled (the
-turns beside, `short`, `trust`), so Ortet's figures may flatter it a little. Every system is given
-the same texts, one memory a turn, and the same
-embedder (wordllama, 256 numbers); each runs in a process of its own, one after the other, without
-a network. Questions are embedded before the time is taken. Vectors and words of Ortet are found
-through `s.recall`, of which the text is looked up in the dialogue. With 100 000 memories only what
-holds them in reasonable time is compared; all are with 10 000. The search alone, pruned and not,
-is on the 100 000, among which few dialogues are asked about.
+turns, most of them never asked for; six kinds of questions, whose evidence is one turn or two.
+Weights were chosen on one set of dialogues (`bench/memory_weights.py`); quality is of another, with
+other seeds and about topics that were written for it alone, by somebody who knew neither Ortet's
+code nor a score; no run had used it before the weights stood. Every system is given the same texts,
+one memory a turn, and the same embedder (wordllama, 256 numbers); each runs in a process of its
+own, one after the other, without a network. Questions are embedded before the time is taken.
+Vectors and words of Ortet are found through `s.recall`, of which the text is looked up in the
+dialogue. With 100 000 memories only what holds them in reasonable time is compared; all are with 10
+000. The search alone, pruned and not, is on the 100 000, among which few dialogues are asked about.
 """,
     memory_rows.ROWS,
     memory_tables.quality,

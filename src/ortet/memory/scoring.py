@@ -23,8 +23,8 @@ class Weights(msgspec.Struct, frozen=True):
     cosine: float = 0.5  # see Embedder.trust
     recency: float = 0.02
     importance: float = 0.02
-    short: float = 10.0  # tokens of a message whose nearness counts half: few are near to all
-    flatness: float = 20.0  # of ranks: the first is worth 1 / (flatness + 1)
+    short: float = 20.0  # tokens of a message whose nearness counts half: few are near to all
+    flatness: float = 10.0  # of ranks: the first is worth 1 / (flatness + 1)
 
 
 class Counted(NamedTuple):
