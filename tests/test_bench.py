@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ortet.machine.mounts import privileged
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 ROWS = BENCH.with_name("live_rows.py")
-HALVES = ("choose", "report")
+SETS = ("choose", "look", "final")
 OTHER = "<!-- part: files -->\n\n## Files and machines\n\nas it was\n"
 
 
@@ -117,10 +118,11 @@ def test_means_by_kind(module: Any) -> None:
     assert found["all"].mrr == pytest.approx(1 / 3)
 
 
-def test_dialogues_are_the_same_every_time_and_of_all_kinds(module: Any) -> None:
+@pytest.mark.parametrize("part", SETS)
+def test_dialogues_are_the_same_every_time_and_of_all_kinds(module: Any, part: str) -> None:
     talk, facts = module("memory_talk"), module("memory_facts")
-    many = talk.dialogues("report", 6)
-    assert many == talk.dialogues("report", 6)
+    many = talk.dialogues(part, 6)
+    assert many == talk.dialogues(part, 6)
     asked = [question for one in many for question in one.questions]
     assert {question.kind for question in asked} == set(facts.KINDS)
     for one in many:
@@ -137,10 +139,11 @@ def test_dialogues_are_the_same_every_time_and_of_all_kinds(module: Any) -> None
         assert not any("{" in text for text in texts)
 
 
-def test_the_halves_ask_about_other_topics(module: Any) -> None:
+def test_the_sets_ask_about_other_topics(module: Any) -> None:
     talk = module("memory_talk")
-    halves = [{q.text for one in talk.dialogues(h, 4) for q in one.questions} for h in HALVES]
-    assert not halves[0] & halves[1]
+    asked = [{q.text for one in talk.dialogues(part, 4) for q in one.questions} for part in SETS]
+    for one, other in combinations(asked, 2):
+        assert not one & other
 
 
 def test_reworded_questions_share_hardly_a_word_with_the_evidence(module: Any) -> None:

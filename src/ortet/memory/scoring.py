@@ -23,7 +23,7 @@ class Weights(msgspec.Struct, frozen=True):
     cosine: float = 0.5  # see Embedder.trust
     recency: float = 0.02
     importance: float = 0.02
-    short: float = 20.0  # tokens of a message whose nearness counts half: few are near to all
+    short: float = 15.0  # tokens of a message whose nearness counts half: few are near to all
     flatness: float = 10.0  # of ranks: the first is worth 1 / (flatness + 1)
 
 

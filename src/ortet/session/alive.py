@@ -143,6 +143,13 @@ class Alive(OnBranch):
         """Services and shells, running or ended."""
         return [job for job in self._live().jobs() if job.name]
 
+    def is_running(self) -> bool:
+        """Whether services or shells go on, which end when it is closed."""
+        try:
+            return any(job.code is None for job in self.jobs())
+        except Unsupported:  # beside a directory in place nothing goes on
+            return False
+
     def ps(self) -> list[Process]:
         """Every process of the machine."""
         return self._live().ps()

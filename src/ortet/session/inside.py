@@ -11,12 +11,14 @@ from ortet.session.tending import Tending
 
 if TYPE_CHECKING:
     from ortet.session.interpreters import Interpreters, SessionKernel
+    from ortet.session.workspace import Workspace
 
 
 class Inside(Tending):
     """The half of Session that has interpreters."""
 
     _interpreters: Interpreters | None = None
+    _files: Workspace | None
 
     def kernel(
         self,
@@ -40,6 +42,12 @@ class Inside(Tending):
                 self._act_inside, lambda: self.machine, self._kept_by, self._keep_for
             )
         return self._interpreters.get(name, python=python, env=env, keep=keep)
+
+    def is_running(self) -> bool:
+        """Whether programs or interpreters go on in its machine, which end when it is let go."""
+        if self._interpreters is not None:
+            return True
+        return self._files is not None and self._files.is_running()
 
     def _act_inside(self, function: Callable[..., Any], *args: Any, **how: Any) -> Any:
         with self._acting():

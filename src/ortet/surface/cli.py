@@ -65,6 +65,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_doctor": ("doctor",),
         "cmd_agent": ("agent",),
     },
+    "Ways in": {"cmd_serve": ("serve",), "cmd_access": ("access",)},
 }
 
 

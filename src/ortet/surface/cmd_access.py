@@ -1,0 +1,101 @@
+"""access: tokens with which others may ask a server of this store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.surface import render
+from ortet.surface.call import Call, group, verb
+
+if TYPE_CHECKING:
+    from ortet.surface.http.tokens import Tokens
+
+
+@group
+def access() -> None:
+    """Give and take tokens with which others may ask a server of this store (`ortet serve`).
+
+    \b
+    Example:
+      ortet access create ci --allow read --days 30
+    """
+
+
+@verb()
+@click.argument("name")
+@click.option(
+    "--allow",
+    type=click.Choice(["read", "write", "admin"]),
+    default="write",
+    show_default=True,
+    help="What it may do; each includes those before it.",
+)
+@click.option("--agent", "agents", multiple=True, metavar="AGENT", help="Only sessions of these.")
+@click.option("--tenant", default="", metavar="TENANT", help="Whose store; else this one.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid.")
+def create(
+    call: Call, name: str, *, allow: str, agents: tuple[str, ...], tenant: str, days: float | None
+) -> None:
+    """Make a token called NAME. It is shown once: only a hash of it is stored.
+
+    A tenant has a store of its own: nothing of it can be seen with another's token.
+
+    \b
+    Example:
+      ortet access create ci --allow read --days 30
+    """
+    from ortet.surface.http.tenants import check_tenant
+    from ortet.surface.http.tokens import shown
+
+    seconds = None if days is None else days * 86400
+    made, row = _tokens(call, create=True).create(
+        name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds
+    )
+    told = [made, f"token {row.id} allows {allow}; it is not shown again"]
+    call.emit({"token": made, **shown(row)}, told)
+
+
+@verb()
+def ls(call: Call) -> None:
+    """List tokens, without what makes them valid.
+
+    \b
+    Example:
+      ortet access ls
+    """
+    from ortet.surface.http.tokens import shown
+
+    rows = list(_tokens(call).all())
+    lines = render.table(
+        [row.id, row.allows, row.tenant or "-", ",".join(row.agents) or "-", render.safe(row.name)]
+        for row in rows
+    )
+    call.emit([shown(row) for row in rows], lines)
+
+
+@verb()
+@click.argument("token_id", metavar="ID")
+def revoke(call: Call, token_id: str) -> None:
+    """Make a token invalid, at once and for every server.
+
+    \b
+    Example:
+      ortet access revoke 1f2e3d4c5b6a
+    """
+    from ortet.surface.http.tokens import shown
+
+    row = _tokens(call).revoke(token_id)
+    call.emit(shown(row), [f"token {row.id} ({render.safe(row.name)}) is revoked"])
+
+
+def _tokens(call: Call, *, create: bool = False) -> Tokens:
+    from ortet.surface.http.tokens import Tokens
+
+    hub = call.open_hub(create=True) if create else call.hub
+    return Tokens(hub.catalog, hub.clock, hub.random)
+
+
+for _command in (create, ls, revoke):
+    access.add_command(_command)

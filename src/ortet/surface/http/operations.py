@@ -1,0 +1,103 @@
+"""What can be asked over HTTP: one table, from which routes, the document and checks are made.
+
+An operation is a plain function. The type of its first parameter says what it works on: a `Hub`, a
+`View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
+`Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
+path come from there, the others from the query of a GET or the JSON body of anything else.
+`caller` is who asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
+
+import msgspec
+
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.session.view import View
+from ortet.surface.http.rooms import Rooms
+
+Needs = Literal["read", "write", "admin"]
+NEEDS: tuple[Needs, ...] = ("read", "write", "admin")
+"""What a token must allow; each includes those before it."""
+
+MODULES = ("ops_sessions",)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Operation(NamedTuple):
+    """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
+    session, so that `If-Match` holds it to the head that the caller has seen."""
+
+    name: str
+    method: str
+    path: str
+    needs: Needs
+    on: type[Hub | View | Session | Rooms]
+    ask: type[msgspec.Struct] | None
+    gives: Any
+    do: Callable[..., Any]
+    status: int
+    moves: bool
+    wants_caller: bool
+    noun: str
+    text: str
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+
+_TABLE: list[Operation] = []
+
+
+def operation(
+    method: str,
+    path: str,
+    *,
+    needs: Needs | None = None,
+    status: int = 200,
+    moves: bool = False,
+) -> Callable[[_Function], _Function]:
+    """Puts a function into the table. Without `needs`, a GET needs read and all else write."""
+
+    def add(function: _Function) -> _Function:
+        hints = get_type_hints(function)
+        first, *others = inspect.signature(function).parameters
+        _TABLE.append(
+            Operation(
+                name=function.__name__.rstrip("_"),
+                method=method,
+                path=path,
+                needs=needs or ("read" if method == "GET" else "write"),
+                on=hints[first],
+                ask=hints.get("ask"),
+                gives=hints["return"],
+                do=function,
+                status=status,
+                moves=moves,
+                wants_caller="caller" in others,
+                noun=function.__module__.rpartition("ops_")[2],
+                text=inspect.getdoc(function) or "",
+            )
+        )
+        return function
+
+    return add
+
+
+def operations() -> list[Operation]:
+    """All of them."""
+    for name in MODULES:
+        import_module(f"ortet.surface.http.{name}")
+    return list(_TABLE)
+
+
+def named_in(path: str) -> Iterator[str]:
+    """The parameters that a path names."""
+    for part in path.split("{")[1:]:
+        yield part.partition("}")[0].partition(":")[0]

@@ -1,0 +1,140 @@
+"""Tokens: who may ask, for what, and in whose name. Only a hash of each is stored."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from ortet.backend.abc import Catalog, RowChange
+from ortet.codec import decode, encode
+from ortet.errors import Invalid, NotFound, Refused
+from ortet.ids import Clock, Random
+from ortet.surface.http.operations import NEEDS, Needs
+
+TOKEN = "token"
+"""Rows of this kind, by id, are tokens; they lie in the store that the server was started with."""
+
+PREFIX = "ortet"
+_SECRET_BYTES = 32
+
+
+class TokenRow(msgspec.Struct, frozen=True):
+    """A map, so that later releases may add keys. Times are in ns since 1970."""
+
+    id: str
+    name: str
+    hash: bytes
+    allows: Needs
+    created: int
+    tenant: str = ""
+    agents: list[str] = []  # none: all of its tenant
+    expires: int = 0  # 0: never
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. Without a token, on loopback, it is the owner."""
+
+    token: str = ""
+    name: str = "owner"
+    tenant: str = ""
+    allows: Needs = "admin"
+    agents: tuple[str, ...] = ()
+
+    def may(self, needs: Needs) -> bool:
+        return NEEDS.index(needs) <= NEEDS.index(self.allows)
+
+    def sees(self, agent: str) -> bool:
+        return not self.agents or agent in self.agents
+
+    def need(self, needs: Needs) -> None:
+        if not self.may(needs):
+            raise Refused(
+                "token_scope",
+                f"this token allows {self.allows} only, and this needs {needs}: use another",
+                allows=self.allows,
+                needs=needs,
+            )
+
+
+OWNER = Caller()
+
+
+class Tokens:
+    """Those of one server's store; every look is at the rows, so that a revoked one is at once."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, random: Random) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._random = random
+
+    def create(
+        self,
+        name: str,
+        allows: str,
+        *,
+        tenant: str = "",
+        agents: Sequence[str] = (),
+        seconds: float | None = None,
+    ) -> tuple[str, TokenRow]:
+        """The token itself, which nobody can read again, and what is stored of it."""
+        if allows not in NEEDS:
+            raise Invalid("bad_scope", f"{allows!r}: give {', '.join(NEEDS)}")
+        if seconds is not None and not 0 < seconds < 10**10:
+            raise Invalid("bad_time", f"{seconds} seconds: give a time in which it is valid")
+        now = self._clock.now_ns()
+        id_, secret = self._random(6).hex(), self._random(_SECRET_BYTES).hex()
+        row = TokenRow(
+            id_,
+            name,
+            _hash(secret),
+            allows,
+            now,
+            tenant,
+            sorted(set(agents)),
+            0 if seconds is None else now + int(seconds * 1e9),
+        )
+        change = RowChange(TOKEN, id_, encode(row), expect=0)
+        self._catalog.move([], verb="token", rows=[change])
+        return f"{PREFIX}_{id_}_{secret}", row
+
+    def all(self) -> Iterator[TokenRow]:
+        after = ""
+        while page := self._catalog.rows(TOKEN, after):
+            yield from (decode(TokenRow, row.value) for row in page)
+            after = page[-1].key
+
+    def revoke(self, id_: str) -> TokenRow:
+        found = self._catalog.row(TOKEN, id_) if id_ else None
+        if found is None:
+            raise NotFound("no_token", f"there is no token {id_!r}: `ortet access ls` lists them")
+        change = RowChange(TOKEN, id_, None, expect=found.version)
+        self._catalog.move([], verb="token", rows=[change])
+        return decode(TokenRow, found.value)
+
+    def caller(self, token: str) -> Caller | None:
+        """Whose it is; None for one that is unknown, wrong, revoked or out of time."""
+        prefix, _, rest = token.partition("_")
+        id_, _, secret = rest.partition("_")
+        known = prefix == PREFIX and id_.isalnum() and id_.isascii()
+        found = self._catalog.row(TOKEN, id_) if known else None
+        row = decode(TokenRow, found.value) if found else None
+        digest = _hash(secret)
+        # compared in any case, so that the time taken does not tell whether the id is known
+        same = hmac.compare_digest(digest, row.hash if row else bytes(len(digest)))
+        if row is None or not same or (row.expires and row.expires <= self._clock.now_ns()):
+            return None
+        return Caller(row.id, row.name, row.tenant, row.allows, tuple(row.agents))
+
+
+def _hash(secret: str) -> bytes:
+    """They are random and long: a slow hash would add nothing."""
+    return sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def shown(row: TokenRow) -> dict[str, Any]:
+    """What may be shown of a token."""
+    return {name: value for name, value in msgspec.structs.asdict(row).items() if name != "hash"}
