@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from threading import RLock
@@ -12,6 +11,7 @@ from types import TracebackType
 
 import apsw
 
+from ortet.backend.atfork import close_at_fork
 from ortet.backend.files import sync_directory
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
@@ -40,7 +40,7 @@ class Handle:
         self._pid = os.getpid()
         self._closed = False
         self._connection: apsw.Connection | None = open_connection(self._path, create, busy_ms)
-        _close_at_fork(self)
+        close_at_fork(self)
 
     def __enter__(self) -> apsw.Connection:
         self._lock.acquire()
@@ -99,23 +99,6 @@ class Handle:
 
     def after_fork(self) -> None:
         self._lock.release()
-
-
-def _close_at_fork(handle: Handle) -> None:
-    ref = weakref.ref(handle)  # hooks cannot be taken back, so they must not keep the handle alive
-    held: list[Handle] = []
-
-    def before() -> None:
-        found = ref()
-        if found is not None:
-            found.before_fork()
-            held.append(found)
-
-    def after() -> None:
-        while held:
-            held.pop().after_fork()
-
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
 
 
 def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:

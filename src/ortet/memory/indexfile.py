@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from threading import RLock
 
 import apsw
 
+from ortet.backend.atfork import close_at_fork
 from ortet.errors import Conflict, Invalid, Unavailable
 
 _SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
@@ -52,7 +52,7 @@ class IndexFile:
         self._in_memory = False
         self._inode = 0
         self._closed = False
-        _close_at_fork(self)
+        close_at_fork(self)
 
     @property
     def in_memory(self) -> bool:
@@ -261,20 +261,3 @@ def _empty(connection: apsw.Connection) -> None:
     busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").get[0]
     if busy:
         raise apsw.BusyError("the log is being read")
-
-
-def _close_at_fork(file: IndexFile) -> None:
-    ref = weakref.ref(file)  # hooks cannot be taken back, so they must not keep the file alive
-    held: list[IndexFile] = []
-
-    def before() -> None:
-        found = ref()
-        if found is not None:
-            found.before_fork()
-            held.append(found)
-
-    def after() -> None:
-        while held:
-            held.pop().after_fork()
-
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)

@@ -1,0 +1,33 @@
+"""What must not cross fork(2): a database's handle is closed before it, and opened again on use."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Handled(Protocol):
+    def before_fork(self) -> None:
+        """Wait for other threads, and close: the child must not inherit half of anything."""
+
+    def after_fork(self) -> None:
+        """In parent and child."""
+
+
+def close_at_fork(handled: Handled) -> None:
+    """For as long as it lives."""
+    ref = weakref.ref(handled)  # hooks cannot be taken back, so they must not keep it alive
+    held: list[Handled] = []
+
+    def before() -> None:
+        found = ref()
+        if found is not None:
+            found.before_fork()
+            held.append(found)
+
+    def after() -> None:
+        while held:
+            held.pop().after_fork()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
