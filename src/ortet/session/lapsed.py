@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 def deeds_since(hub: Hub, row: SessionRow, commit: Oid) -> list[Effect]:
     """What a session has done since a commit of it; a restore does not undo it."""
+    return done_since(hub.catalog, row, seq_of(hub, commit))
+
+
+def seq_of(hub: Hub, commit: Oid) -> int:
+    """The last event that a commit holds; 0 without a mind."""
     journal = _journal(hub, commit)
-    return done_since(hub.catalog, row, journal.seq if journal is not None else 0)
+    return journal.seq if journal is not None else 0
 
 
 def lapsed(sessions: Sessions, commit: Oid, then: Environment | None) -> list[Lapsed]:

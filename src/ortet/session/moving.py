@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ortet.session.joining import Merged
     from ortet.session.session import Session
     from ortet.session.swarming import Interrupted, Losers, SwarmResult, Task, Watcher
+    from ortet.session.undoing import Undone, Way
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
 
@@ -169,7 +170,35 @@ class Moving(Surrounded):
         target = self._hub.history.nth_parent(from_hex(head.oid), n)
         return self._go(target, "rewind", PARTS)
 
-    def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+    def undo(self, n: int = 1, *, dry_run: bool = False) -> Undone:
+        """Go back to before the last n things that moved this session's branch, mind and files
+        together; files that are not committed are the first of them, or without files what was
+        said since. Deeds stay done: the report says which. `redo` goes forth again."""
+        return self._travel("undo", n, dry_run)
+
+    def redo(self, n: int = 1, *, dry_run: bool = False) -> Undone:
+        """Do the last n things again that were undone, unless something else was done since."""
+        return self._travel("redo", n, dry_run)
+
+    def _travel(self, way: Way, n: int, dry_run: bool) -> Undone:
+        from ortet.session.undoing import Files, plan
+
+        must_be(TIMES, n=n)
+        must_be(FLAG, dry_run=dry_run)
+        self._live()
+        self._must_move(way)
+        hub, branch, machine = self._hub, self._row.branch, self._workspace()
+        files = Files(machine.image(), machine.image_at) if machine is not None else None
+        found = plan(hub, branch, way, n, files=files, dirty=self._host.dirty)
+        if dry_run:
+            return found.foreseen(hub, branch)
+        before = self.head
+        was = self.commit(found.message).oid
+        restored = self._go(found.target, way, PARTS, found.detail)
+        kept = before is None or before.oid != was
+        return found.done(hub, from_hex(was), restored, kept=kept)
+
+    def _go(self, target: Oid, verb: str, parts: frozenset[str], detail: str = "") -> Restored:
         self._budget.count()  # a killed process's time is counted from here on
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
@@ -179,11 +208,11 @@ class Moving(Surrounded):
         if target != safety and files is not None and parts & MACHINE:
             if "mind" in parts:
                 with files.moving():
-                    report = files.go(target, verb, processes=processes)
+                    report = files.go(target, verb, processes=processes, detail=detail)
             else:
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
-            self._go_mind(target, verb, whole="files" in parts)
+            self._go_mind(target, verb, detail or to_hex(target), whole="files" in parts)
         elif "mind" in parts:
             self._believe(self._hub.history.state(target).memory)
         deeds = deeds_since(self._hub, self._row, target)
@@ -195,14 +224,14 @@ class Moving(Surrounded):
     def _leave_behind(self, verb: str) -> None:
         """What belongs to the state that it is in, and to no other: that is committed."""
 
-    def _go_mind(self, target: Oid, verb: str, *, whole: bool) -> None:
+    def _go_mind(self, target: Oid, verb: str, detail: str, *, whole: bool) -> None:
         with self._hub.writing():
             together = self._host.leaving(target)
             if whole:
                 self._branch.move(
                     target,
                     verb,
-                    to_hex(target),
+                    detail,
                     lease=together.lease,
                     rows=together.rows,
                     timelines=together.timelines,

@@ -26,7 +26,7 @@ from ortet.session.guest import going
 from ortet.session.machines import Live
 from ortet.session.outcome import MACHINE
 from ortet.session.registry import WorkspaceRow
-from ortet.session.seated import Seated
+from ortet.session.undoing import Undoing
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -50,7 +50,7 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace(Seated):
+class Workspace(Undoing):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
     generated = ""  # a directory whose files are written anew at each commit: no conflicts there
@@ -262,6 +262,7 @@ class Workspace(Seated):
         paths: Sequence[str | bytes] | None = None,
         *,
         processes: bool = True,
+        detail: str = "",
     ) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
         if paths is not None:
@@ -276,7 +277,7 @@ class Workspace(Seated):
             report = self._machine.thaw(image)
             reach("restore.after-thaw")
             together = self.company.leaving(target)
-            self._move([(safety, target)], verb, to_hex(target), together)
+            self._move([(safety, target)], verb, detail or to_hex(target), together)
             reach("restore.after-move")
         self._at(target)
         self.company.arrived()

@@ -29,7 +29,11 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),
         "cmd_attach": ("attach", "cp"),
     },
-    "Go back": {"cmd_move": ("restore", "rewind"), "cmd_bisect": ("bisect",)},
+    "Go back": {
+        "cmd_undo": ("undo", "redo"),
+        "cmd_move": ("restore", "rewind"),
+        "cmd_bisect": ("bisect",),
+    },
     "Look": {"cmd_history": ("log", "show", "diff"), "cmd_refs": ("branch", "tag", "reflog")},
     "Minds": {
         "cmd_session": ("session", "say", "plan", "decide"),

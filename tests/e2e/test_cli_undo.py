@@ -1,0 +1,116 @@
+"""undo and redo, through a real process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ortet as library
+
+from .conftest import Commit, Ortet
+
+
+def text(proj: Path) -> str:
+    return (proj / "a.txt").read_text()
+
+
+def test_undo_undo_redo(ortet: Ortet, proj: Path, commit: Commit) -> None:
+    first = commit("first")
+    second = commit("second", **{"a.txt": "two\n", "b.txt": "new\n"})
+    (proj / "a.txt").write_text("not committed\n")
+    done = ortet("undo", cwd=proj).out
+    assert done.startswith(f"[proj {second[:12]}] undid what was not committed: 1 written")
+    assert "\n  M a.txt\n" in done and done.endswith("`ortet redo` goes forth again\n")
+    assert text(proj) == "two\n"
+    done = ortet("undo", cwd=proj).out
+    assert done.startswith(f"[proj {first[:12]}] undid commit 'second': 1 written, 1 removed")
+    assert "\n  D b.txt\n" in done
+    assert text(proj) == "one\n"
+    assert ortet("redo", cwd=proj).out.startswith(f"[proj {second[:12]}] did again commit 'second'")
+    ortet("redo", cwd=proj)
+    assert text(proj) == "not committed\n"
+    assert ortet.kind("redo", cwd=proj, code=4) == "nothing_to_redo"
+    ortet("undo", "2", cwd=proj)
+    assert text(proj) == "one\n"
+    assert ortet.kind("undo", cwd=proj, code=4) == "nothing_to_undo"
+    ortet("verify", cwd=proj)
+
+
+def test_a_dry_run_only_shows(ortet: Ortet, proj: Path, commit: Commit) -> None:
+    first = commit("first")
+    commit("second", **{"a.txt": "two\n"})
+    commit("third", **{"a.txt": "three\n", "b.txt": "new\n"})
+    (proj / "c.txt").write_text("not committed\n")
+    done = ortet("undo", "3", "--dry-run", cwd=proj).out
+    title, *rest = done.splitlines()
+    steps = "what was not committed; commit 'third'; commit 'second'"
+    assert title == f"[proj {first[:12]}] would undo {steps}: 2 removed, 1 modified"
+    assert rest == ["  M a.txt", "  D b.txt", "  D c.txt"]
+    assert (text(proj), (proj / "c.txt").exists()) == ("three\n", True)
+    found = ortet.json("undo", "3", "--dry-run", cwd=proj)
+    assert (found["oid"], found["dry_run"], found["kept"]) == (first, True, True)
+    assert len(ortet.json("reflog", cwd=proj)) == 3
+    done_ = ortet.json("undo", "3", cwd=proj)
+    assert {**done_, "dry_run": True}.keys() == found.keys()
+    assert done_["changes"] == found["changes"]
+
+
+def test_it_says_how_to_get_back_what_was_not_committed(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    commit("first")
+    commit("second", **{"a.txt": "two\n"})
+    (proj / "log").write_text("noise\n")
+    ortet("undo", cwd=proj)
+    (proj / "log").write_text("noise again\n")
+    done = ortet("undo", cwd=proj).out
+    (line,) = [line for line in done.splitlines() if line.startswith("what was not committed")]
+    oid = line.split()[-1]
+    assert ortet("show", oid, "log", cwd=proj).out == "noise again\n"
+
+
+def test_deeds_stay_done_and_the_mind_goes_back(ortet: Ortet, proj: Path) -> None:
+    with library.open(ortet.store) as hub, hub.session("fix", workspace=proj) as s:
+        s.say("user", "one")
+        s.commit("one")
+        s.say("user", "two")
+        s.act(lambda: "sent", name="send_mail", replay="once")
+        (proj / "a.txt").write_text("two\n")
+        s.commit("two")
+    shown = ortet("undo", "--dry-run", cwd=proj).out
+    assert "1 deed done since stay done: send_mail" in shown
+    done = ortet("undo", cwd=proj).out
+    assert "1 deed done since stay done: send_mail" in done
+    assert "the mind goes back by " in done
+    assert text(proj) == "one\n"
+    said = [event["data"] for event in ortet.json("journal", "fix", "--kind", "message", cwd=proj)]
+    assert [data["content"] for data in said] == ["one"]
+    ortet("redo", "-s", "fix", cwd=proj)
+    assert text(proj) == "two\n"
+
+
+def test_of_a_fork_and_of_a_session_without_files(ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    ortet("fork", cwd=proj)
+    ortet("run", "-w", "proj/1", "echo side > side.txt", cwd=proj)
+    ortet("commit", "-w", "proj/1", "-m", "aside", cwd=proj)
+    assert ortet.json("undo", "-w", "proj/1", cwd=proj)["removed"] == 1
+    ortet("session", "new", "talk", cwd=ortet.home)
+    for word in ("one", "two"):
+        ortet("say", word, "-s", "talk", cwd=ortet.home)
+        with library.open(ortet.store) as hub, hub.session("talk") as s:
+            s.commit(word)
+    ortet("undo", "-s", "talk", cwd=ortet.home)
+    assert len(ortet.json("journal", "talk", "--kind", "message", cwd=proj)) == 1
+
+
+@pytest.mark.parametrize("words", [("0",), ("-s", "x", "-w", "proj"), ("x",)])
+def test_bad_usage(ortet: Ortet, proj: Path, commit: Commit, words: tuple[str, ...]) -> None:
+    commit("first")
+    ortet("undo", *words, cwd=proj, code=2)
+
+
+def test_a_store_is_never_made_by_it(ortet: Ortet, tmp_path: Path) -> None:
+    assert ortet.kind("undo", cwd=tmp_path, code=4) == "no_workspace"
+    assert not ortet.store.exists()
