@@ -76,9 +76,7 @@ class Roll:
     def get(self, id_: str) -> SessionRow:
         row = self._catalog.row("session", id_) if id_ else None
         if row is None:
-            raise NotFound(
-                "no_session", f"there is no session {id_!r}: `ortet session ls` lists them"
-            )
+            raise no_session(id_)
         return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
 
     def find(self, agent: str, name: str) -> SessionRow | None:
@@ -179,6 +177,11 @@ class Roll:
                 break
             after = page[-1].key
         return last
+
+
+def no_session(word: str) -> NotFound:
+    """The same for one that is not there and one that the asker may not know of."""
+    return NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
 
 
 def _left(id_: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ortet.errors import Invalid, NotFound, OrtetError, Refused, code_of
+from ortet.errors import Invalid, OrtetError, Refused, code_of
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.view import View
@@ -99,14 +99,16 @@ class _Call:
 
     def _done(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
         operation, do = self._operation, self._operation.do
+        if operation.on in (Hub, Rooms) and self._caller.agents and not operation.filtered:
+            raise Refused(
+                "token_agents", "this is about all agents, and the token is for some: use another"
+            )
         if operation.on is Hub:
             with rooms.hub() as hub:
                 return self._told(do(hub, **given))
         if operation.on is Rooms:
             return self._told(do(rooms, **given))
-        row = rooms.row(self._request.path_params["session"])
-        if not self._caller.sees(row.agent):
-            raise NotFound("no_session", f"there is no session {row.id!r}")
+        row = rooms.row(self._request.path_params["session"], self._caller.sees)
         if operation.on is View:
             with rooms.view(row.id) as view:
                 return self._told(do(view, **given), _etag(view))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,7 +30,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     hosts: tuple[str, ...] = ()
     open_: bool = False
-    may_run: bool = False  # commands on this host need admin, else write
+    may_run: bool = False  # any token that may write runs commands on this host
 
 
 class Gate:
@@ -57,6 +58,8 @@ class Gate:
         found = self._tokens.caller(token)
         if found is None:
             raise Unknown("bad_token", "this token is unknown, revoked or out of time: get another")
+        if self.policy.may_run and found.may("write"):
+            return msgspec.structs.replace(found, runs=True)
         return found
 
     def _check_host(self, asking: HTTPConnection) -> None:
@@ -88,7 +91,10 @@ def host_name(header: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    return host in _LOOPBACK or host.startswith("127.")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def hosts_of(bound: str, allowed: Sequence[str]) -> tuple[str, ...]:

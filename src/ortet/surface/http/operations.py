@@ -31,7 +31,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 class Operation(NamedTuple):
     """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
-    session, so that `If-Match` holds it to the head that the caller has seen."""
+    session, so that `If-Match` holds it to the head that the caller has seen; `filtered`: it works
+    on all sessions, and shows a caller who may see some agents only what is theirs."""
 
     name: str
     method: str
@@ -44,6 +45,7 @@ class Operation(NamedTuple):
     status: int
     moves: bool
     wants_caller: bool
+    filtered: bool
     noun: str
     text: str
 
@@ -62,12 +64,19 @@ def operation(
     needs: Needs | None = None,
     status: int = 200,
     moves: bool = False,
+    filtered: bool = False,
 ) -> Callable[[_Function], _Function]:
-    """Puts a function into the table. Without `needs`, a GET needs read and all else write."""
+    """Puts a function into the table. Without `needs`, a GET needs read and all else write.
+
+    What works on a `Hub` or on `Rooms` is refused to a token that is for some agents, unless it is
+    `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches.
+    """
 
     def add(function: _Function) -> _Function:
         hints = get_type_hints(function)
         first, *others = inspect.signature(function).parameters
+        if filtered and "caller" not in others:
+            raise TypeError(f"{function.__name__} cannot filter without its caller")
         _TABLE.append(
             Operation(
                 name=function.__name__.rstrip("_"),
@@ -81,6 +90,7 @@ def operation(
                 status=status,
                 moves=moves,
                 wants_caller="caller" in others,
+                filtered=filtered,
                 noun=function.__module__.rpartition("ops_")[2],
                 text=inspect.getdoc(function) or "",
             )

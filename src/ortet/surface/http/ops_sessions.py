@@ -107,7 +107,7 @@ def info_of(view: View) -> SessionInfo:
     )
 
 
-@operation("GET", "/sessions")
+@operation("GET", "/sessions", filtered=True)
 def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> SessionList:
     """Sessions that the token may see, the newest first."""
     rows = [row for row in reversed(hub.sessions()) if caller.sees(row.agent)]
@@ -131,7 +131,7 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> SessionList:
     return SessionList(items, page[-1].id if len(found) > len(page) else None)
 
 
-@operation("POST", "/sessions")
+@operation("POST", "/sessions", filtered=True)
 def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
     server's host, and needs an admin's token."""
@@ -139,6 +139,7 @@ def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
         raise Refused("token_agent", f"this token is not for agent {ask.agent!r}: use another")
     if ask.workspace is not None:
         caller.need("admin")
+        caller.need_host()
     options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
     name = options.pop("name", "")
     with rooms.begin(ask.agent, name, lambda hub: hub.session(name, **options)) as session:

@@ -15,7 +15,7 @@ from threading import Condition, RLock, Thread
 
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.session.hub import Hub
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
 
@@ -88,11 +88,14 @@ class Rooms:
             if not keep:
                 hub.close()
 
-    def row(self, session: str) -> SessionRow:
-        """By id, name or agent/name; NotFound."""
+    def row(self, session: str, sees: Callable[[str], bool] = lambda _: True) -> SessionRow:
+        """By id, name or agent/name; NotFound, also where its agent is not to be seen."""
         with self.hub() as hub:
-            minds = hub._minds()
-            return minds.roll.get(minds.roll.meant(session))
+            roll = hub._minds().roll
+            row = roll.get(roll.meant(session))
+        if not sees(row.agent):
+            raise no_session(session)
+        return row
 
     @contextmanager
     def view(self, id_: str) -> Iterator[View]:

@@ -43,6 +43,7 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: str = ""
     allows: Needs = "admin"
     agents: tuple[str, ...] = ()
+    runs: bool = True  # commands on the server's host
 
     def may(self, needs: Needs) -> bool:
         return NEEDS.index(needs) <= NEEDS.index(self.allows)
@@ -57,6 +58,16 @@ class Caller(msgspec.Struct, frozen=True):
                 f"this token allows {self.allows} only, and this needs {needs}: use another",
                 allows=self.allows,
                 needs=needs,
+            )
+
+    def need_host(self) -> None:
+        """For what reads, writes or runs on the server's host, outside of the store. A tenant's
+        own admin is nobody there: what it runs could read the stores of others."""
+        if not self.runs:
+            raise Refused(
+                "token_host",
+                "this token may run nothing on the server's host: use an admin's that is for no "
+                "tenant and no agent, or start the server with --allow-run",
             )
 
 
@@ -127,7 +138,8 @@ class Tokens:
         same = hmac.compare_digest(digest, row.hash if row else bytes(len(digest)))
         if row is None or not same or (row.expires and row.expires <= self._clock.now_ns()):
             return None
-        return Caller(row.id, row.name, row.tenant, row.allows, tuple(row.agents))
+        owns = row.allows == "admin" and not row.tenant and not row.agents
+        return Caller(row.id, row.name, row.tenant, row.allows, tuple(row.agents), owns)
 
 
 def _hash(secret: str) -> bytes:
