@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from ortet.backend.abc import Signal
-from ortet.backend.signals import HostSignal, ProcessSignal
+from ortet.backend.signals import Board, HostSignal, ProcessSignal
 from ortet.errors import Unavailable
 from ortet.testing.processes import WAIT
 
 LISTENER = """
 import sys
 from pathlib import Path
-from ortet.backend.signals import HostSignal
+from ortet.backend.signals import Board, HostSignal
 signal = HostSignal(Path(sys.argv[1]))
 token = signal.token("topic")
 print("ready", flush=True)
@@ -30,7 +30,7 @@ sys.stdin.read()
 FORKER = """
 import os, sys
 from pathlib import Path
-from ortet.backend.signals import HostSignal
+from ortet.backend.signals import Board, HostSignal
 directory = Path(sys.argv[1])
 signal = HostSignal(directory)
 token = signal.token("topic")
@@ -160,3 +160,16 @@ def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_a_forked_child_listens_for_itself(directory: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKER, str(directory)], check=True, timeout=WAIT * 2)
+
+
+def test_a_board_forgets_old_topics_and_says_so() -> None:
+    board = Board(most=2)
+    board.mark("a")
+    before = board.now
+    board.mark("b")
+    assert board.topics(before) == {"b"}
+    board.mark("c")
+    assert board.topics(0) is None  # what was of "a" is not known any more
+    assert board.since("a", 0)
+    assert board.topics(before) == {"b", "c"}
+    assert not board.since("a", before)

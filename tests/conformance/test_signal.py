@@ -23,3 +23,15 @@ class TestHostSignal(SharedSignalTests):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> SignalOpener:
         return partial(HostSignal, tmp_path / "signal")
+
+
+class _Plain(ProcessSignal):
+    """One that cannot tell of all topics at once."""
+
+    news = Signal.news
+
+
+class TestPlainSignal(SignalTests):
+    @pytest.fixture
+    def signal(self) -> Signal:
+        return _Plain()

@@ -35,6 +35,12 @@ __all__ = [
 ]
 
 
+_NOBODYS = "news"
+"""A topic to wait under for what a signal cannot tell by itself."""
+_LOOK = 1.0
+"""Seconds after which anything may have happened."""
+
+
 class Listing(msgspec.Struct, frozen=True):
     key: str
     size: int
@@ -206,6 +212,14 @@ class Signal(ABC):
     @abstractmethod
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         """True as soon as the topic was notified after `token`; False at the time-out."""
+
+    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+        """Topics notified after `token`, as soon as there are any or at the time-out, and the token
+        to go on from: one listener for any number of topics. None instead of the topics: any may
+        have been. Without a token it begins now, at once."""
+        if token is not None:
+            self.wait(_NOBODYS, token, min(timeout, _LOOK))
+        return self.token(_NOBODYS), set() if token is None else None
 
     def close(self) -> None:  # noqa: B027
         """Release handles."""

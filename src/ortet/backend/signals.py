@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,16 +27,22 @@ _TICK_NS = 50_000_000
 
 
 class Board:
-    """When each topic was last notified, on a count that all topics share."""
+    """When each topic was last notified, on a count that all topics share. Of `most` topics: what
+    was notified before those may have been again, as far as anybody can tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 10_000) -> None:
         self.now = 0
-        self._last: dict[str, int] = {}
+        self._last: OrderedDict[str, int] = OrderedDict()  # the latest at the end
+        self._most = most
+        self._forgotten = 0
         self._all = 0
 
     def mark(self, topic: str) -> None:
         self.now += 1
         self._last[topic] = self.now
+        self._last.move_to_end(topic)
+        if len(self._last) > self._most:
+            self._forgotten = self._last.popitem(last=False)[1]
 
     def mark_all(self) -> None:
         """Something was lost, so any topic may have changed."""
@@ -43,7 +50,18 @@ class Board:
         self._all = self.now
 
     def since(self, topic: str, token: int) -> bool:
-        return self._last.get(topic, 0) > token or self._all > token
+        return self._last.get(topic, self._forgotten) > token or self._all > token
+
+    def topics(self, token: int) -> set[str] | None:
+        """Those notified after `token`; None: any may have been."""
+        if self._all > token or self._forgotten > token:
+            return None
+        found = set()
+        for topic in reversed(self._last):
+            if self._last[topic] <= token:
+                break
+            found.add(topic)
+        return found
 
 
 class ProcessSignal(Signal):
@@ -67,6 +85,13 @@ class ProcessSignal(Signal):
         check_name(topic)
         with self._changed:
             return self._changed.wait_for(lambda: self._board.since(topic, token), timeout)
+
+    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+        with self._changed:
+            now = self._board.now if token is None else token
+            if token is not None:
+                self._changed.wait_for(lambda: self._board.now > now, timeout)
+            return self._board.now, self._board.topics(now)
 
 
 class HostSignal(Signal):
@@ -131,6 +156,17 @@ class HostSignal(Signal):
                 if rest <= 0:
                     return False
                 self._sleep(listener, rest)
+
+    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._read(self._listening())
+                now = self._board.now if token is None else token
+                rest = deadline - time.monotonic()
+                if token is None or self._board.now > now or rest <= 0:
+                    return self._board.now, self._board.topics(now)
+                self._sleep(self._listening(), rest)
 
     def close(self) -> None:
         with self._changed:

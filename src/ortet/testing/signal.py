@@ -93,6 +93,60 @@ class SignalTests:
                 signal.notify(topic)
                 assert result.result() is True
 
+    def test_news_begin_at_once_with_nothing(self, signal: Signal) -> None:
+        signal.notify("before")
+        token, topics = signal.news(None, WAIT)
+        assert topics == set()
+        token, topics = signal.news(token, 0.0)
+        assert topics is None or topics == set()
+
+    def test_news_tell_of_every_topic(self, signal: Signal) -> None:
+        token, _ = signal.news(None, 0.0)
+        missing = {"a", "b", "c"}
+        for topic in missing:
+            signal.notify(topic)
+        while missing:
+            token, topics = signal.news(token, WAIT)
+            assert topics is None or topics & missing
+            missing -= missing if topics is None else topics
+
+    def test_news_go_on_behind_what_was_told(self, signal: Signal) -> None:
+        token, _ = signal.news(None, 0.0)
+        signal.notify("first")
+        token, topics = signal.news(token, WAIT)
+        assert topics is None or topics == {"first"}
+        signal.notify("second")
+        _, topics = signal.news(token, WAIT)
+        assert topics is None or topics == {"second"}
+
+    def test_news_wake_who_waits(self, signal: Signal) -> None:
+        token, _ = signal.news(None, 0.0)
+        waiting = Event()
+
+        def wait() -> set[str] | None:
+            waiting.set()
+            return signal.news(token, WAIT)[1]
+
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(wait)
+            assert waiting.wait(WAIT)
+            signal.notify("topic")
+            topics = result.result()
+        assert topics is None or topics == {"topic"}
+
+    def test_a_flood_hides_no_news(self, signal: Signal) -> None:
+        token, _ = signal.news(None, 0.0)
+        signal.notify("rare")
+        for n in range(3000):
+            signal.notify(f"common-{n % 7}")
+        heard: set[str] = set()
+        while "rare" not in heard:
+            token, topics = signal.news(token, WAIT)
+            if topics is None:  # so any, also the rare one
+                break
+            assert topics
+            heard |= topics
+
     @pytest.mark.parametrize("topic", ["", "a\0b", "\udc80"])
     def test_bad_topic(self, signal: Signal, topic: str) -> None:
         for verb in (
@@ -130,6 +184,12 @@ class SharedSignalTests(SignalTests):
         assert signal.wait("topic", tokens[0], WAIT) is True
         assert other.wait("topic", tokens[1], WAIT) is True
         other.close()
+
+    def test_news_come_from_another_handle(self, signal: Signal, opener: SignalOpener) -> None:
+        token, _ = signal.news(None, 0.0)
+        opener().notify("topic")
+        _, topics = signal.news(token, WAIT)
+        assert topics is None or topics == {"topic"}
 
     def test_other_processes_are_reached(self, signal: Signal, opener: SignalOpener) -> None:
         context = multiprocessing.get_context("spawn")
