@@ -66,7 +66,9 @@ def store_url(
         return _seen_from(pointer.directory, pointer.url)
     data = environ.get("XDG_DATA_HOME", "")
     if not data.startswith("/"):  # the specification says to ignore a relative one
-        data = str(_home(environ) / ".local" / "share")
+        if (place := home(environ)) is None:
+            raise Invalid("no_home", "this user has no home directory: set ORTET_URL to a store")
+        data = str(place / ".local" / "share")
     return f"{data}/ortet"
 
 
@@ -86,13 +88,17 @@ def here() -> Path:
         ) from None
 
 
-def _home(environ: Mapping[str, str]) -> Path:
+def home(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's home directory, if there is one."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
-        raise Invalid(
-            "no_home", "this user has no home directory: say where the store is with ORTET_URL"
-        ) from None
+        return None
+
+
+def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
+    """What clients of `ortet mcp --http` must show; "" for nothing."""
+    return environ.get("ORTET_MCP_TOKEN", "")
 
 
 def names_store(pointer: Pointer, root: Path) -> bool:
@@ -382,17 +388,13 @@ def _config_place(environ: Mapping[str, str]) -> Path | None:
     named = environ.get("XDG_CONFIG_HOME", "")
     if named.startswith("/"):
         return Path(named) / "ortet"
-    try:
-        return _home(environ) / ".config" / "ortet"
-    except Invalid:
-        return None
+    place = home(environ)
+    return None if place is None else place / ".config" / "ortet"
 
 
 def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
     from ortet.session.places import SECRET_PLACES
 
-    try:
-        home = _home(environ)
-    except Invalid:
-        return ()
-    return tuple(path for place in SECRET_PLACES if os.path.lexists(path := home / place))
+    top = home(environ)
+    places = () if top is None else SECRET_PLACES
+    return tuple(path for place in places if top and os.path.lexists(path := top / place))

@@ -101,7 +101,7 @@ class Registry:
 
     def free_name(self, row: WorkspaceRow) -> str:
         """The directory's base name made fit for a branch; with a number when it is taken."""
-        name = stem = _stem(row.directory.name)
+        name = stem = stem_of(row.directory.name)
         number = 1
         while not self._is_free(name, row):
             number += 1
@@ -222,7 +222,7 @@ def _began(held: WorkspaceRow, row: WorkspaceRow) -> bool:
     return held.place == row.place and not held.parent
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
     stem = re.sub(r"\.lock$", "-lock", stem)

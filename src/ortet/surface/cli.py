@@ -56,6 +56,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_records": ("collab", "window", "token", "vault"),
         "cmd_secret": ("secret",),
     },
+    "Coding agents": {"cmd_mcp": ("mcp",), "cmd_hook": ("hook",)},
     "Runs": {"cmd_replay": ("replay", "whatif", "diff-runs")},
     "Life of a session": {
         "cmd_life": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),
@@ -197,7 +198,7 @@ def _end(call: Call, error: Exception) -> int:
     if isinstance(error, OrtetError):
         return call.fail(error)
     if isinstance(error, OSError):
-        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(_as_ours(error))
+        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(as_ours(error))
     return call.crash(error)
 
 
@@ -212,7 +213,7 @@ def _leave(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _as_ours(error: OSError) -> OrtetError:
+def as_ours(error: OSError) -> OrtetError:
     """What the system refused, in the words of our errors."""
     where = f": {error.filename}" if error.filename else ""
     text = f"{error.strerror or error}{where}"

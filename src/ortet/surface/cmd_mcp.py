@@ -1,0 +1,63 @@
+"""mcp: a server of the Model Context Protocol, for coding agents."""
+
+from __future__ import annotations
+
+import click
+
+from ortet.errors import Invalid, Unsupported
+from ortet.surface.call import Call, verb
+
+
+@verb()
+@click.option("-s", "--session", metavar="SESSION", help="Its name or id; else that of this place.")
+@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
+@click.option("--store", metavar="URL", help="The store, if not that of this directory.")
+@click.option("--allow-destructive", is_flag=True, help="Restore, rewind, forget without asking.")
+@click.option("--http", "port", type=int, metavar="PORT", help="Listen for HTTP; 0 takes any port.")
+@click.option("--host", metavar="HOST", help="With --http: where to listen; 127.0.0.1 unless told.")
+def mcp(
+    call: Call,
+    *,
+    session: str | None,
+    agent: str,
+    store: str | None,
+    allow_destructive: bool,
+    port: int | None,
+    host: str | None,
+) -> None:
+    """Serve this directory to a coding agent, over standard streams or HTTP.
+
+    The agent gets tools (commit, restore, recall, ...), resources and prompts; docs/guide/mcp.md
+    has the settings of common clients. Without a session, one named after the workspace is begun
+    when the agent first writes. It is open only during a call, so your own commands go on working.
+
+    \b
+    Example:
+      ortet mcp
+      ortet -C path/to/project mcp --session fix-42
+      ortet mcp --http 8377
+    """
+    from ortet.config import mcp_token
+    from ortet.surface.mcp.desk import Desk
+
+    del call
+    if host is not None and port is None:
+        raise Invalid("bad_usage", "--host is for --http: give a PORT, or leave it out")
+    try:
+        from ortet.surface.mcp import transports
+    except ImportError as error:
+        raise Unsupported(
+            "package_missing",
+            f"the MCP server needs the package {error.name}: pip install 'ortet[mcp]'",
+        ) from error
+    with Desk(session=session, agent=agent, store=store) as desk:
+        if port is None:
+            transports.over_stdio(desk, allow=allow_destructive)
+        else:
+            transports.over_http(
+                desk,
+                allow=allow_destructive,
+                host=host or "127.0.0.1",
+                port=port,
+                token=mcp_token(),
+            )
