@@ -141,8 +141,9 @@ def wanted_criu(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ORTET_CRIU", "")
 
 
-def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+def variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """For what only the command line asks about: pagers, colours."""
+    return environ.get(name)
 
 
 def store_path(url: str) -> Path:

@@ -221,7 +221,7 @@ class Terminal:
         process = subprocess.Popen(
             self._ortet.argv(*args),
             cwd=cwd,
-            env=self._ortet.env | {"TERM": "xterm"} | (env or {}),
+            env=self._ortet.env | {"TERM": "xterm", "ORTET_PAGER": "cat"} | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,

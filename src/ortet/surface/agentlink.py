@@ -134,10 +134,11 @@ def perform(
     words: Sequence[str],
     *,
     streams: tuple[int, int, int] = (0, 1, 2),
+    variables: Sequence[str] = (),
     patience: float = _PATIENCE,
 ) -> int:
-    """Have the agent do what these words of a command line say, with our directory, variables and
-    `streams`, when it is our turn; returns the exit code.
+    """Have the agent do what these words of a command line say, with our directory, our variables
+    and those given as NAME=VALUE, and `streams`, when it is our turn; returns the exit code.
 
     NoAgent: nothing was begun. Lost: something may have been.
     """
@@ -145,7 +146,7 @@ def perform(
     try:
         try:
             hello(sock, "verb", key)
-            _send_request(sock, words, streams)
+            _send_request(sock, words, streams, variables)
             sock.settimeout(patience)
             _begun(sock)
         except OSError as error:
@@ -156,8 +157,10 @@ def perform(
         sock.close()
 
 
-def _send_request(sock: socket, words: Sequence[str], streams: tuple[int, int, int]) -> None:
-    variables = [f"{name}={value}" for name, value in os.environ.items()]
+def _send_request(
+    sock: socket, words: Sequence[str], streams: tuple[int, int, int], given_too: Sequence[str]
+) -> None:
+    variables = [*(f"{name}={value}" for name, value in os.environ.items()), *given_too]
     coding = getattr(sys.stdout, "encoding", "") or "utf-8"
     data = frame([os.getcwd(), coding, str(len(words)), *words, *variables])
     given = b"".join(fd.to_bytes(4, sys.byteorder) for fd in streams)

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ortet.errors import Invalid, NotFound, OrtetError, code_of
-from ortet.surface import render
-from ortet.surface.progress import Progress
+from ortet.errors import Invalid, NotFound, OrtetError
+from ortet.surface.answers import Answers
 
 if TYPE_CHECKING:
     from ortet.ids import Oid
-    from ortet.machine.abc import Loss
     from ortet.pointer import Pointer
     from ortet.session.hub import Hub
     from ortet.session.registry import WorkspaceRow
     from ortet.session.workspace import Workspace
     from ortet.surface.resident import Resident
 
-PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Call:
+class Call(Answers):
     """Made once a process; the store is opened at first use and closed with the `with` block."""
 
     resident: Resident | None = None
     """What stays open after this call, where the host agent does it."""
 
     def __init__(self) -> None:
-        self.json = False
-        self.quiet = False
-        self.exit_code = 0
+        super().__init__()
         self._stack = ExitStack()
         self._hub: Hub | None = None
 
@@ -47,7 +40,10 @@ class Call:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+        try:
+            self._stack.__exit__(*error)
+        finally:
+            self.end_pager()
 
     # where
 
@@ -181,82 +177,6 @@ class Call:
                     "them"
                 )
 
-    # answers
-
-    def emit(self, data: object, lines: Iterable[str] = ()) -> None:
-        """`data` with --json, nothing with -q, else the lines."""
-        if self.json:
-            lines = [render.to_json(data)]
-        if self.json or not self.quiet:
-            try:
-                sys.stdout.writelines(f"{line}\n" for line in lines)
-            except BrokenPipeError:
-                raise SystemExit(PIPE_CLOSED) from None
-
-    def table(self, rows: Iterable[Sequence[str]]) -> list[str]:
-        """Columns; on a terminal, a line is no longer than that is wide."""
-        lines = render.table(rows)
-        if not sys.stdout.isatty():
-            return lines
-        import shutil
-
-        width = shutil.get_terminal_size().columns
-        return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
-
-    def note(self, line: str) -> None:
-        """A remark beside the answer."""
-        if not self.json and not self.quiet:
-            sys.stderr.write(line + "\n")
-
-    def progress(self, label: str) -> Progress:
-        """For a `with` block around slow work."""
-        shown = sys.stderr.isatty() and not self.quiet and not self.json
-        return Progress(label, sys.stderr, shown=shown)
-
-    def losses(self, losses: Iterable[Loss]) -> None:
-        for loss in losses:
-            self.note(f"not kept: {render.safe(loss.path)}: {loss.what} ({render.safe(loss.why)})")
-
-    def paint(self, text: str, **style: Any) -> str:
-        """Colour, where somebody can see it and did not ask for none."""
-        return click.style(text, **style) if render.coloured(sys.stdout) else text
-
-    # errors
-
-    def fail(self, error: OrtetError) -> int:
-        """Say what went wrong; returns the exit code."""
-        _trace(error)
-        if self.json:
-            sys.stderr.write(render.to_json(error.as_dict()) + "\n")
-        else:
-            head = "error:"
-            if render.coloured(sys.stderr):
-                head = click.style(head, fg="red", bold=True)
-            message = render.safe(error.message, keep="\n")
-            sys.stderr.write(f"{head} {message}\n")
-            for conflict in error.details.get("conflicts", ()):
-                sys.stderr.write(f"  {render.conflict(conflict)}\n")
-        return code_of(error).exit_code
-
-    def crash(self, error: Exception) -> int:
-        """A bug of ours: short, and how to see the rest."""
-        _trace(error)
-        text = f"{type(error).__name__}: {error}"
-        message = f"this is a bug in ortet ({text}); set ORTET_DEBUG=1 to see where, and report it"
-        bug = {"error": "bug", "kind": "bug", "message": message, "details": {}}
-        line = render.to_json(bug) if self.json else f"error: {render.safe(message)}"
-        sys.stderr.write(line + "\n")
-        return code_of(error).exit_code
-
-
-def _trace(error: Exception) -> None:
-    from ortet.config import debugging
-
-    if debugging():
-        import traceback
-
-        traceback.print_exception(error)
-
 
 def _no_workspace(here: Path) -> NotFound:
     return NotFound(
@@ -266,8 +186,9 @@ def _no_workspace(here: Path) -> NotFound:
     )
 
 
-def common(function: F) -> F:
-    """--json and -q, before the verb and after it."""
+def common(function: F, *, top: bool = False) -> F:
+    """--json and -q, before the verb and after it; so are --no-pager and --color, which only the
+    `top` shows."""
     for flags, name, text in (
         (("-q", "--quiet"), "quiet", "Print nothing but errors."),
         (("--json",), "json", "Print the answer, or the error, as JSON."),
@@ -275,12 +196,38 @@ def common(function: F) -> F:
         function = click.option(
             *flags, name, is_flag=True, expose_value=False, callback=_switch_on, help=text
         )(function)
-    return function
+    function = click.option(
+        "--no-pager",
+        "pages",
+        is_flag=True,
+        expose_value=False,
+        callback=_switch_off,
+        hidden=not top,
+        help="Do not page long answers.",
+    )(function)
+    return click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        expose_value=False,
+        callback=_choose,
+        hidden=not top,
+        help="Colour the answer; auto: on a terminal.",
+    )(function)
 
 
 def _switch_on(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         setattr(ctx.obj, str(param.name), True)
+
+
+def _switch_off(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        setattr(ctx.obj, str(param.name), False)
+
+
+def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        setattr(ctx.obj, str(param.name), value)
 
 
 def group(function: Callable[[], None]) -> click.Group:
@@ -303,7 +250,12 @@ def verb(
         return click.command(name, click.Command, **settings)(common(wrapped(function)))
 
     def wrapped(function: Callable[..., None]) -> Callable[..., None]:
-        return click.pass_obj(function)
+        @functools.wraps(function)
+        def begin(call: Call, *given: Any, **options: Any) -> None:
+            call.begin(click.get_current_context().command_path)
+            function(call, *given, **options)
+
+        return click.pass_obj(begin)
 
     return decorate
 

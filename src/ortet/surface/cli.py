@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from keyword import iskeyword
 from typing import NoReturn
@@ -17,7 +18,8 @@ import click
 
 from ortet import __version__
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
-from ortet.surface.call import PIPE_CLOSED, Call, common
+from ortet.surface.answers import PIPE_CLOSED
+from ortet.surface.call import Call, common
 
 INTERRUPTED = 130
 
@@ -124,7 +126,7 @@ class Verbs(click.Group):
 )
 @click.version_option(__version__, "--version", message="%(prog)s %(version)s")
 @click.option("-C", "directory", metavar="DIR", help="Work as if started in DIR.")
-@common
+@partial(common, top=True)
 @click.pass_context
 def cli(ctx: click.Context, directory: str | None) -> None:
     """Git for the whole AI agent: commit, fork and restore everything in a directory.
@@ -174,7 +176,7 @@ def run(words: list[str], call: Call | None = None) -> int:
     try:
         with call:
             code = cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
-            sys.stdout.flush()
+            call.flush()
         return code or call.exit_code
     except SystemExit as end:  # a signal, or the reader of our output left
         return end.code if isinstance(end.code, int) else 1
@@ -186,7 +188,7 @@ def run(words: list[str], call: Call | None = None) -> int:
         if isinstance(error, Conflict) and not call.resident:
             from ortet.surface.machines import by_its_agent
 
-            if (code := by_its_agent(words, error)) is not None:
+            if (code := by_its_agent(words, error, call)) is not None:
                 return code
         return _end(call, error)
 

@@ -11,7 +11,8 @@ import click
 
 from ortet.errors import Invalid, NotFound
 from ortet.surface import render
-from ortet.surface.call import PIPE_CLOSED, Call, as_text, group, verb
+from ortet.surface.answers import PIPE_CLOSED
+from ortet.surface.call import Call, as_text, group, verb
 from ortet.surface.sessions import find, read, session_either, session_option, tail, write
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ortet.graph.records import Entry
     from ortet.ids import Oid
 
-PATCH_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+PATCH_COLOURS = {"+": "green", "-": "red"}
 
 
 @verb()
@@ -132,8 +132,10 @@ def _print_file(call: Call, oid: Oid, path: str) -> None:
     if call.json:
         call.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
         return
-    for piece in read_file(call.hub.objects, entry):
-        sys.stdout.buffer.write(piece)
+    with call.writing():
+        sys.stdout.flush()
+        for piece in read_file(call.hub.objects, entry):
+            sys.stdout.buffer.write(piece)
 
 
 def _entry(call: Call, oid: Oid, path: str) -> Entry:
@@ -192,8 +194,18 @@ def _between(call: Call, old: str | None, new: str) -> list[Change]:
 
 def _patches(call: Call, changes: Iterable[Change]) -> Iterator[str]:
     """Made safe and coloured on a terminal; into a pipe as it is, for `patch`."""
-    raw = not sys.stdout.isatty()
+    raw = not call.on_terminal
     for change in changes:
+        head = True  # until the first hunk
         for line in render.patch_text(change, call.hub.objects).removesuffix("\n").split("\n"):
+            head = head and not line.startswith("@@")
             shown = line if raw else render.safe(line, keep="\t")
-            yield call.paint(shown, fg=PATCH_COLOURS.get(line[:1]))
+            yield call.paint(shown, bold=True) if head else _hunk_line(call, shown)
+
+
+def _hunk_line(call: Call, line: str) -> str:
+    """As git has it: what stands behind the numbers of a hunk is not coloured."""
+    if not line.startswith("@@"):
+        return call.paint(line, fg=PATCH_COLOURS[line[:1]]) if line[:1] in PATCH_COLOURS else line
+    numbers, mark, rest = line[2:].partition("@@")
+    return call.paint(f"@@{numbers}{mark}", fg="cyan") + rest

@@ -36,6 +36,7 @@ def journal(
     if not follow:
         call.emit([event_data(event) for event in found], map(event_line, found))
         return
+    call.paged = False  # there is no end to read to
     while True:
         for event in found:
             call.emit(event_data(event), [] if call.json else [event_line(event)])

@@ -82,6 +82,7 @@ def tag(
         oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.author).hex()
         call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {render.short(oid)}"])
     else:
+        call.paged = True
         found = [_head(call, head) for head in call.hub.refs.tags()]
         call.emit(found, render.table(map(_cells, found)))
 
@@ -154,6 +155,7 @@ def _create(
 
 
 def _list_branches(call: Call) -> None:
+    call.paged = True
     here = call.branch()
     heads = {head.name: head for head in call.hub.refs.branches()}
     rows = {row.name: row for row in call.hub.registry.all()}

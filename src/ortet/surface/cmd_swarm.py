@@ -107,7 +107,7 @@ def run(
             losers="keep" if keep_losers else "drop",
             at=at,
         )
-    live = sys.stderr.isatty() and not call.quiet and not call.json
+    live = call.draws
     table = SwarmTable(sys.stderr, lambda one: _ended(call, one, live=live), live=live)
     try:
         result = _session(call, session).swarm(name=name, progress=table, **options)

@@ -69,7 +69,7 @@ class Living(msgspec.Struct, frozen=True):
         )
 
 
-def by_its_agent(words: Sequence[str], error: OrtetError) -> int | None:
+def by_its_agent(words: Sequence[str], error: OrtetError, call: Call) -> int | None:
     """A verb that found a machine open, done where it is: the exit code, or None when it is not in
     the agent."""
     from ortet.config import store_path, store_url
@@ -81,8 +81,11 @@ def by_its_agent(words: Sequence[str], error: OrtetError) -> int | None:
     name = next((name for name in living(store) if name in words), None)
     if name is None:
         return None
+    from ortet.surface.pager import lent
+
     try:
-        return agentlink.perform(str(store), name, words, patience=_PATIENCE)
+        with lent(call.new_pager()) as given:
+            return agentlink.perform(str(store), name, words, patience=_PATIENCE, **given._asdict())
     except (agentlink.NoAgent, agentlink.Lost):
         return None
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ortet.graph.diff import Change
     from ortet.graph.merge import FileConflict
     from ortet.machine.abc import Report
     from ortet.store.abc import Objects
-
-if TYPE_CHECKING:
-    pass
 
 SHORT = 12
 """Digits of an id shown to people."""
@@ -42,12 +39,15 @@ def to_json(data: object) -> str:
     return json.dumps(msgspec.to_builtins(data, enc_hook=str))
 
 
-def coloured(stream: IO[str]) -> bool:
-    if not stream.isatty():
-        return False
-    from ortet.config import wants_colour
+def coloured(*, terminal: bool) -> bool:
+    """Whether to colour what is said to a terminal, or not to one, unless --color says so."""
+    from ortet.config import variable
 
-    return wants_colour()
+    if variable("NO_COLOR") or variable("FORCE_COLOR") == "0":
+        return False
+    if variable("FORCE_COLOR") or variable("CLICOLOR_FORCE") not in (None, "", "0"):
+        return True
+    return terminal and variable("TERM") != "dumb" and variable("CLICOLOR") != "0"
 
 
 def safe(text: str, *, keep: str = "") -> str:
