@@ -20,7 +20,7 @@ from ortet.testing.processes import WAIT
 LISTENER = """
 import sys
 from pathlib import Path
-from ortet.backend.signals import Board, HostSignal
+from ortet.backend.signals import HostSignal
 signal = HostSignal(Path(sys.argv[1]))
 token = signal.token("topic")
 print("ready", flush=True)
@@ -30,7 +30,7 @@ sys.stdin.read()
 FORKER = """
 import os, sys
 from pathlib import Path
-from ortet.backend.signals import Board, HostSignal
+from ortet.backend.signals import HostSignal
 directory = Path(sys.argv[1])
 signal = HostSignal(directory)
 token = signal.token("topic")

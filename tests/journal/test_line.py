@@ -11,6 +11,7 @@ from ortet.backend.abc import Timeline
 from ortet.errors import Corrupt
 from ortet.graph.records import Journal
 from ortet.journal.events import Draft, Tip
+from ortet.journal.line import Span, shared_by
 
 if TYPE_CHECKING:
     from tests.journal.conftest import Bench
@@ -117,3 +118,23 @@ def test_events_that_are_nowhere_are_corrupt(bench: Bench, say: Say) -> None:
     with pytest.raises(Corrupt) as caught:
         list(bench.line().events())
     assert caught.value.kind == "no_events"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shared"),
+    [
+        ([("a", 0, 5)], [("a", 0, 9)], 5),
+        ([("a", 0, 9)], [("a", 0, 5), ("b", 5, 7)], 5),
+        ([("a", 0, 5)], [("a", 0, 5), ("b", 5, 7)], 5),
+        ([("a", 0, 5), ("b", 5, 8)], [("a", 0, 10), ("c", 10, 12)], 5),
+        ([("a", 0, 5), ("b", 5, 8)], [("a", 0, 3), ("c", 3, 12)], 3),
+        ([("a", 0, 5), ("b", 5, 8)], [("a", 0, 5), ("b", 5, 6), ("c", 6, 6)], 6),
+        ([("b", 20, 24)], [("c", 20, 22)], 20),
+        ([("b", 20, 24)], [("b", 20, 23), ("c", 23, 23)], 23),
+        ([], [("a", 0, 9)], 0),
+    ],
+)
+def test_up_to_where_two_lines_are_one(
+    before: list[tuple[str, int, int]], after: list[tuple[str, int, int]], shared: int
+) -> None:
+    assert shared_by([Span(*one) for one in before], [Span(*one) for one in after]) == shared

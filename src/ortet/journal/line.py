@@ -96,16 +96,7 @@ class Line:
 
     def path(self) -> list[Span]:
         """The timelines it is made of, the oldest first."""
-        found: list[Span] = []
-        upto = self._catalog.last_seq(self.timeline)
-        id_ = self.timeline
-        while id_:
-            line = self._catalog.timeline(id_)
-            if line is None:  # another host's: its events are in segments
-                break
-            found.append(Span(id_, line.at, upto))
-            id_, upto = line.parent, line.at
-        return found[::-1]
+        return path_to(self._catalog, self.timeline, self._catalog.last_seq(self.timeline))
 
     def _rows(self, after: int, upto: int | None) -> Iterator[tuple[str, EventRow]]:
         """From the catalog as far as it has them, the rest from segments."""
@@ -164,6 +155,32 @@ class Line:
             of = timeline
             run.append(row)
         return seal(self._objects, of, run, segment) if run else segment
+
+
+def path_to(catalog: Catalog, timeline: str, upto: int) -> list[Span]:
+    """The timelines that lead to an event of one, the oldest first; none if it is not known."""
+    found: list[Span] = []
+    while timeline:
+        line = catalog.timeline(timeline)
+        if line is None:  # another host's: its events are in segments
+            break
+        found.append(Span(timeline, line.at, upto))
+        timeline, upto = line.parent, line.at
+    return found[::-1]
+
+
+def shared_by(before: Sequence[Span], after: Sequence[Span]) -> int:
+    """Up to which event two lines of one family are one."""
+    if not before or not after:
+        return 0
+    known = {span.timeline: span.upto for span in before}
+    shared = min(before[0].after, after[0].after)  # what lies before is another host's
+    for span in after:
+        upto = known.get(span.timeline, 0)
+        shared = max(shared, min(span.upto, upto))
+        if upto < span.upto:
+            break
+    return shared
 
 
 def spans_of(events: Sequence[Event]) -> list[tuple[int, int]]:

@@ -105,12 +105,20 @@ def fresh(sessions: Sessions, row: SessionRow, began: Beginning, machine: bytes)
     return Standing(line, Mind(sessions.maps, began.fold), tip, machine)
 
 
-def standing_of(sessions: Sessions, row: SessionRow) -> Standing:
-    """Where a session is now."""
+def line_of(sessions: Sessions, row: SessionRow) -> tuple[Line, bytes]:
+    """The events of a session so far, and the files of its head."""
     hub = sessions.hub
     found = hub.catalog.head(f"branch:{row.branch}")
     journal, machine = sealed(sessions, row, found.oid if found else None)
     line = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    return line, machine
+
+
+def standing_of(sessions: Sessions, row: SessionRow) -> Standing:
+    """Where a session is now."""
+    hub = sessions.hub
+    line, machine = line_of(sessions, row)
+    journal = line.base
     mind = Mind.load(sessions.maps, hub.objects, journal.fold)
     tip = Tip(journal.seq, journal.hash, 0)
     for event in line.events(journal.seq):

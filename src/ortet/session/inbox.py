@@ -46,9 +46,8 @@ def waiting(catalog: Catalog, session: str) -> Iterator[Event]:
     return (event for _, event in letters(catalog, session))
 
 
-def letters(catalog: Catalog, session: str) -> Iterator[tuple[str, Event]]:
-    """The same, each with its key."""
-    after = ""
+def letters(catalog: Catalog, session: str, after: str = "") -> Iterator[tuple[str, Event]]:
+    """The same, each with its key: those greater than `after`."""
     while page := catalog.rows(kind_of(session), after, _PAGE):
         yield from ((row.key, _event(decode(Letter, row.value))) for row in page)
         after = page[-1].key

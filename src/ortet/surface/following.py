@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortet.journal.events import Event
-    from ortet.journal.line import Span
     from ortet.session.hub import Hub
 
 _PATIENCE = 5.0
@@ -73,17 +72,8 @@ class Follower:
         return row.timeline, head.oid if head else b""
 
     def _move(self) -> None:
+        from ortet.journal.line import shared_by
+
         before = self._view.line.path()
         self._view = self._hub.get(self._id)
-        self._last = min(self._last, _shared(before, self._view.line.path()))
-
-
-def _shared(before: Sequence[Span], after: Sequence[Span]) -> int:
-    """Up to which event two lines are one."""
-    known = {span.timeline: span.upto for span in before}
-    shared = 0
-    for span in after:
-        if span.timeline not in known:
-            return max(shared, span.after)
-        shared = min(span.upto, known[span.timeline])
-    return shared
+        self._last = min(self._last, shared_by(before, self._view.line.path()))

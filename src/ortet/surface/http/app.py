@@ -15,8 +15,10 @@ from starlette.routing import BaseRoute, Route
 
 from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.surface.http.dispatch import Desk, bug, endpoint, refusal
+from ortet.surface.http.flows import flow_routes
 from ortet.surface.http.gate import Gate, Policy
 from ortet.surface.http.operations import operations
+from ortet.surface.http.streams import Streams
 from ortet.surface.http.tenants import OpenHub, Tenants
 from ortet.surface.http.tokens import Tokens
 
@@ -27,17 +29,20 @@ def make_app(root: str, open_hub: OpenHub, policy: Policy) -> Starlette:
     home = open_hub(root, True)
     tokens = Tokens(home.catalog, home.clock, home.random)
     desk = Desk(Gate(tokens, policy), tenants)
+    streams = Streams(desk)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            streams.stop()
+            await anyio.to_thread.run_sync(streams.close)
             await anyio.to_thread.run_sync(tenants.close)
             home.close()
 
     app = Starlette(
-        routes=routes(desk),
+        routes=[*flow_routes(streams), *routes(desk)],
         lifespan=lifespan,
         exception_handlers={
             OrtetError: _refused,
@@ -46,6 +51,7 @@ def make_app(root: str, open_hub: OpenHub, policy: Policy) -> Starlette:
         },
     )
     app.state.desk = desk
+    app.state.streams = streams
     return app
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Condition, RLock, Thread
 
+from ortet.backend.abc import Signal
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow, no_session
@@ -68,6 +69,11 @@ class Rooms:
     @property
     def count(self) -> int:
         return len(self._rooms)
+
+    @property
+    def signal(self) -> Signal:
+        """Of the store."""
+        return self._door.signal
 
     # reading
 

@@ -12,6 +12,8 @@ from ortet.errors import Unavailable
 
 GRACE = 10
 """Seconds that requests have to end by themselves."""
+DEAF = 60
+"""Seconds in which a client must have taken what it was sent, else its connection ends."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -19,6 +21,8 @@ def bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have it from their listener
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF * 1000)
         bound.bind((host, port))
     except OSError as error:
         bound.close()
@@ -42,15 +46,22 @@ def serve(app: Starlette, bound: socket.socket, started: Callable[[], None]) -> 
         timeout_keep_alive=75,
         h11_max_incomplete_event_size=64 << 10,
     )
-    server = _Server(config, started)
+    server = _Server(config, started, app.state.streams.stop)
     server.run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], stopping: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._told = started
+        self._stopping = stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._told()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()  # streams do not end by themselves
+        await super().shutdown(sockets)

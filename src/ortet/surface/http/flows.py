@@ -1,0 +1,63 @@
+"""What flows over HTTP, beside the operations: streams, uploads, downloads, terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ortet.surface.http import wire
+from ortet.surface.http.operations import Needs
+from ortet.surface.http.sse import MEDIA
+from ortet.surface.http.stream_journal import FollowJournal, journal_stream
+from ortet.surface.http.streams import Streams
+
+Flowing = Callable[[Streams, Request, Any], Awaitable[Response]]
+
+
+class Flow(NamedTuple):
+    """One line of the table. `ask` is what the query says; `takes` and `gives` are the media types
+    of bodies, "" for none."""
+
+    method: str
+    path: str
+    needs: Needs
+    ask: type[msgspec.Struct]
+    do: Flowing
+    gives: str
+    takes: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.do.__name__
+
+    @property
+    def text(self) -> str:
+        return self.do.__doc__ or ""
+
+
+FLOWS = (
+    Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
+)
+
+
+def flow_routes(streams: Streams) -> list[BaseRoute]:
+    return [
+        Route(flow.path, _endpoint(streams, flow), methods=[flow.method], name=flow.name)
+        for flow in FLOWS
+    ]
+
+
+def _endpoint(streams: Streams, flow: Flow) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        caller = await streams.desk.caller(request)
+        caller.need(flow.needs)
+        query = request.query_params.multi_items()
+        ask = wire.asked(flow.ask, path={}, query=query, body=None)
+        return await flow.do(streams, request, ask)
+
+    return answer
