@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from ortet.errors import Invalid, NotFound, Unsupported
 from ortet.ids import Clock, Random, SystemClock
 from ortet.pointer import Pointer, find_pointer
+from ortet.settings import Settings
 
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Catalog
@@ -34,21 +35,6 @@ _LONGEST = 490
 """SQLite knows paths of 512 bytes, of which it needs some itself."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-
-Size = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`config.toml` in the store's directory. Sizes in MiB."""
-
-    quota: Size | None = None
-    reserve: Size = 64
-    key_file: str | None = None
-    author: str | None = None
-    embedder: str | None = None  # as "wordllama"; see docs/guide/memory.md
-    watch: bool = True
-    agent_idle: Size = 900  # seconds after which the host agent ends by itself
-
 
 def store_url(
     url: str | os.PathLike[str] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -227,11 +227,23 @@ class Minding:
             return None
         return self.session(row.name, agent=row.agent)
 
-    def let_go(self) -> None:
-        """Pause every session that is open here, for whoever wants it; the hub stays open."""
-        if self._sessions is not None:
+    def let_go(self, but: Session | None = None) -> None:
+        """Pause every session that is open here, or all but one, for whoever wants it; the hub
+        stays open."""
+        if self._sessions is None:
+            return
+        if but is None:
             self._sessions.close()
             self._sessions = None
+            return
+        with ExitStack() as last:  # which goes on when one of them fails
+            for session in self._sessions._open:
+                if session is not but:
+                    last.callback(session.pause)
+
+    @property
+    def has_open_sessions(self) -> bool:
+        return self._sessions is not None and bool(self._sessions._open)
 
     def is_open(self, session: str) -> bool:
         """Whether a living process, here or elsewhere, has the session of this id open."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Condition, RLock, Thread
+from threading import Condition, Thread
 
 from ortet.backend.abc import Signal
 from ortet.errors import OrtetError, Refused, Unavailable
@@ -19,46 +19,40 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.room import Opened, Room
 
 WANTED = "rooms"
 """The topic under which servers ask one another for a session."""
 
-Opened = Callable[[Hub], Session]
+_SOON = 0.25
+"""Seconds after which another server is asked again."""
+_READERS = 32
 
 
-class Room:
-    """One session, open. `users` are requests inside, or about to be."""
-
-    def __init__(self, id_: str) -> None:
-        self.id = id_
-        self.lock = RLock()
-        self.users = 0
-        self.used = 0.0
-        self.hub: Hub | None = None
-        self.session: Session | None = None
-
-    def busy(self) -> bool:
-        """Something runs in it that would end with it."""
-        with suppress(OrtetError):
-            return bool(self.session is not None and self.session.is_running())
-        return True
+def _everyone(_agent: str) -> bool:
+    return True
 
 
 class Rooms:
-    """Those of one store. `linger` and `patience` are in seconds."""
+    """Those of one store. `linger`, `patience` and `turn` are in seconds: how long a session stays
+    open that nobody uses, how long a request waits for it, how long it is kept from others."""
 
     def __init__(
         self,
         open_hub: Callable[[], Hub],
         *,
-        most: int = 64,
+        most: int = 512,
         linger: float = 10.0,
         patience: float = 5.0,
+        turn: float = 0.1,
+        told: Callable[[str, BaseException], None] = lambda _what, _error: None,
     ) -> None:
         self._open_hub = open_hub
         self._most = most
         self._linger = linger
         self._patience = patience
+        self._turn = turn
+        self._told = told
         self._rooms: dict[str, Room] = {}
         self._changed = Condition()
         self._readers: deque[Hub] = deque()
@@ -79,26 +73,36 @@ class Rooms:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """One that no other thread uses meanwhile."""
-        with self._changed:
-            self._check()
-            hub = self._readers.pop() if self._readers else None
-        hub = hub or self._open_hub()
+        """One that no other thread uses meanwhile. What is opened in it is closed after."""
+        self._check()
+        try:
+            hub = self._readers.pop()
+        except IndexError:
+            hub = self._open_hub()
+        clean = False
         try:
             yield hub
+            clean = True
+        except OrtetError:
+            clean = True
+            raise
         finally:
+            used = not clean or hub.opened() or hub.has_open_sessions
             with self._changed:
-                keep = not self._closed and len(self._readers) < self._most
+                keep = not self._closed and not used and len(self._readers) < _READERS
                 if keep:
                     self._readers.append(hub)
             if not keep:
                 hub.close()
 
-    def row(self, session: str, sees: Callable[[str], bool] = lambda _: True) -> SessionRow:
+    def row(self, session: str, sees: Callable[[str], bool] = _everyone) -> SessionRow:
         """By id, name or agent/name; NotFound, also where its agent is not to be seen."""
-        with self.hub() as hub:
-            roll = hub._minds().roll
-            row = roll.get(roll.meant(session))
+        room = self._rooms.get(session)
+        row = room.row if room is not None else None  # while it is open here nobody removes it
+        if row is None:
+            with self.hub() as hub:
+                roll = hub._minds().roll
+                row = roll.get(roll.meant(session))
         if not sees(row.agent):
             raise no_session(session)
         return row
@@ -106,12 +110,11 @@ class Rooms:
     @contextmanager
     def view(self, id_: str) -> Iterator[View]:
         """To read: as it is open here, where nobody works in it, else from the store."""
-        with self._changed:
-            self._check()
-            room = self._rooms.get(id_)
+        self._check()
+        room = self._rooms.get(id_)
         if room is not None and room.lock.acquire(blocking=False):
             try:
-                if room.session is not None and not room.session.holding.ended:
+                if room.session is not None and room.is_ours():
                     yield room.session
                     return
             finally:
@@ -122,97 +125,129 @@ class Rooms:
     # writing
 
     @contextmanager
-    def begin(self, agent: str, name: str, opened: Opened) -> Iterator[Session]:
-        """A session by name: as `opened` gives it, which makes it where it is new."""
+    def begin(
+        self, agent: str, name: str, opened: Opened, *, anew: bool = True
+    ) -> Iterator[Session]:
+        """A session by name: as `opened` gives it, which makes it where it is new. `anew`: it is
+        asked for with options, so one that is open here is opened again with them."""
         with self.hub() as hub:
             row = hub._minds().roll.find(agent, name)
-            if row is None:
-                # made, and let go: whoever was faster, it is there now
-                with suppress(Refused):
-                    opened(hub).pause()
-                row = hub._minds().roll.find(agent, name)
-        assert row is not None
-        with self.enter(row, opened) as session:
+        if row is None:
+            row = self._make(agent, name, opened)
+            anew = False
+        with self.enter(row, opened, anew=anew) as session:
             yield session
 
+    def _make(self, agent: str, name: str, opened: Opened) -> SessionRow:
+        """A new session, in its room if nobody was faster to enter that."""
+        hub = self._open_hub()
+        keep = False
+        try:
+            try:
+                session = opened(hub)
+            except Refused as error:
+                row = hub._minds().roll.find(agent, name)
+                if error.kind != "lease_held" or row is None:
+                    raise
+                return row  # another was faster to make it
+            row = session.row
+            with self._room(row.id) as room, room.at_once() as alone:
+                if alone and room.session is None:
+                    room.take(hub, session)
+                    keep = True
+            return row
+        finally:
+            if not keep:
+                hub.close()
+
     @contextmanager
-    def enter(self, row: SessionRow, opened: Opened | None = None) -> Iterator[Session]:
+    def enter(
+        self, row: SessionRow, opened: Opened | None = None, *, anew: bool = False
+    ) -> Iterator[Session]:
         """The session, open and ours alone. Refused("lease_held") when another process keeps it."""
-        room = self._room(row.id)
-        try:
-            with self._alone(room):
-                yield self._inside(room, row, opened)
-                if room.session is not None and room.session.holding.ended:
-                    self._empty(room)  # closed, or archived
-        finally:
-            with self._changed:
-                room.users -= 1
-                room.used = time.monotonic()
-                self._changed.notify_all()
+        with self._room(row.id) as room, room.alone(self._patience):
+            if anew and not room.busy():
+                self._empty(room)
+            session = self._inside(room, row, opened)
+            try:
+                yield session
+            except BaseException as error:
+                if room.is_spoilt_by(error):
+                    self._empty(room)
+                raise
+            finally:
+                self._tidy(room)
+                if session.holding.ended or self._is_wanted(room):
+                    self._empty(room)
 
     @contextmanager
-    def _alone(self, room: Room) -> Iterator[None]:
-        if not room.lock.acquire(timeout=self._patience):
-            raise Unavailable(
-                "session_busy",
-                "the session is doing something else: try again, or leave it a comment",
-            )
-        try:
-            yield
-        finally:
-            room.lock.release()
+    def aside(self, row: SessionRow) -> Iterator[Hub]:
+        """A hub, for what is done to a session that nobody has open: archive it, erase it. It is
+        left here before; Unavailable while something runs in it."""
+        with self._room(row.id) as room, room.alone(self._patience):
+            if room.busy():
+                raise Unavailable(
+                    "session_busy", "programs run in its machine: end them first, or try again"
+                )
+            self._empty(room)
+            self._ask_for(row.id)
+            with self.hub() as hub:
+                yield hub
 
-    def _room(self, id_: str) -> Room:
+    @contextmanager
+    def _room(self, id_: str) -> Iterator[Room]:
         with self._changed:
             self._check()
             room = self._rooms.get(id_)
             if room is None:
                 room = self._rooms[id_] = Room(id_)
-                self._start()
+                if self._keeper is None:
+                    self._keeper = Thread(target=self._keep, name="ortet-rooms", daemon=True)
+                    self._keeper.start()
             room.users += 1
-        self._make_space(room)
-        return room
+        try:
+            if len(self._rooms) > self._most:
+                self._make_space()
+            yield room
+        finally:
+            with self._changed:
+                room.users -= 1
+                room.used = time.monotonic()
+                if not room.users and room.hub is None and self._rooms.get(id_) is room:
+                    del self._rooms[id_]
+                self._changed.notify_all()
 
     def _inside(self, room: Room, row: SessionRow, opened: Opened | None) -> Session:
-        session = room.session
-        if session is not None and not session.holding.ended:
-            try:
-                session.holding.beat()
-                return session
-            except Refused:  # another took it, while this process slept
-                self._empty(room)
+        if room.session is not None:
+            if room.beats():
+                return room.session
+            self._empty(room)  # it was ended, or another took it while this process slept
         until = time.monotonic() + self._patience
+        signal, topic = self._door.signal, f"left:{row.id}"
         hub = self._open_hub()
         try:
             while True:
+                token = signal.token(topic)
                 try:
-                    found = opened(hub) if opened else hub.session(row.name, agent=row.agent)
-                    room.session, room.hub = found, hub
-                    return found
+                    session = opened(hub) if opened else hub.session(row.name, agent=row.agent)
+                    room.take(hub, session)
+                    return session
                 except Refused as error:
                     rest = until - time.monotonic()
                     if error.kind != "lease_held" or rest <= 0 or self._closed:
                         raise
-                    topic = f"left:{row.id}"
-                    token = self._door.signal.token(topic)
-                    self._door.signal.notify(f"wanted:{row.id}")
-                    self._door.signal.notify(WANTED)
-                    self._door.signal.wait(topic, token, min(rest, 0.25))
+                    self._ask_for(row.id)
+                    signal.wait(topic, token, min(rest, _SOON))
         finally:
             if room.hub is not hub:
                 hub.close()
 
-    def _make_space(self, mine: Room) -> None:
-        """Leave the room that was not used for longest, where there are too many."""
+    def _make_space(self) -> None:
+        """Leave the rooms that were not used for longest, where there are too many."""
         while len(self._rooms) > self._most:
             with self._changed:
-                idle = [one for one in self._rooms.values() if not one.users and one is not mine]
-            for room in sorted(idle, key=lambda one: one.used):
-                if self._leave(room):
-                    break
-            else:
-                with self._changed:
-                    mine.users -= 1
+                idle = [one for one in self._rooms.values() if not one.users]
+            if not any(self._leave(one) for one in sorted(idle, key=lambda one: one.used)):
                 raise Unavailable(
                     "too_many_sessions",
                     f"{self._most} sessions are busy here: try again, or ask another server",
@@ -220,68 +255,103 @@ class Rooms:
 
     # leaving
 
+    def _ask_for(self, id_: str) -> None:
+        self._notify(f"wanted:{id_}")
+        self._notify(WANTED)
+
+    def _is_wanted(self, room: Room) -> bool:
+        """Another server asked for it, and it was ours for a turn."""
+        if not room.wanted or time.monotonic() - room.since < self._turn:
+            return False
+        return not room.busy()
+
     def _leave(self, room: Room) -> bool:
         """Whether it could be left."""
         if not room.lock.acquire(blocking=False):
             return False
         try:
-            with self._changed:
-                if room.users:
-                    return False
-            if room.busy():
+            if room.users or room.busy():
                 return False
             self._empty(room)
             with self._changed:
-                if not room.users:
-                    self._rooms.pop(room.id, None)
+                if not room.users and self._rooms.get(room.id) is room:
+                    del self._rooms[room.id]
             return True
         finally:
             room.lock.release()
 
     def _empty(self, room: Room) -> None:
-        hub, room.hub, room.session = room.hub, None, None
-        if hub is not None:
-            try:
-                hub.close()
-            finally:
-                self._door.signal.notify(f"left:{room.id}")
+        """Let its session go. What fails then is told to the log, not to whoever is next: a lease
+        that could not be given back runs out by itself."""
+        hub = room.leave()
+        if hub is None:
+            return
+        try:
+            hub.close()
+        except OrtetError as error:
+            self._told("leaving a session", error)
+        finally:
+            self._notify(f"left:{room.id}")
 
-    def _start(self) -> None:
-        if self._keeper is None:
-            self._keeper = Thread(target=self._keep, name="ortet-rooms", daemon=True)
-            self._keeper.start()
+    def _tidy(self, room: Room) -> None:
+        try:
+            room.tidy()
+        except OrtetError as error:
+            self._told("pausing a fork", error)
+
+    def _notify(self, topic: str) -> None:
+        with suppress(OSError, OrtetError):  # a hint
+            self._door.signal.notify(topic)
 
     def _keep(self) -> None:
         """Leaves rooms that nobody uses, or that another server asks for."""
-        signal = self._door.signal
-        token = signal.token(WANTED)
+        signal, token = self._door.signal, 0
         while not self._closed:
-            signal.wait(WANTED, token, self._linger / 4)
-            before, token = token, signal.token(WANTED)
-            with self._changed:
-                rooms = [room for room in self._rooms.values() if not room.users]
-            for room in rooms:
-                old = time.monotonic() - room.used > self._linger
-                if old or signal.wait(f"wanted:{room.id}", before, 0):
-                    with suppress(OrtetError):  # a full disk: the next turn tries again
-                        self._leave(room)
+            try:
+                token = token or signal.token(WANTED)
+                signal.wait(WANTED, token, self._linger / 4)
+                before, token = token, signal.token(WANTED)
+                for room in list(self._rooms.values()):
+                    self._look_after(room, signal.wait(f"wanted:{room.id}", before, 0))
+            except Exception as error:
+                self._told("keeping rooms", error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, self._linger / 4)
+
+    def _look_after(self, room: Room, wanted: bool) -> None:
+        now = time.monotonic()
+        if wanted and room.hub is not None:
+            room.wanted = True
+        if not room.users and (self._is_wanted(room) or now - room.used > self._linger):
+            self._leave(room)
 
     def _check(self) -> None:
         if self._closed:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
 
-    def close(self) -> None:
-        """Wait for those inside, then let every session go."""
+    def close(self, patience: float = 10.0) -> int:
+        """Wait for those inside, then let every session go; how many would not."""
+        until = time.monotonic() + patience
         with self._changed:
             self._closed = True
             rooms, readers = list(self._rooms.values()), list(self._readers)
             self._rooms, self._readers = {}, deque()
-        self._door.signal.notify(WANTED)
-        for room in rooms:
-            with room.lock, suppress(OrtetError):
-                self._empty(room)
+            self._changed.notify_all()
+        self._notify(WANTED)
+        stuck = 0
+        for room in sorted(rooms, key=lambda one: one.users):
+            if room.lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                try:
+                    self._empty(room)
+                finally:
+                    room.lock.release()
+            else:
+                stuck += 1
         for hub in readers:
-            hub.close()
+            with suppress(OrtetError):
+                hub.close()
         if self._keeper is not None:
-            self._keeper.join()
-        self._door.close()
+            self._keeper.join(max(1.0, until - time.monotonic()))
+        if not stuck:
+            self._door.close()
+        return stuck
