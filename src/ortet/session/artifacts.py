@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -42,6 +42,11 @@ class Content(msgspec.Struct, frozen=True):
 
     oid: str
     size: int
+
+    @property
+    def data(self) -> bytes:
+        """The same id as bytes: what `store.blobs` reads by."""
+        return bytes.fromhex(self.oid)
 
     @property
     def refs(self) -> list[Ref]:
@@ -84,22 +89,37 @@ def store_file(objects: Objects, path: Path, name: str) -> Content:
     except OSError as error:
         raise Unavailable("unreadable", f"{path} cannot be read: {error.strerror}") from error
     try:
-        before = os.fstat(fd)
-        if not stat.S_ISREG(before.st_mode):
-            raise Invalid("not_a_file", f"{path} is no regular file: give one, or data=…")
-        if objects.search is not None:
-            objects.search.file(fd, before.st_size, os.fsencode(name))
-        oid = put_file(objects, fd, before.st_size)
-        after = os.fstat(fd)
+        return store_open(objects, fd, name, str(path))
     finally:
         os.close(fd)
+
+
+def descriptor(data: BinaryIO, name: str) -> int:
+    """Of an open file; Invalid for what only looks like one."""
+    try:
+        return data.fileno()
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            "not_a_file", f"what {name} is made of is no open file: give one, or its bytes"
+        ) from error
+
+
+def store_open(objects: Objects, fd: int, name: str, said: str) -> Content:
+    """The same with an open file, from its first byte."""
+    before = os.fstat(fd)
+    if not stat.S_ISREG(before.st_mode):
+        raise Invalid("not_a_file", f"{said} is no regular file: give one, or data=…")
+    if objects.search is not None:
+        objects.search.file(fd, before.st_size, os.fsencode(name))
+    oid = put_file(objects, fd, before.st_size)
+    after = os.fstat(fd)
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise Unavailable("file_changed", f"{path} was written to meanwhile: repeat the call")
+        raise Unavailable("file_changed", f"{said} was written to meanwhile: repeat the call")
     return Content(oid.hex(), before.st_size)
 
 
 def load(objects: Objects, content: Content) -> bytes:
-    return get_bytes(objects, bytes.fromhex(content.oid), content.size)
+    return get_bytes(objects, content.data, content.size)
 
 
 def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
@@ -131,7 +151,7 @@ def check_name(name: str | os.PathLike[str]) -> str:
     )
 
 
-def guess_media(name: str, data: bytes | str | None) -> str:
+def guess_media(name: str, data: bytes | str | BinaryIO | None) -> str:
     """By the name's ending; the same on every host."""
     known = _MEDIA.get(Path(name).suffix.lower())
     guessed = known or mimetypes.MimeTypes().guess_type(name)[0]
@@ -172,11 +192,16 @@ def find(table: Table[Artifact], name: str, version: int | None) -> Artifact:
 
 
 def data_of(objects: Objects, artifact: Artifact) -> bytes:
+    return load(objects, content_of(artifact))
+
+
+def content_of(artifact: Artifact) -> Content:
+    """NotFound for one that is only a link."""
     if artifact.link and not artifact.oid:
         raise NotFound(
             "no_content", f"artifact {artifact.name} is a link, its content is at {artifact.link}"
         )
-    return load(objects, Content(artifact.oid, artifact.size))
+    return Content(artifact.oid, artifact.size)
 
 
 def missing(objects: Objects, artifacts: Iterable[Artifact]) -> list[str]:

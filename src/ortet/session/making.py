@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.given import DICT, FLAG, check_text, may_be, must_be
@@ -132,13 +132,14 @@ class Making(Outside):
         name: str | os.PathLike[str],
         *,
         kind: str = "",
-        data: bytes | str | None = None,
+        data: bytes | str | BinaryIO | None = None,
         media: str = "",
         link: str = "",
         why: str = "",
         allow_secrets: bool = False,
     ) -> Artifact:
-        """Keep a thing that was made: `data`, or the file of this name, or only a `link` to it.
+        """Keep a thing that was made: `data` (also an open file, read from its first byte, a block
+        at a time), or the file of this name, or only a `link` to it.
 
         The same name again is the next version. Made within an action, it remembers which one.
         One that holds a secret that is known is Refused("secret_found"), unless you allow it.
@@ -155,7 +156,7 @@ class Making(Outside):
         name: str | os.PathLike[str],
         *,
         kind: str,
-        data: bytes | str | None,
+        data: bytes | str | BinaryIO | None,
         media: str = "",
         link: str = "",
         why: str = "",
@@ -164,7 +165,10 @@ class Making(Outside):
         text = artifacts.check_name(name)
         with self._hub.writing():  # until the event is there, a sweep must not take it
             content = Content("", 0)
-            if data is not None:
+            if data is not None and not isinstance(data, bytes | str) and hasattr(data, "fileno"):
+                fd = artifacts.descriptor(data, text)
+                content = artifacts.store_open(self._hub.objects, fd, text, f"the file of {text}")
+            elif data is not None:
                 held = as_bytes(data)
                 if search := self._hub.objects.search:
                     search.data(held, f"artifact {text}", _WITHOUT)

@@ -11,11 +11,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ortet.surface.http import wire
+from ortet.surface.http.artifacts import GetArtifact, PutArtifact, get_artifact, put_artifact
+from ortet.surface.http.bundles import MEDIA as BUNDLE
+from ortet.surface.http.bundles import ReadBundle, SendBundle, read_bundle, send_bundle
+from ortet.surface.http.files import ReadFile, read_file
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.sse import MEDIA
 from ortet.surface.http.stream_journal import FollowJournal, journal_stream
 from ortet.surface.http.streams import Streams
 
+ANY, JSON = "application/octet-stream", "application/json"
 Flowing = Callable[[Streams, Request, Any], Awaitable[Response]]
 
 
@@ -40,8 +45,17 @@ class Flow(NamedTuple):
         return self.do.__doc__ or ""
 
 
+_ARTIFACT = "/sessions/{session}/artifacts/{name:path}"
+_FILES = "/commits/{commit}/files"
+
 FLOWS = (
     Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
+    Flow("GET", _ARTIFACT, "read", GetArtifact, get_artifact, ANY),
+    Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY),
+    Flow("GET", _FILES, "read", ReadFile, read_file, JSON),
+    Flow("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, ANY),
+    Flow("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
+    Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE),
 )
 
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Condition, Thread
 
 from ortet.backend.abc import Signal
@@ -68,6 +69,11 @@ class Rooms:
     def signal(self) -> Signal:
         """Of the store."""
         return self._door.signal
+
+    @property
+    def scratch(self) -> Path:
+        """Where bodies lie while they are received; on the disk of the store."""
+        return self._door.root / "local" / "received"
 
     # reading
 

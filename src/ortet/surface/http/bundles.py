@@ -1,0 +1,82 @@
+"""Bundles over HTTP: commits with all they need as one file, out and in, by stream."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.errors import Invalid
+from ortet.ids import to_hex
+from ortet.surface.http import wire
+from ortet.surface.http.content import Content, Stored
+from ortet.surface.http.rooms import Rooms
+from ortet.surface.http.streams import Streams
+from ortet.surface.http.tokens import Caller
+from ortet.surface.http.uploads import named_place, received
+
+MEDIA = "application/vnd.ortet.bundle"
+
+
+class ReadBundle(msgspec.Struct, frozen=True):
+    """`ref`: a commit, a branch or a tag; several may be given."""
+
+    ref: list[str] = []
+
+
+class SendBundle(msgspec.Struct, frozen=True):
+    """`name` is what the log of each branch will say it came from."""
+
+    name: str = "upload"
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Branches, and the commit of each."""
+
+    branches: dict[str, str]
+
+
+async def read_bundle(streams: Streams, request: Request, ask: ReadBundle) -> Response:
+    """Commits, with all they need, in one file that `ortet import` and POST /bundles take."""
+    if not ask.ref:
+        raise Invalid("no_refs", "a bundle needs a commit: give ref=, a branch, a tag or an id")
+    make = partial(_exported, streams, request.state.caller, streams.rooms(request), ask.ref)
+    stored: Stored = await streams.desk.in_thread(make)
+    return Content(streams, request, stored, download=True)
+
+
+def _exported(streams: Streams, caller: Caller, rooms: Rooms, refs: list[str]) -> Stored:
+    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    with named_place(rooms.scratch) as place:
+        with rooms.hub() as hub:
+            oids = [streams.sight.commit(hub, caller, ref) for ref in refs]
+            named = refs if not caller.agents else [to_hex(oid) for oid in oids]
+            report = hub.export(named, place / "bundle")
+        fd = os.open(place / "bundle", os.O_RDONLY | os.O_CLOEXEC)
+    return Stored(
+        size=report.size,
+        tag="-".join(to_hex(oid) for oid in oids)[:400],
+        media=MEDIA,
+        name=f"{to_hex(oids[0])[:12]}.bundle",
+        read=lambda at, size: os.pread(fd, size, at),
+        done=lambda: os.close(fd),
+    )
+
+
+async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Response:
+    """Take a bundle in: all of it is proved before a branch is made."""
+    if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
+        raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
+    rooms = streams.rooms(request)
+    async with received(streams, request, rooms.scratch) as upload:
+
+        def take() -> dict[str, str]:
+            with named_place(rooms.scratch) as place, rooms.hub() as hub:
+                (place / ask.name).symlink_to(upload.path)
+                return hub.import_(place / ask.name)
+
+        branches = await streams.desk.in_thread(take)
+    return Response(wire.to_json(Imported(branches)), 201, media_type="application/json")
