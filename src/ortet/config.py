@@ -8,33 +8,36 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
-
-import msgspec
 
 from ortet.errors import Invalid, NotFound, Unsupported
 from ortet.ids import Clock, Random, SystemClock
+from ortet.opening import (
+    REMOTE,
+    Opened,
+    bad_url,
+    is_remote,
+    open_embedded,
+    open_remote,
+    read_settings,
+)
 from ortet.pointer import Pointer, find_pointer
 from ortet.settings import Settings
 
 if TYPE_CHECKING:
-    from ortet.backend.abc import Bucket, Catalog
     from ortet.graph.tree import Trees
     from ortet.machine.abc import Engine
     from ortet.memory.embedders import Embedder
     from ortet.session.hub import Hub
     from ortet.store.objects import LocalObjects
 
-MIB = 1 << 20
-
-_LONGEST = 490
-"""SQLite knows paths of 512 bytes, of which it needs some itself."""
+__all__ = ["Settings", "open_hub", "read_settings", "store_path", "store_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
 
 def store_url(
     url: str | os.PathLike[str] | None = None,
@@ -136,20 +139,24 @@ def store_path(url: str) -> Path:
     """The directory an embedded store's URL names."""
     scheme = _SCHEME.match(url)
     if not url:
-        raise _bad_url(url, "it is empty")
+        raise bad_url(url, "it is empty")
     if scheme is None:
         try:
             return Path(url).expanduser().absolute()
         except RuntimeError as error:
-            raise _bad_url(url, str(error)) from error
+            raise bad_url(url, str(error)) from error
     name = scheme[1].lower()
-    if name in ("postgresql", "postgres", "http", "https"):
+    if name in REMOTE:
+        raise Unsupported(
+            "remote_store", f"a store at {name}:// has no directory here: do this at the server"
+        )
+    if name in ("postgresql", "postgres"):
         raise Unsupported(
             "backend_missing",
-            f"this release of ortet has embedded stores only, not {name}://: give a directory",
+            f"this release of ortet has no {name}:// stores: give a directory or http://HOST:PORT",
         )
     if name != "file":
-        raise _bad_url(url, f"unknown scheme {name}")
+        raise bad_url(url, f"unknown scheme {name}")
     return _file_path(url)
 
 
@@ -162,15 +169,11 @@ def _file_path(url: str) -> Path:
             "signal= out",
         )
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-        raise _bad_url(url, "write file:///absolute/path, with ? as %3F and # as %23")
+        raise bad_url(url, "write file:///absolute/path, with ? as %3F and # as %23")
     path = unquote(parts.path, errors="surrogateescape")
     if not path.strip("/") or "\0" in path:
-        raise _bad_url(url, "it names no directory")
+        raise bad_url(url, "it names no directory")
     return Path(path)
-
-
-def _bad_url(url: str, why: str) -> Invalid:
-    return Invalid("bad_url", f"{url!r} is not a store ({why}): give a directory or a file:// URL")
 
 
 def open_hub(
@@ -193,28 +196,27 @@ def open_hub(
     """
     # here, so that asking this module for a pointer or a setting does not load a database
     from ortet.backend.cache import ProcessCache
-    from ortet.backend.signals import HostSignal
     from ortet.graph.tree import Trees
     from ortet.session.hub import Hub
-    from ortet.session.parts import Parts, encore_of, host_id, user_here
+    from ortet.session.parts import Parts, encore_of, user_here
     from ortet.session.vaultkeys import VARIABLE, Keyring
     from ortet.swarm.lazy import LazySwarms
 
     _check_embedder(embedder)  # before anything is made
-    root = store_path(store_url(url, cwd=cwd, environ=environ))
-    exists = _prepare(root, create=create)
-    settings = read_settings(root)
     clock = clock or SystemClock()
-    catalog, bucket, objects = _backends(root, settings, clock=clock, random=random, exists=exists)
+    asked = store_url(url, cwd=cwd, environ=environ)
+    found = _opened(asked, clock=clock, random=random, create=create, environ=environ)
+    root, objects, settings = found.root, found.objects, found.settings
     trees, criu = Trees(objects), wanted_criu(environ)
     watch = not alone and (settings.watch if watch is None else watch)
     engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
     return Hub(
         Parts(
+            url=found.url,
             root=root,
-            catalog=catalog,
-            bucket=bucket,
-            signal=HostSignal(root / "local" / "signal"),
+            catalog=found.catalog,
+            bucket=found.bucket,
+            signal=found.signal,
             objects=objects,
             trees=trees,
             engine=engine,
@@ -222,7 +224,7 @@ def open_hub(
             clock=clock,
             random=random,
             author=_text(environ.get("ORTET_AUTHOR")) or settings.author or user_here(),
-            host=host_id(),
+            host=found.host,
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
             encore=encore_of(environ),
@@ -235,71 +237,26 @@ def open_hub(
     )
 
 
+def _opened(
+    url: str, *, clock: Clock, random: Random, create: bool, environ: Mapping[str, str]
+) -> Opened:
+    if not is_remote(url):
+        return open_embedded(store_path(url), clock=clock, random=random, create=create)
+    token = environ.get("ORTET_TOKEN", "").strip()
+    return open_remote(url, token=token, cache=cache_place(environ), clock=clock, random=random)
+
+
+def cache_place(environ: Mapping[str, str] = os.environ) -> Path:
+    """What this host keeps of remote stores, and their machines."""
+    named = environ.get("XDG_CACHE_HOME", "")
+    return Path(named if named.startswith("/") else _home(environ) / ".cache") / "ortet"
+
+
 def _check_embedder(embedder: Embedder | str | None) -> None:
     if embedder is not None:
         from ortet.memory.embedders import check_embedder
 
         check_embedder(embedder)
-
-
-def _backends(
-    root: Path, settings: Settings, *, clock: Clock, random: Random, exists: bool
-) -> tuple[Catalog, Bucket, LocalObjects]:
-    """The embedded store: rows in SQLite, packs in files."""
-    from ortet.backend.files import FileBucket
-    from ortet.backend.sqlite import SqliteCatalog
-    from ortet.codec import Hasher
-    from ortet.store.objects import LocalObjects
-    from ortet.store.root import open_root
-
-    hasher = Hasher(_key(settings, root))
-    if exists:
-        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
-    with ExitStack() as undo:
-        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
-        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
-        undo.callback(catalog.close)
-        bucket = FileBucket(root / "bucket")
-        objects = LocalObjects(
-            root,
-            bucket,
-            hasher=hasher,
-            clock=clock,
-            random=random,
-            quota=settings.quota * MIB if settings.quota is not None else None,
-            reserve=settings.reserve * MIB,
-        )
-        undo.pop_all()
-    return catalog, bucket, objects
-
-
-def _prepare(root: Path, *, create: bool) -> bool:
-    """Make the directory if it may be made; returns whether a store is in it already."""
-    from ortet.machine.dirs import failure
-    from ortet.store.root import check_place
-
-    if os.fsencode(root) != str(root).encode("utf-8", "replace"):
-        raise _bad_url(str(root), "SQLite needs a path that is UTF-8")
-    if len(os.fsencode(os.path.realpath(root))) > _LONGEST:
-        raise _bad_url(str(root), f"SQLite needs a path of at most {_LONGEST} bytes")
-    try:
-        os.stat(root / "FORMAT")
-        exists = True
-    except (FileNotFoundError, NotADirectoryError):
-        exists = False
-    except OSError as error:  # it may be there, but is closed to us
-        raise failure(error, f"cannot look into {root}") from error
-    if not exists and not create:
-        raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
-    if not exists:
-        try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            check_place(root)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise _bad_url(str(root), "a file is in the way") from error
-        except OSError as error:
-            raise failure(error, f"cannot make a store at {root}") from error
-    return exists
 
 
 def _engines(
@@ -333,36 +290,6 @@ def _engines(
 
 def _strongest(engine: Callable[[str], Engine]) -> str:
     return "overlay" if all(c.ok for c in engine("overlay").probe()) else "folder"
-
-
-def read_settings(root: Path) -> Settings:
-    file = root / "config.toml"
-    if not os.path.lexists(file):
-        return Settings()
-    import tomllib
-
-    try:
-        values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
-        return msgspec.convert(values, Settings)
-    except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
-        raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
-
-
-def _key(settings: Settings, root: Path) -> bytes | None:
-    if settings.key_file is None:
-        return None
-    file = root / settings.key_file
-    try:
-        key = bytes.fromhex(file.read_text().strip())
-        if len(key) != 32:
-            raise ValueError(f"it holds {len(key)} bytes")
-    except (OSError, ValueError) as error:
-        raise Invalid(
-            "bad_key",
-            f"key file {file} cannot be used ({error}): put 64 hexadecimal digits there, or "
-            "correct key_file in config.toml",
-        ) from error
-    return key
 
 
 def _text(value: str | None) -> str:

@@ -47,6 +47,7 @@ def erase(
 ) -> Receipt:
     """See Hub.erase."""
     hub = sessions.hub
+    hub.objects.check_ours("an erasure")
     if session is None and user is None:
         raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
     if seqs is not None and session is None:

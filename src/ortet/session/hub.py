@@ -40,6 +40,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
     """An opened store. Not for use in a forked child: open it again there."""
 
     def __init__(self, parts: Parts) -> None:
+        self.url = parts.url
         self.root = parts.root
         self.catalog = parts.catalog
         self.bucket = parts.bucket
@@ -61,7 +62,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
         parts.objects.heirs = lambda oid: heir_of(parts.catalog, oid)
 
     def __repr__(self) -> str:
-        return f"<Hub {self.root}>"
+        return f"<Hub {self.url}>"
 
     def __enter__(self) -> Hub:
         return self

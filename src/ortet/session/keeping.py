@@ -58,6 +58,7 @@ class Keeping:
         must_be(FLAG, dry_run=dry_run)
         may_be(NUMBER, min_garbage=min_garbage)
         may_be(CALL, progress=progress)
+        self._whole.objects.check_ours("a sweep")
         if not dry_run and self._whole.catalog.rows("removing", limit=1):
             from ortet.session.removing import finish
 

@@ -41,7 +41,8 @@ def encore_of(environ: Mapping[str, str]) -> Encore | None:
 class Parts(msgspec.Struct, frozen=True):
     """What a hub is made of; `config.py` chooses each."""
 
-    root: Path
+    url: str  # of the store; for others to open it
+    root: Path  # what this host has of it: all, or a cache and its machines
     catalog: Catalog
     bucket: Bucket
     signal: Signal

@@ -72,14 +72,20 @@ class Gate:
         me = threading.get_ident()
         with self._mutex:
             if not self._depth:
-                fcntl.flock(self._gate.fd, fcntl.LOCK_SH)
-                try:
-                    fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
-                finally:
-                    fcntl.flock(self._gate.fd, fcntl.LOCK_UN)
+                self._take()
             self._depth += 1
             self._inside[me] = self._inside.get(me, 0) + 1
         return self.epoch()
+
+    def _take(self) -> None:
+        fcntl.flock(self._gate.fd, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
+        finally:
+            fcntl.flock(self._gate.fd, fcntl.LOCK_UN)
+
+    def _give(self) -> None:
+        fcntl.flock(self._lock.fd, fcntl.LOCK_UN)
 
     def leave(self, pid: int) -> None:
         """End what the process `pid` began: a child of fork(2) must not unlock for its parent."""
@@ -92,7 +98,7 @@ class Gate:
                 self._inside[me] = left
             self._depth -= 1
             if not self._depth:
-                fcntl.flock(self._lock.fd, fcntl.LOCK_UN)
+                self._give()
 
     @contextmanager
     def last(self) -> Iterator[bool]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -70,14 +71,16 @@ def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> byte
     return b"".join((head, names, checksum(head, names), *body))
 
 
-def write_index(path: Path, data: bytes) -> None:
-    """Write durably under a temporary name, then rename."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+def write_index(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write durably under a temporary name, then rename. Without `sync` a power cut may damage it,
+    which its checksums show."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with open(part, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

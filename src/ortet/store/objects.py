@@ -60,6 +60,9 @@ class LocalObjects(Objects):
     child of fork(2) may go on using it and writes to a tail of its own; other processes open their
     own."""
 
+    remote = False
+    """Whether the bucket is elsewhere, and `root` only what this host keeps of it."""
+
     def __init__(
         self,
         root: Path,
@@ -77,24 +80,42 @@ class LocalObjects(Objects):
         self.heirs: Callable[[Oid], Oid | None] = lambda _: None
         try:
             self.root = open_root(root, hasher)
-            self.gate = Gate(self.root.local)
+            self.gate = self._make_gate()
         except OSError as error:
             raise storage_error(error, f"opening the store at {root}") from error
         self.bucket = bucket
         self.cache = FrameCache()
         self.space = Space(self.root, bucket, clock=clock, quota=quota, reserve=reserve)
-        self.shelf = Shelf(
-            self.root, bucket, key_id=hasher.key_id, new_id=lambda: uuid7(clock, random)
-        )
-        self.writer = Writer(
-            self.shelf, self.space, self.cache, key_id=hasher.key_id, seal_at=seal_at
-        )
+        self.shelf = self._make_shelf(lambda: uuid7(clock, random))
+        self.writer = self._make_writer(seal_at)
         self._swept = self.gate.epoch()
         self._abandoned = 0
         self._pending = self.writer.pending
         self._pid = _pid
         self._closed = False
         self.shelf.refresh()
+
+    # what RemoteObjects makes otherwise
+
+    def _make_gate(self) -> Gate:
+        return Gate(self.root.local)
+
+    def _make_shelf(self, new_id: Callable[[], str]) -> Shelf:
+        return Shelf(self.root, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
+
+    def _make_writer(self, seal_at: int) -> Writer:
+        key_id = self.hasher.key_id
+        return Writer(self.shelf, self.space, self.cache, key_id=key_id, seal_at=seal_at)
+
+    def check_ours(self, act: str) -> None:
+        """Unsupported where this process cannot keep all other writers out."""
+
+    def distrust(self) -> None:
+        """Read from the bucket itself from now on, not what this host keeps of it."""
+
+    def swept_since(self, epoch: int) -> bool:
+        """Whether a sweep, which others may run, has deleted packs since it was `epoch`."""
+        return self.gate.epoch() != epoch
 
     @property
     def epoch(self) -> int:

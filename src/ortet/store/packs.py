@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ortet.backend.abc import Bucket
+from ortet.backend.abc import Bucket, Listing
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.store import frame
@@ -22,6 +22,8 @@ _SUFFIX = ".pack"
 
 class Pack(Source):
     """One sealed pack. Opened at first use; NotFound when it has been swept away meanwhile."""
+
+    sealed = True
 
     def __init__(
         self, bucket: Bucket, id_: str, *, size: int, index_dir: Path, key_id: bytes
@@ -106,7 +108,9 @@ class Pack(Source):
     def rebuild(self) -> Index:
         """Make the index again from the headers in the pack, as far as they are sound."""
         entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
-        data = encode_index([(self.id, self.end)], entries)
+        return self._keep_index(encode_index([(self.id, self.end)], entries))
+
+    def _keep_index(self, data: bytes) -> Index:
         with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
             write_index(self.index_path, data)
         return Index(data)
@@ -137,8 +141,13 @@ def sound_leads(source: Source) -> Iterator[frame.Lead]:
 
 def list_packs(bucket: Bucket) -> dict[str, int]:
     """Id and size of every sealed pack."""
-    found: dict[str, int] = {}
-    for item in bucket.list(_PREFIX):
-        if item.key.endswith(_SUFFIX):
-            found[item.key.removeprefix(_PREFIX).removesuffix(_SUFFIX)] = item.size
-    return found
+    return packs_in(bucket.list(_PREFIX))
+
+
+def packs_in(listed: Iterable[Listing], suffix: str = _SUFFIX) -> dict[str, int]:
+    """The same of what was listed; or of other things that have packs' names."""
+    return {
+        item.key.removeprefix(_PREFIX).removesuffix(suffix): item.size
+        for item in listed
+        if item.key.endswith(suffix)
+    }

@@ -188,8 +188,8 @@ class Shelf:
 
     def merge_tables(self) -> None:
         """Keep the number of tables to search small."""
-        if len(self.tables) >= MANY:
-            singles = [table for table in self.tables if isinstance(table, Pack)]
+        singles = [t for t in self.tables if isinstance(t, Pack) and t.sealed]
+        if len(singles) + len(self.groups()) >= MANY:
             merge(self._root.index / f"{self._new_id()}{SUFFIX}", self.groups(), singles)
             with self._lock:
                 self._arrange(self.packs)

@@ -45,7 +45,19 @@ def verify(
     objects: LocalObjects, roots: Roots, walk: Walk, *, progress: Progress | None = None
 ) -> VerifyReport:
     """Read all of it, whatever is found on the way. `progress` gets bytes done and in all."""
+    while True:
+        epoch = objects.gate.epoch()
+        report = _verify(objects, roots, walk, progress)
+        if not report.problems or not objects.swept_since(epoch):
+            return report
+        # what is not there may have been swept away while we looked, by a host we cannot keep out
+
+
+def _verify(
+    objects: LocalObjects, roots: Roots, walk: Walk, progress: Progress | None
+) -> VerifyReport:
     with objects.gate.busy(alone=False):
+        objects.distrust()
         objects.shelf.refresh(anew=True)
         check = _Check(objects, progress)
         for source in objects.shelf.sources():

@@ -38,6 +38,9 @@ class Writer:
     flush writes it: nothing that was put is ever silently missing from a flush that succeeds.
     """
 
+    _packs = False
+    """Whether what is left at the end of a commit is compressed, too."""
+
     def __init__(
         self, shelf: Shelf, space: Space, cache: FrameCache, *, key_id: bytes, seal_at: int
     ) -> None:
@@ -184,7 +187,7 @@ class Writer:
                 returned, self._returned = self._returned, []
             if returned:
                 self._write_all(cut(returned))
-            self._write_all(frames)
+            self._write_all(frames, packed=self._packs)
             if jobs:
                 _wait(jobs)
             with self._lock:

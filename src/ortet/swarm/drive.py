@@ -137,7 +137,7 @@ class Drive:
         reach("swarm.starting")
         name = self._row.name
         job = Job(
-            root=str(hub.root),
+            root=hub.url,
             session=self._session.id,
             swarm=self._row.id,
             name=name,

@@ -57,7 +57,7 @@ def _play(hub: Any, work: Path, zygote: Zygote | None) -> None:
     row = book.create(hub.catalog, session.id, row, lease)
     first = book.Book(hub.catalog, session.id, row.id).attempt(0)
     job = Job(
-        root=str(hub.root),
+        root=hub.url,
         session=session.id,
         swarm=row.id,
         name="r",

@@ -18,7 +18,7 @@ from ortet.backend.abc import Bucket, Listing
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.testing.processes import BucketOpener, in_processes, in_threads, try_put
 
-GOOD_KEYS = ["a", "a/b", "packs/0a.pack", "..a", "a/..b/c", "-", "_", ".x", "a/b.c-d_e", "x" * 200]
+GOOD_KEYS = ["a", "a/b", "b/0a.pack", "..a", "a/..b/c", "-", "_", ".x", "a/b.c-d_e", "x" * 200]
 BAD_KEYS = [
     "",
     "/",

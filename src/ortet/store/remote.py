@@ -1,0 +1,129 @@
+"""Objects of a store whose bucket is elsewhere: with a server, or in S3. What is put is in the
+bucket when `flush` returns; what was read is kept on this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ortet.backend.abc import Bucket
+from ortet.backend.epochs import Epochs
+from ortet.codec import Hasher
+from ortet.ids import Clock, Oid, Random
+from ortet.store.gate import Gate
+from ortet.store.kept import Kept
+from ortet.store.objects import LocalObjects
+from ortet.store.packs import Pack
+from ortet.store.remotegate import RemoteGate, refuse
+from ortet.store.remotepack import RemotePack
+from ortet.store.remoteshelf import RemoteShelf
+from ortet.store.shelf import Shelf
+from ortet.store.tail import SEAL_AT, Tail
+from ortet.store.writer import Writer
+
+
+class RemoteObjects(LocalObjects):
+    """A handle on a store that is shared with other hosts. `root` is what this host keeps."""
+
+    remote = True
+
+    def __init__(
+        self,
+        root: Path,
+        bucket: Bucket,
+        *,
+        epochs: Epochs,
+        hasher: Hasher,
+        clock: Clock,
+        random: Random = os.urandom,
+        reserve: int = 0,
+        seal_at: int = SEAL_AT,
+    ) -> None:
+        self._epochs = epochs
+        super().__init__(
+            root,
+            bucket,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            reserve=reserve,
+            seal_at=seal_at,
+        )
+
+    def _make_gate(self) -> Gate:
+        return RemoteGate(self.root.local, self._epochs)
+
+    def _make_shelf(self, new_id: Callable[[], str]) -> Shelf:
+        self._kept = Kept(self.root.local / "kept")
+        return RemoteShelf(
+            self.root, self.bucket, key_id=self.hasher.key_id, new_id=new_id, kept=self._kept
+        )
+
+    def _make_writer(self, seal_at: int) -> Writer:
+        key_id = self.hasher.key_id
+        return RemoteWriter(self.shelf, self.space, self.cache, key_id=key_id, seal_at=seal_at)
+
+    def has(self, oid: Oid) -> bool:
+        """As far as is known here: what others have put since costs putting it once more."""
+        return oid in self._pending or self.shelf.find_sure(oid) is not None
+
+    def check_ours(self, act: str) -> None:
+        refuse(act)
+
+    def swept_since(self, epoch: int) -> bool:
+        return self._epochs.ask() != epoch
+
+    def distrust(self) -> None:
+        self.cache.clear()
+        for pack in self.shelf.packs:
+            _forget(pack)
+
+    def close(self) -> None:
+        super().close()
+        self._kept.prune()
+
+
+def _forget(pack: Pack) -> None:
+    if isinstance(pack, RemotePack):
+        pack.distrust()
+
+
+class RemoteWriter(Writer):
+    """Frames go to a tail on this host, and with each flush to the bucket: one pack a flush, or
+    several when they are large. `sweep` makes few of the many small ones."""
+
+    _packs = True
+
+    def _sync(self) -> None:
+        self._wait_for_seals()
+        with self._appending:
+            self._tail = None
+            tails = self._shelf.mine
+        for tail in tails:
+            self._shelf.seal(tail)
+        while self._owed:
+            tail = self._owed.pop()
+            try:
+                self._copy(tail)
+            except BaseException:
+                self._owed.add(tail)
+                raise
+        self._shelf.merge_tables()
+
+    def _copy(self, tail: Tail) -> None:
+        """What a parent of fork(2) had not published: it may never do it."""
+        if isinstance(self._shelf, RemoteShelf) and tail.end:
+            self._shelf.publish(tail)
+            self._shelf.refresh()
+
+    def close(self) -> None:
+        """What was put and not flushed belongs to no commit."""
+        try:
+            self._wait_for_seals()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+            self._shelf.release()
+            self._tail = None
