@@ -169,8 +169,6 @@ class TestUrl:
         [
             "postgresql://host/db?bucket=s3://b&signal=redis://r",
             "postgres://host/db?bucket=file:///b",
-            "http://host:1",
-            "https://host",
             "file:///a?bucket=file:///b",
             "file:///a?signal=redis://r",
         ],
@@ -179,6 +177,12 @@ class TestUrl:
         with pytest.raises(Unsupported, match=r"give a directory|leave bucket=") as caught:
             store_path(url)
         assert caught.value.kind == "backend_missing"
+
+    @pytest.mark.parametrize("url", ["http://host:1", "https://host"])
+    def test_a_server_has_no_directory_here(self, url: str) -> None:
+        with pytest.raises(Unsupported) as caught:
+            store_path(url)
+        assert caught.value.kind == "remote_store"
 
 
 class TestPlace:

@@ -249,7 +249,11 @@ def _opened(
 def cache_place(environ: Mapping[str, str] = os.environ) -> Path:
     """What this host keeps of remote stores, and their machines."""
     named = environ.get("XDG_CACHE_HOME", "")
-    return Path(named if named.startswith("/") else _home(environ) / ".cache") / "ortet"
+    if named.startswith("/"):
+        return Path(named) / "ortet"
+    if (place := home(environ)) is None:
+        raise Invalid("no_home", "this user has no home directory: set XDG_CACHE_HOME")
+    return place / ".cache" / "ortet"
 
 
 def _check_embedder(embedder: Embedder | str | None) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.remote_server import serving
 
 from ortet.backend.abc import Bucket, Catalog, Signal
 from ortet.backend.httpbucket import HttpBucket
@@ -19,7 +20,6 @@ from ortet.testing.catalog import CatalogTests
 from ortet.testing.clock import ManualClock
 from ortet.testing.processes import BucketOpener, CatalogOpener, SignalOpener
 from ortet.testing.signal import SharedSignalTests
-from tests.remote_server import serving
 
 
 def open_catalog(url: str, clock: Clock) -> Catalog:

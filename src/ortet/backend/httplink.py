@@ -207,7 +207,7 @@ class Link:
     def _sound(self, answer: Answer) -> Answer:
         if answer.status < 300:
             return answer
-        error = error_of(answer.body)
+        error = error_of(answer.body, answer.status)
         if error is None:
             raise Unavailable(
                 "bad_answer",

@@ -14,7 +14,7 @@ import msgspec
 
 from ortet import errors
 from ortet.backend.abc import Catalog
-from ortet.errors import Invalid, OrtetError, Unavailable
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 
 VERSION = 1
 """Of the protocol; a server answers the newest it knows, and a client refuses a newer one."""
@@ -141,12 +141,14 @@ _CLASSES = {
 }
 
 
-def error_of(body: bytes) -> OrtetError | None:
-    """The error that an answer tells of; None when it tells of none that is ours."""
+def error_of(body: bytes, status: int = 0) -> OrtetError | None:
+    """The error that an answer tells of; None when it tells of none that is ours. One of a class
+    that is not known here is what its status says."""
     try:
         failure = msgspec.json.decode(body, type=Failure)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
-    error = _CLASSES.get(failure.error, Unavailable)(failure.kind, failure.message)
+    strange: type[OrtetError] = Refused if status in (401, 403) else Unavailable
+    error = _CLASSES.get(failure.error, strange)(failure.kind, failure.message)
     error.details = failure.details
     return error
