@@ -9,6 +9,7 @@ import msgspec
 Size = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Rate = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,9 +21,9 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     header_seconds: Seconds = 10.0  # in which they must have come
     body_seconds: Seconds = 30.0  # the same of a body that is JSON
     idle_seconds: Seconds = 75.0  # that a connection is kept without a request
-    rate: Annotated[float, msgspec.Meta(ge=0)] = 1000.0  # requests a second of a token; 0: any
+    rate: Rate = 1000.0  # requests a second of a token; 0: any
     burst: Some = 2000  # that may come at once
-    unknown_rate: Annotated[float, msgspec.Meta(ge=0)] = 20.0  # of an address, without a valid token
+    unknown_rate: Rate = 20.0  # of an address, without a valid token
     requests: Some = 1024  # at once
     requests_each: Some = 512  # at once, of one token
     streams: Some = 2000  # live streams and terminals

@@ -75,6 +75,7 @@ class Refs:
         self._catalog = catalog
         self._history = History(objects)
         self._find = find
+        self.sees: Callable[[Oid], bool] | None = None  # of whoever asks now; None: all there is
 
     def branches(self) -> list[Head]:
         """In name order, names without prefix."""
@@ -171,6 +172,8 @@ class Refs:
             count = int(digits or 1)
             go = self._history.nth_parent if sign == "~" else self._history.parent
             oid = go(oid, count)
+        if self.sees is not None and not self.sees(oid):
+            raise self._unknown(text)
         return oid
 
     def _base(self, text: str) -> Oid:
@@ -182,6 +185,8 @@ class Refs:
             raise self._unknown(text)
         found = self._find(text.lower())
         commits = sorted(oid for oid, kind in found if kind == Kind.COMMIT)
+        if self.sees is not None:
+            commits = [oid for oid in commits if self.sees(oid)]
         if len(commits) == 1:
             return commits[0]
         if commits:
@@ -191,7 +196,7 @@ class Refs:
                 f"{text} is the start of {len(ids)} commits ({_some(ids)}): give more digits",
                 candidates=ids,
             )
-        if found:
+        if found and self.sees is None:
             raise NotFound(
                 "no_commit",
                 f"{text} is a {found[0][1].name.lower()}, not a commit: `ortet log` lists commits",
@@ -234,6 +239,8 @@ class Refs:
     def _unknown(self, text: str, kind: RefKind | None = None) -> NotFound:
         from difflib import get_close_matches  # noqa: PLC0415 - no need of it when all is well
 
+        if self.sees is not None:  # what is near to it may not be theirs to know
+            return NotFound("no_ref", f"no branch, tag or commit is called {text[:100]!r}", near=[])
         if kind is None:
             heads = [*self.branches(), *self.tags()]
             text = text.removeprefix("branch:").removeprefix("tag:")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+import msgspec
 
 from ortet.errors import Invalid, Unsupported
 from ortet.surface.call import Call, verb
+
+if TYPE_CHECKING:
+    from ortet.settings import Serve
 
 
 @verb()
@@ -14,13 +20,27 @@ from ortet.surface.call import Call, verb
 @click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="Another name of this server.")
 @click.option("--allow-run", is_flag=True, help="Let tokens that may write run commands here.")
+@click.option(
+    "--behind", multiple=True, metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed."
+)
+@click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="As [serve] in config.toml."
+)
 def serve(
-    call: Call, *, host: str, port: int, no_auth: bool, allow_host: tuple[str, ...], allow_run: bool
+    call: Call,
+    *,
+    host: str,
+    port: int,
+    no_auth: bool,
+    allow_host: tuple[str, ...],
+    allow_run: bool,
+    behind: tuple[str, ...],
+    limits: tuple[str, ...],
 ) -> None:
     """Serve the store over HTTP: every verb, live events, a page for people.
 
     Who asks shows a token: `ortet access create` makes one. Stopped with Ctrl-C, it lets requests
-    end, and sessions go.
+    end, and sessions go; a second time, it ends at once. docs/guide/serving.md says more.
 
     \b
     Example:
@@ -38,11 +58,39 @@ def serve(
             "no_auth_here",
             f"--no-auth is for loopback, and {host} is not: leave it out and use tokens",
         )
-    from ortet.config import open_hub
+    from ortet.config import MIB, open_hub, read_settings
 
-    root = str(call.open_hub(create=True).root)
+    root = call.open_hub(create=True).root
+    settings = read_settings(root)
+    chosen = _with(settings.serve, limits)
     policy = gate.Policy(gate.hosts_of(host, allow_host), open_=no_auth, may_run=allow_run)
-    app = make_app(root, lambda place, create: open_hub(place, create=create), policy)
     with server.bind(host, port) as bound:
-        at = f"http://{host}:{bound.getsockname()[1]}"
-        server.serve(app, bound, lambda: call.emit({"url": at}, [f"ortet serves {root} at {at}"]))
+        app = make_app(
+            str(root),
+            lambda place, create: open_hub(place, create=create),
+            policy,
+            chosen,
+            reserve=settings.reserve * MIB,
+        )
+        name = f"[{host}]" if ":" in host else host
+        at = f"http://{name}:{bound.getsockname()[1]}"
+        server.serve(
+            app,
+            bound,
+            lambda: call.emit({"url": at}, [f"ortet serves {root} at {at}"]),
+            settings=chosen,
+            behind=behind,
+        )
+
+
+def _with(settings: Serve, limits: tuple[str, ...]) -> Serve:
+    """As the options change them."""
+    values = msgspec.structs.asdict(settings)
+    for word in limits:
+        name, _, value = word.partition("=")
+        values[name] = value
+    try:
+        return msgspec.convert(values, type(settings), strict=False)
+    except msgspec.ValidationError as error:
+        names = ", ".join(type(settings).__struct_fields__)
+        raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error

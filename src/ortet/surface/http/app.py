@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from typing import Any
 
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from ortet.errors import Invalid, NotFound, OrtetError
-from ortet.surface.http.dispatch import Desk, bug, endpoint, refusal
+from ortet.settings import Serve
+from ortet.surface.http.answers import bug, refusal
+from ortet.surface.http.desk import Desk
+from ortet.surface.http.dispatch import endpoint
+from ortet.surface.http.entry import Entry
 from ortet.surface.http.flows import flow_routes
 from ortet.surface.http.gate import Gate, Policy
+from ortet.surface.http.health import Health, count_all
+from ortet.surface.http.login import login_routes
+from ortet.surface.http.logs import Log
 from ortet.surface.http.operations import operations
 from ortet.surface.http.streams import Streams
+from ortet.surface.http.table import Endpoint, Table
 from ortet.surface.http.tenants import OpenHub, Tenants
 from ortet.surface.http.tokens import Tokens
 
+_HOUR = 3600.0
 
-def make_app(root: str, open_hub: OpenHub, policy: Policy) -> Starlette:
-    """An application for the store at `root`; it opens it, and closes it with its lifespan."""
-    tenants = Tenants(root, open_hub)
+
+def make_app(
+    root: str,
+    open_hub: OpenHub,
+    policy: Policy,
+    settings: Serve | None = None,
+    *,
+    reserve: int = 0,
+    log: Log | None = None,
+) -> Starlette:
+    """An application for the store at `root`; it opens it, and closes it with its lifespan. What a
+    server runs is its `state.entry`, which is around it."""
+    settings = settings or Serve()
+    log = log or Log(sys.stderr.buffer.write)
+    tenants = Tenants(root, open_hub, settings, log.fault)
     home = open_hub(root, True)
-    tokens = Tokens(home.catalog, home.clock, home.random)
-    desk = Desk(Gate(tokens, policy), tenants)
+    desk = Desk(Gate(Tokens(home.catalog, home.clock, home.random), policy), tenants, settings, log)
     streams = Streams(desk)
+    health = Health(desk, home, reserve)
+    count_all(desk, lambda: streams.count)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(_forget_keys(desk))
         try:
             yield
         finally:
+            sweeping.cancel()
+            health.stopping = True
             streams.stop()
             await anyio.to_thread.run_sync(streams.close)
-            await anyio.to_thread.run_sync(tenants.close)
+            stuck = await anyio.to_thread.run_sync(tenants.close, settings.grace)
+            if stuck:
+                log.say("warning", "sessions were busy at the end", count=stuck)
+            desk.threads.close()
             home.close()
 
+    table = operation_lines(desk)
     app = Starlette(
-        routes=[*flow_routes(streams), *routes(desk)],
+        routes=[*health.routes(), *login_routes(desk), *flow_routes(streams), *routes(table)],
         lifespan=lifespan,
         exception_handlers={
             OrtetError: _refused,
@@ -52,25 +83,39 @@ def make_app(root: str, open_hub: OpenHub, policy: Policy) -> Starlette:
     )
     app.state.desk = desk
     app.state.streams = streams
+    app.state.health = health
+    app.state.entry = Entry(app, desk, Table(table), declared(app.routes))
     return app
 
 
-def routes(desk: Desk) -> list[BaseRoute]:
-    found: list[BaseRoute] = [Route("/healthz", partial(_healthy, desk))]
-    for operation in operations():
-        found.append(
-            Route(
-                operation.path,
-                endpoint(desk, operation),
-                methods=[operation.method],
-                name=operation.name,
-            )
-        )
+async def _forget_keys(desk: Desk) -> None:
+    while True:
+        await asyncio.sleep(_HOUR)
+        try:
+            await desk.in_thread(desk.tenants.forget_keys)
+        except OrtetError as error:  # a full disk: the next hour tries again
+            desk.log.fault("forgetting keys", error)
+
+
+def declared(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:
+    """The path of each endpoint, as it was declared."""
+    found: dict[Any, str] = {}
+    for route in routes:
+        if isinstance(route, Mount):
+            found |= {route.app: f"{prefix}{route.path}/*"}
+            found |= declared(route.routes, prefix + route.path)
+        elif isinstance(route, Route | WebSocketRoute):
+            found[route.endpoint] = prefix + route.path
     return found
 
 
-async def _healthy(_desk: Desk, _request: Request) -> Response:
-    return PlainTextResponse("ok\n")
+def operation_lines(desk: Desk) -> list[tuple[str, str, Endpoint]]:
+    return [(one.method, one.path, endpoint(desk, one)) for one in operations()]
+
+
+def routes(table: Sequence[tuple[str, str, Endpoint]]) -> list[BaseRoute]:
+    """The same for what the table does not find: a method that is not for a path."""
+    return [Route(path, does, methods=[method]) for method, path, does in table]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

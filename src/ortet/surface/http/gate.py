@@ -8,19 +8,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
-from ortet.errors import OrtetError, Refused
+from ortet.errors import Refused
+from ortet.surface.http.answers import Unknown
 from ortet.surface.http.tokens import OWNER, Caller, Tokens
 
 COOKIE = "ortet"
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_OWN = ("same-origin", "none")
+_PROBES = ("/healthz", "/readyz")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class Unknown(OrtetError):
-    """Nobody knows who asks: 401, which is not one of the store's errors."""
-
-    name = "unauthorized"
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -40,46 +38,59 @@ class Gate:
 
     def caller(self, asking: HTTPConnection) -> Caller:
         """Whoever asks; Unknown, or Refused for a page of another site. Blocking: it reads rows."""
-        self._check_host(asking)
         scheme, _, token = asking.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token:
-            return self._known(token.strip())
-        self._check_origin(asking)
-        if cookie := asking.cookies.get(COOKIE):
-            return self._known(cookie)
+            return self.known(token.strip())
+        self.check_origin(asking)
+        cookie = asking.cookies.get(COOKIE)
         if self.policy.open_:
-            return OWNER
+            # a cookie may be of another server: browsers do not tell ports of a host apart
+            return (self._whose(cookie) if cookie else None) or OWNER
+        if cookie:
+            return self.known(cookie)
         raise Unknown(
             "no_token",
             "say who you are: Authorization: Bearer TOKEN; `ortet access create` makes one",
         )
 
-    def _known(self, token: str) -> Caller:
-        found = self._tokens.caller(token)
+    def known(self, token: str) -> Caller:
+        """Whose token it is; Unknown."""
+        found = self._whose(token)
         if found is None:
             raise Unknown("bad_token", "this token is unknown, revoked or out of time: get another")
-        if self.policy.may_run and found.may("write"):
+        return found
+
+    def _whose(self, token: str) -> Caller | None:
+        found = self._tokens.caller(token)
+        if found is not None and self.policy.may_run and found.may("write"):
             return msgspec.structs.replace(found, runs=True)
         return found
 
-    def _check_host(self, asking: HTTPConnection) -> None:
-        name = host_name(asking.headers.get("host", ""))
-        if self.policy.hosts and name not in self.policy.hosts:
+    def check_host(self, scope: Scope) -> None:
+        """Of every request but those that ask whether it is alive, which a balancer sends to an
+        address; Refused."""
+        if not self.policy.hosts or scope["path"] in _PROBES:
+            return
+        header = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        name = host_name(header.decode("latin-1"))
+        if name not in self.policy.hosts:
             raise Refused(
                 "bad_host",
-                f"this server is not {name!r}: use its own name, or start it with --allow-host",
+                f"this server is not {name[:100]!r}: use its own name, or start it with "
+                "--allow-host",
             )
 
-    def _check_origin(self, asking: HTTPConnection) -> None:
+    def check_origin(self, asking: HTTPConnection) -> None:
         """What comes without a token in a header may be sent by any page that a browser shows."""
-        if asking.scope.get("method", "GET") in _SAFE and asking.scope["type"] == "http":
-            return
-        origin = asking.headers.get("origin")
         site = asking.headers.get("sec-fetch-site", "same-origin")
-        here = asking.headers.get("host", "")
-        if site not in ("same-origin", "none") or (
-            origin is not None and urlsplit(origin).netloc != here
-        ):
+        if asking.scope.get("method", "") in _SAFE:
+            # a link may lead here; but what is fetched is not for pages of others
+            foreign = site not in _OWN and asking.headers.get("sec-fetch-mode") != "navigate"
+        else:
+            origin, here = asking.headers.get("origin"), asking.headers.get("host", "")
+            other = origin is not None and urlsplit(origin).netloc != here
+            foreign = other or site not in _OWN
+        if foreign:
             raise Refused("foreign_page", "a page of another site asks: only our own pages may")
 
 

@@ -2,6 +2,7 @@
 
 The key is taken, in the catalog, before anything is done, and holds the answer afterwards. When a
 server dies in between nobody can tell how far it came: the key is then answered with Unsettled.
+Keys lie in one table a day, which is dropped when it is two days old.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from hashlib import sha256
 
 import msgspec
 
-from ortet.backend.abc import RowChange
+from ortet.backend.abc import Row, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, Invalid, OrtetError, Unsettled
 from ortet.session.hub import Hub
 from ortet.session.leases import is_dead, process_here
 
 ASKED = "asked"
-"""Rows of this kind, by key and token, are writes that were asked for with a key."""
+"""Rows of the kind asked/DAY, by key and token, are writes that were asked for with a key."""
+_FIRST = ("serve", "asked-from")
+"""The row that holds the first day which is not dropped yet."""
 
 LONGEST = 200
-KEEP_NS = 24 * 3600 * 10**9
-_LARGEST = 1 << 20
+DAY_NS = 24 * 3600 * 10**9
+_LARGEST = 256 << 10
+_PAGE = 200
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -34,33 +38,22 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class AskedRow(msgspec.Struct, frozen=True):
+    """A map, so that later releases may add keys. Without an answer it is being done, or `lost`:
+    nobody knows how far it came; `large`: it was done, and the answer is not kept."""
+
     digest: bytes  # of the request
     owner: str  # the process that does it
     time: int
     answer: Answered | None = None
+    lost: bool = False
+    large: bool = False
 
 
 def once(
     hub: Hub, key: str, token: str, request: bytes, do: Callable[[], Answered]
 ) -> tuple[Answered, bool]:
     """What `do` answers, and whether it was done before. An error of it frees the key."""
-    name = sha256(f"{token}\0{check_key(key)}".encode()).hexdigest()
-    digest = sha256(request).digest()
-    me = f"{process_here(hub._parts.host)}:http"
-    mine = AskedRow(digest, me, hub.clock.now_ns())
-    version = _take(hub, name, mine)
-    if isinstance(version, AskedRow):
-        return _again(hub, version, digest, key), True
-    try:
-        answer = do()
-    except OrtetError:
-        _write(hub, name, None, version)  # nothing was done: it may be asked again
-        raise
-    if len(answer.body) > _LARGEST:
-        _write(hub, name, None, version)
-        return answer, False
-    _write(hub, name, msgspec.structs.replace(mine, answer=answer), version)
-    return answer, False
+    return _Once(hub, check_key(key), token, request).done(do)
 
 
 def check_key(key: str) -> str:
@@ -69,40 +62,100 @@ def check_key(key: str) -> str:
     return key
 
 
-def _take(hub: Hub, name: str, mine: AskedRow) -> int | AskedRow:
-    """The version of the row that is ours now, or what stands there."""
-    while True:
-        found = hub.catalog.row(ASKED, name)
-        if found is not None:
-            known = decode(AskedRow, found.value)
-            if known.answer is None or mine.time - known.time < KEEP_NS:
-                return known
-        version = found.version if found else 0
+class _Once:
+    """One request with a key."""
+
+    def __init__(self, hub: Hub, key: str, token: str, request: bytes) -> None:
+        self._hub = hub
+        self._key = key
+        self._name = sha256(f"{token}\0{key}".encode()).hexdigest()
+        owner = f"{process_here(hub._parts.host)}:http"
+        self._mine = AskedRow(sha256(request).digest(), owner, hub.clock.now_ns())
+        self._day = self._mine.time // DAY_NS
+        self._version = 0
+
+    def done(self, do: Callable[[], Answered]) -> tuple[Answered, bool]:
+        known = self._take()
+        if known is not None:
+            return self._again(known), True
         try:
-            _write(hub, name, mine, version)
-        except Conflict as error:
-            if error.kind != "row_moved":
-                raise
-            continue
-        return version + 1
+            answer = do()
+        except OrtetError:
+            self._write(None)  # nothing was done: it may be asked again
+            raise
+        except BaseException:
+            self._write(msgspec.structs.replace(self._mine, lost=True))
+            raise
+        if len(answer.body) > _LARGEST:
+            self._write(msgspec.structs.replace(self._mine, large=True))
+        else:
+            self._write(msgspec.structs.replace(self._mine, answer=answer))
+        return answer, False
+
+    def _take(self) -> AskedRow | None:
+        """None when it is ours now; else what stands there."""
+        while True:
+            found = self._find()
+            if found is not None:
+                return decode(AskedRow, found.value)
+            # neither may be there: the clock of another server may be at another day
+            others = [
+                RowChange(f"{ASKED}/{self._day + step}", self._name, None, expect=0)
+                for step in (-1, 1)
+            ]
+            try:
+                self._write(self._mine, *others)
+            except Conflict as error:
+                if error.kind != "row_moved":
+                    raise
+                continue
+            return None
+
+    def _find(self) -> Row | None:
+        for day in (self._day, self._day - 1, self._day + 1):
+            found = self._hub.catalog.row(f"{ASKED}/{day}", self._name)
+            if found is not None:
+                return found
+        return None
+
+    def _again(self, known: AskedRow) -> Answered:
+        if known.digest != self._mine.digest:
+            raise Invalid(
+                "key_reused",
+                f"Idempotency-Key {self._key!r} was used for another request: give each its own",
+            )
+        if known.answer is not None:
+            return known.answer
+        if known.large:
+            raise Conflict(
+                "done_before", "this was done, and its answer was too large to keep: look at it"
+            )
+        if known.lost or is_dead(known.owner, self._hub._parts.host):
+            raise Unsettled(
+                "unsettled_request",
+                "the server failed while it did this: look whether it was done, and ask with "
+                "another key",
+            )
+        raise Conflict("in_progress", "this request is being done: ask again for its answer")
+
+    def _write(self, row: AskedRow | None, *others: RowChange) -> None:
+        value = None if row is None else encode(row)
+        mine = RowChange(f"{ASKED}/{self._day}", self._name, value, expect=self._version)
+        self._hub.catalog.move([], verb="asked", rows=[mine, *others])
+        self._version += 1
 
 
-def _again(hub: Hub, known: AskedRow, digest: bytes, key: str) -> Answered:
-    if known.digest != digest:
-        raise Invalid(
-            "key_reused",
-            f"Idempotency-Key {key!r} was used for another request: give each its own",
-        )
-    if known.answer is not None:
-        return known.answer
-    if is_dead(known.owner, hub._parts.host):
-        raise Unsettled(
-            "unsettled_request",
-            "the server died while it did this: look whether it was done, and ask with another key",
-        )
-    raise Conflict("in_progress", "this request is being done: ask again for its answer")
-
-
-def _write(hub: Hub, name: str, row: AskedRow | None, version: int) -> None:
-    value = None if row is None else encode(row)
-    hub.catalog.move([], verb="asked", rows=[RowChange(ASKED, name, value, expect=version)])
+def forget_keys(hub: Hub) -> int:
+    """Drop what is two days old; how many there were."""
+    catalog, count = hub.catalog, 0
+    today = hub.clock.now_ns() // DAY_NS
+    row = catalog.row(*_FIRST)
+    first = int(row.value) if row is not None else today - 2
+    for day in range(first, today - 1):
+        while page := catalog.rows(f"{ASKED}/{day}", limit=_PAGE):
+            gone = [RowChange(one.kind, one.key, None) for one in page]
+            catalog.move([], verb="asked", rows=gone)
+            count += len(page)
+    if row is None or int(row.value) < today - 1:
+        catalog.put_row(*_FIRST, str(today - 1).encode())
+    return count

@@ -25,6 +25,9 @@ from ortet.surface.http.room import Opened, Room
 WANTED = "rooms"
 """The topic under which servers ask one another for a session."""
 
+Told = Callable[[str, BaseException], None]
+"""Hears what failed where nobody can be told."""
+
 _SOON = 0.25
 """Seconds after which another server is asked again."""
 _READERS = 32
@@ -46,7 +49,7 @@ class Rooms:
         linger: float = 10.0,
         patience: float = 5.0,
         turn: float = 0.1,
-        told: Callable[[str, BaseException], None] = lambda _what, _error: None,
+        told: Told = lambda _what, _error: None,
     ) -> None:
         self._open_hub = open_hub
         self._most = most

@@ -15,16 +15,14 @@ from starlette.responses import Response
 
 from ortet.errors import Unavailable
 from ortet.session.lifecycle import SessionRow
+from ortet.surface.http.answers import Unknown
 from ortet.surface.http.dispatch import Desk
 from ortet.surface.http.feed import Feed
-from ortet.surface.http.gate import Unknown
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.sight import Sight
 from ortet.surface.http.sse import EventStream, Page, Source
 from ortet.surface.http.tokens import Caller
 
-MOST = 4000
-"""Streams at once: each costs a connection, and some memory."""
 _THREADS = 8
 """That read for streams, whatever else is done."""
 
@@ -63,9 +61,10 @@ class Streams:
     def check(self) -> None:
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
-        if self.count >= MOST:
+        most = self.desk.limits.settings.streams  # each costs a connection, and some memory
+        if self.count >= most:
             raise Unavailable(
-                "too_many_streams", f"{MOST} streams are open here: try again, or ask another"
+                "too_many_streams", f"{most} streams are open here: try again, or ask another"
             )
 
     async def read(self, source: Source, cursor: Any) -> Page:

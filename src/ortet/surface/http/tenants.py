@@ -7,13 +7,16 @@ directory `tenants`.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
 from ortet.errors import Invalid, Unavailable
 from ortet.session.hub import Hub
-from ortet.surface.http.rooms import Rooms
+from ortet.settings import Serve
+from ortet.surface.http.once import forget_keys
+from ortet.surface.http.rooms import Rooms, Told
 
 PLACE = "tenants"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
@@ -36,30 +39,57 @@ def store_of(root: str, tenant: str) -> str:
 class Tenants:
     """The stores that a server has open."""
 
-    def __init__(self, root: str, open_hub: OpenHub) -> None:
+    def __init__(self, root: str, open_hub: OpenHub, settings: Serve, told: Told) -> None:
         self._root = root
         self._open_hub = open_hub
+        self._settings = settings
+        self._told = told
         self._open: dict[str, Rooms] = {}
         self._lock = Lock()
         self._closed = False
 
     def rooms(self, tenant: str) -> Rooms:
         """Opened at its first request."""
+        found = self._open.get(tenant)
+        if found is not None:
+            return found
         with self._lock:
             if self._closed:
                 raise Unavailable("stopping", "this server is stopping: ask another, or try again")
             if tenant not in self._open:
-                place = store_of(self._root, tenant)
-                self._open[tenant] = Rooms(lambda: self._open_hub(place, True))
+                self._open[tenant] = self._rooms_at(store_of(self._root, tenant))
             return self._open[tenant]
+
+    def _rooms_at(self, place: str) -> Rooms:
+        settings = self._settings
+        rooms = Rooms(
+            lambda: self._open_hub(place, True),
+            most=settings.sessions,
+            linger=settings.linger,
+            patience=settings.patience,
+            told=self._told,
+        )
+        with rooms.hub() as hub:
+            forget_keys(hub)
+        return rooms
 
     def open(self) -> dict[str, Rooms]:
         with self._lock:
             return dict(self._open)
 
-    def close(self) -> None:
+    def forget_keys(self) -> int:
+        """Of all stores that are open: idempotency keys that are too old."""
+        count = 0
+        for rooms in self.open().values():
+            with rooms.hub() as hub:
+                count += forget_keys(hub)
+        return count
+
+    def close(self, patience: float) -> int:
+        """Let every session go, those that are busy within `patience` seconds; how many would
+        not."""
+        until = time.monotonic() + patience
         with self._lock:
             self._closed = True
             stores, self._open = list(self._open.values()), {}
-        for rooms in stores:
-            rooms.close()
+        return sum(rooms.close(max(0.0, until - time.monotonic())) for rooms in stores)

@@ -1,0 +1,111 @@
+"""What every route needs: who asks, the stores, threads, limits, counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from starlette.requests import HTTPConnection, Request
+
+from ortet.errors import Unavailable
+from ortet.settings import Serve
+from ortet.surface.http.answers import Unknown
+from ortet.surface.http.gate import Gate
+from ortet.surface.http.limits import Limits
+from ortet.surface.http.logs import Log
+from ortet.surface.http.metrics import Metrics
+from ortet.surface.http.tenants import Tenants
+from ortet.surface.http.threads import Threads
+from ortet.surface.http.tokens import Caller
+
+_INSIDE = 4
+"""Requests of one token for one session that have a thread; the others wait without one."""
+
+
+class Desk:
+    def __init__(self, gate: Gate, tenants: Tenants, settings: Serve, log: Log) -> None:
+        self.gate = gate
+        self.tenants = tenants
+        self.limits = Limits(settings)
+        self.metrics = Metrics()
+        self.log = log
+        self.threads = Threads(settings.threads)
+        self._lines: dict[tuple[str, str], _Line] = {}
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """The core blocks: it works in threads, which a client that goes away does not stop."""
+        return await self.threads.run(function)
+
+    async def caller(self, request: Request) -> Caller:
+        caller: Caller = await self.in_thread(partial(self.known, request))
+        return caller
+
+    def known(self, request: HTTPConnection) -> Caller:
+        """The same for who is in a thread already. Counted once a request: see Entry."""
+        state = request.scope["state"]
+        try:
+            caller = self.gate.caller(request)
+        except Unknown:
+            client = request.scope.get("client")
+            self.limits.stranger(client[0] if client else "")
+            raise
+        if "caller" not in state:
+            self.limits.admit(caller)
+            state["caller"] = caller
+        return caller
+
+    @asynccontextmanager
+    async def line(self, request: Request) -> AsyncIterator[None]:
+        """Who asks much of one session waits for its turn here, in order, and keeps no thread from
+        others."""
+        who = request.headers.get("authorization") or request.headers.get("cookie", "")
+        key = (who, request.path_params["session"])
+        line = self._lines.setdefault(key, _Line())
+        line.users += 1
+        try:
+            await line.enter(self.limits.settings.patience)
+            try:
+                yield
+            finally:
+                line.leave()
+        finally:
+            line.users -= 1
+            if not line.users:
+                self._lines.pop(key, None)
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.users = 0
+        self._inside = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, patience: float) -> None:
+        if self._inside < _INSIDE:
+            self._inside += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await asyncio.wait_for(turn, patience)
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    "session_busy",
+                    "the session is doing something else: try again, or leave it a comment",
+                ) from None
+            raise
+
+    def leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._inside -= 1

@@ -1,0 +1,73 @@
+"""From a path to its operation, in a few steps however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Spot(NamedTuple):
+    """What answers, the path as it was declared, and what that names."""
+
+    endpoint: Endpoint
+    route: str
+    named: dict[str, str]
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.fixed: dict[str, _Node] = {}
+        self.open: _Node | None = None
+        self.ends: dict[str, tuple[Endpoint, str, tuple[str, ...]]] = {}
+
+
+class Table:
+    """A fixed part goes before a parameter. Paths with converters are not for it."""
+
+    def __init__(self, lines: Iterable[tuple[str, str, Endpoint]]) -> None:
+        self._root = _Node()
+        for method, path, endpoint in lines:
+            if ":" not in path:
+                self._add(method, path, endpoint)
+
+    def _add(self, method: str, path: str, endpoint: Endpoint) -> None:
+        node, names = self._root, []
+        for part in path.split("/")[1:]:
+            if part.startswith("{") and part.endswith("}"):
+                names.append(part[1:-1])
+                node.open = node.open or _Node()
+                node = node.open
+            else:
+                node = node.fixed.setdefault(part, _Node())
+        node.ends[method] = (endpoint, path, tuple(names))
+
+    def find(self, method: str, raw_path: bytes) -> Spot | None:
+        """None: not here. The raw path is cut before it is decoded, so that a name may hold %2F."""
+        parts = raw_path.decode("latin-1").split("/")[1:]
+        found = self._walk(self._root, parts, 0, [], method)
+        if found is None:
+            return None
+        (endpoint, route, names), values = found
+        return Spot(endpoint, route, dict(zip(names, map(unquote, values), strict=True)))
+
+    def _walk(
+        self, node: _Node, parts: list[str], at: int, values: list[str], method: str
+    ) -> tuple[Any, list[str]] | None:
+        if at == len(parts):
+            end = node.ends.get(method)
+            return (end, values) if end is not None else None
+        part = parts[at]
+        next_ = node.fixed.get(part)
+        if next_ is not None:
+            found = self._walk(next_, parts, at + 1, values, method)
+            if found is not None:
+                return found
+        if node.open is not None and part:
+            return self._walk(node.open, parts, at + 1, [*values, part], method)
+        return None
