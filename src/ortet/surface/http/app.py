@@ -27,6 +27,8 @@ from ortet.surface.http.health import Health, count_all
 from ortet.surface.http.login import login_routes
 from ortet.surface.http.logs import Log
 from ortet.surface.http.operations import operations
+from ortet.surface.http.raw import raw_routes
+from ortet.surface.http.rawgrant import grant_of
 from ortet.surface.http.streams import Streams
 from ortet.surface.http.table import Endpoint, Table
 from ortet.surface.http.tenants import OpenHub, Tenants
@@ -73,7 +75,13 @@ def make_app(
 
     table = operation_lines(desk)
     app = Starlette(
-        routes=[*health.routes(), *login_routes(desk), *flow_routes(streams), *routes(table)],
+        routes=[
+            *health.routes(),
+            *login_routes(desk),
+            *flow_routes(streams),
+            *raw_routes(grant_of(desk)),
+            *routes(table),
+        ],
         lifespan=lifespan,
         exception_handlers={
             OrtetError: _refused,

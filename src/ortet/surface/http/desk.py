@@ -18,6 +18,7 @@ from ortet.surface.http.gate import Gate
 from ortet.surface.http.limits import Limits
 from ortet.surface.http.logs import Log
 from ortet.surface.http.metrics import Metrics
+from ortet.surface.http.sight import Sight
 from ortet.surface.http.tenants import Tenants
 from ortet.surface.http.threads import Threads
 from ortet.surface.http.tokens import Caller
@@ -33,6 +34,7 @@ class Desk:
         self.limits = Limits(settings)
         self.metrics = Metrics()
         self.log = log
+        self.sight = Sight()
         self.threads = Threads(settings.threads)
         self._lines: dict[tuple[str, str], _Line] = {}
 

@@ -19,7 +19,6 @@ from ortet.surface.http.desk import Desk
 from ortet.surface.http.once import Answered, once
 from ortet.surface.http.operations import Operation
 from ortet.surface.http.rooms import Rooms
-from ortet.surface.http.sights import seen_by
 from ortet.surface.http.tokens import Caller
 
 __all__ = ["SLOWEST", "Desk", "TooLarge", "TooSlow", "bug", "endpoint", "read_body", "refusal"]
@@ -92,21 +91,22 @@ class _Call:
     def _done(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
         operation, do, caller = self._operation, self._operation.do, self.caller
         assert caller is not None
+        sight = self._desk.sight
         if operation.on in (Hub, Rooms) and caller.agents and not operation.filtered:
             raise Refused(
                 "token_agents", "this is about all agents, and the token is for some: use another"
             )
         if operation.on is Hub:
-            with rooms.hub() as hub, seen_by(caller, hub):
+            with rooms.hub() as hub, sight.of(caller, hub):
                 return self._told(do(hub, **given))
         if operation.on is Rooms:
             return self._told(do(rooms, **given))
         row = rooms.row(self._request.path_params["session"], caller.sees)
         self._request.scope["state"]["session"] = row.id
         if operation.on is View:
-            with rooms.view(row.id) as view, seen_by(caller, view.hub):
+            with rooms.view(row.id) as view, sight.of(caller, view.hub):
                 return self._told(do(view, **given), _etag(view))
-        with rooms.enter(row) as session, seen_by(caller, session.hub):
+        with rooms.enter(row) as session, sight.of(caller, session.hub):
             self._check_head(session)
             found = do(session, **given)
             return self._told(found, _etag(session) if operation.moves else "")

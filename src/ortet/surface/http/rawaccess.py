@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from ortet.backend.abc import Bucket, Catalog, Signal
 from ortet.backend.httpwire import unpack
-from ortet.errors import Invalid, OrtetError, Refused, code_of
+from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
 from ortet.store.objects import LocalObjects
+from ortet.surface.http.answers import refusal
 
 BODY = 64 << 20
 """Bytes of one call at most, but for uploads: those go to the disk."""
@@ -42,8 +43,7 @@ Grant = Callable[[Request, str], Access]
 
 def failed(error: OrtetError) -> Response:
     """An error as the client raises it again."""
-    body = msgspec.json.encode(error.as_dict())
-    return Response(body, code_of(error).status, media_type="application/json")
+    return refusal(error)
 
 
 async def answering(work: Callable[[], Response]) -> Response:

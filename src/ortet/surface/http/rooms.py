@@ -69,6 +69,11 @@ class Rooms:
         return len(self._rooms)
 
     @property
+    def door(self) -> Hub:
+        """Open as long as the server is; only for those parts of it that threads may share."""
+        return self._door
+
+    @property
     def signal(self) -> Signal:
         """Of the store."""
         return self._door.signal

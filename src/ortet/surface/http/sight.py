@@ -6,6 +6,8 @@ An id alone is no right to read what it names: it may have been seen in a log.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 from ortet.errors import NotFound, OrtetError
@@ -36,6 +38,18 @@ class Sight:
         if len(oid) != OID_BYTES or not self._leads_to(hub, caller, oid):
             raise no_commit(text)
         return oid
+
+    @contextmanager
+    def of(self, caller: Caller, hub: Hub) -> Iterator[None]:
+        """While it works for this caller, a hub knows no other commit, by whatever name."""
+        if not caller.agents:
+            yield
+            return
+        hub.refs.sees = lambda oid: self._leads_to(hub, caller, oid)
+        try:
+            yield
+        finally:
+            hub.refs.sees = None
 
     def _leads_to(self, hub: Hub, caller: Caller, oid: Oid) -> bool:
         with self._lock:

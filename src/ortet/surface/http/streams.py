@@ -19,7 +19,6 @@ from ortet.surface.http.answers import Unknown
 from ortet.surface.http.dispatch import Desk
 from ortet.surface.http.feed import Feed
 from ortet.surface.http.rooms import Rooms
-from ortet.surface.http.sight import Sight
 from ortet.surface.http.sse import EventStream, Page, Source
 from ortet.surface.http.tokens import Caller
 
@@ -32,7 +31,7 @@ class Streams:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.sight = Sight()
+        self.sight = desk.sight
         self.stopping = False
         self.count = 0
         self._feeds: dict[str, Feed] = {}
