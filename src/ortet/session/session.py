@@ -160,6 +160,11 @@ class Session(Inside):
         return self._workspace() or self._move_in()
 
     @property
+    def opened_files(self) -> Workspace | None:
+        """The same if it was used since the session was opened; starts nothing."""
+        return self._files
+
+    @property
     def path(self) -> Path:
         """Where the host can read its files."""
         return self.machine.path

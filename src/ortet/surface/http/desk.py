@@ -42,7 +42,7 @@ class Desk:
         """The core blocks: it works in threads, which a client that goes away does not stop."""
         return await self.threads.run(function)
 
-    async def caller(self, request: Request) -> Caller:
+    async def caller(self, request: HTTPConnection) -> Caller:
         caller: Caller = await self.in_thread(partial(self.known, request))
         return caller
 

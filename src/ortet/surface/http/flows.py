@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ortet.surface.http import wire
 from ortet.surface.http.artifacts import GetArtifact, PutArtifact, get_artifact, put_artifact
@@ -18,7 +19,10 @@ from ortet.surface.http.files import ReadFile, read_file
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.sse import MEDIA
 from ortet.surface.http.stream_journal import FollowJournal, journal_stream
+from ortet.surface.http.stream_output import FollowOutput, output_stream
 from ortet.surface.http.streams import Streams
+from ortet.surface.http.terminal import PATH as TERMINAL
+from ortet.surface.http.terminal import terminal
 
 ANY, JSON = "application/octet-stream", "application/json"
 Flowing = Callable[[Streams, Request, Any], Awaitable[Response]]
@@ -46,10 +50,12 @@ class Flow(NamedTuple):
 
 
 _ARTIFACT = "/sessions/{session}/artifacts/{name:path}"
+_OUTPUT = "/sessions/{session}/jobs/{name}/output/stream"
 _FILES = "/commits/{commit}/files"
 
 FLOWS = (
     Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
+    Flow("GET", _OUTPUT, "read", FollowOutput, output_stream, MEDIA),
     Flow("GET", _ARTIFACT, "read", GetArtifact, get_artifact, ANY),
     Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY),
     Flow("GET", _FILES, "read", ReadFile, read_file, JSON),
@@ -60,10 +66,11 @@ FLOWS = (
 
 
 def flow_routes(streams: Streams) -> list[BaseRoute]:
-    return [
-        Route(flow.path, _endpoint(streams, flow), methods=[flow.method], name=flow.name)
-        for flow in FLOWS
-    ]
+    found: list[BaseRoute] = [WebSocketRoute(TERMINAL, partial(terminal, streams))]
+    for flow in FLOWS:
+        answer = _endpoint(streams, flow)
+        found.append(Route(flow.path, answer, methods=[flow.method], name=flow.name))
+    return found
 
 
 def _endpoint(streams: Streams, flow: Flow) -> Callable[[Request], Awaitable[Response]]:

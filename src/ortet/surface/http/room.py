@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from threading import Lock, RLock
 
 from ortet.errors import Corrupt, OrtetError, Refused, Unavailable
+from ortet.machine.abc import Door
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
+from ortet.session.workspace import Workspace
 
 _QUEUE = 16
 """Threads that wait for one session; all others are told at once that it is busy."""
@@ -31,6 +33,7 @@ class Room:
         self.wanted = False
         self.hub: Hub | None = None
         self.session: Session | None = None
+        self.door: Door | None = None  # of its machine, once somebody asked
         self._waiting = 0
         self._count = Lock()
 
@@ -40,9 +43,15 @@ class Room:
         session = self.session
         return None if session is None or session.holding.ended else session.row
 
+    @property
+    def files(self) -> Workspace | None:
+        """The machine of the session that is open here, if it was used."""
+        session = self.session
+        return None if session is None or session.holding.ended else session.opened_files
+
     def take(self, hub: Hub, session: Session) -> None:
         self.hub, self.session = hub, session
-        self.since, self.wanted = time.monotonic(), False
+        self.since, self.wanted, self.door = time.monotonic(), False, None
 
     def leave(self) -> Hub | None:
         """What is to be closed."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from ortet.backend.abc import Signal
-from ortet.errors import OrtetError, Refused, Unavailable
+from ortet.errors import NotFound, OrtetError, Refused, Unavailable
+from ortet.machine.abc import Door
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
@@ -135,6 +136,21 @@ class Rooms:
                 room.lock.release()
         with self.hub() as hub:
             yield hub.get(id_)
+
+    def machine_door(self, row: SessionRow, *, again: bool = False) -> Door:
+        """Where the programs of a session's machine can be asked, whatever else is done with it;
+        `again`: not as it was known. NotFound when no machine of it lives here."""
+        room = self._rooms.get(row.id)
+        files = room.files if room is not None else None
+        if room is None or files is None:
+            raise NotFound(
+                "not_live",
+                f"no machine of session {row.name!r} lives in this server: run something in it",
+            )
+        if room.door is None or again:
+            with room.alone(self._patience):
+                room.door = files.door
+        return room.door
 
     # writing
 

@@ -72,17 +72,19 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Source(ABC):
-    """What a stream is about. Two of the same `key` give the same pages."""
+    """What a stream is about."""
 
-    key: tuple[Any, ...]
     topics: tuple[str, ...]
 
     @abstractmethod
-    def read(self, cursor: Any) -> Page:
-        """What came after the cursor; blocks."""
+    async def page(self, cursor: Any) -> Page:
+        """What came after the cursor."""
 
     def wanted(self, told: Told) -> bool:  # noqa: ARG002
         return True
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Nobody reads it any more."""
 
 
 def tell(data: Any, *, id: str = "", name: str = "", kind: str = "") -> Told:
@@ -117,9 +119,12 @@ class EventStream(Response):
                     pass
                 group.cancel_scope.cancel()
 
-            group.start_soon(gone)
-            with self._streams.counted():
-                await self._run(_Pipe(send, self.raw_headers))
+            try:
+                group.start_soon(gone)
+                with self._streams.counted():
+                    await self._run(_Pipe(send, self.raw_headers))
+            finally:
+                self._source.close()
             group.cancel_scope.cancel()
 
     async def _run(self, pipe: _Pipe) -> None:
@@ -161,7 +166,7 @@ class EventStream(Response):
                     spoken = clock()
                     continue
             bell.heard()
-            page = await self._streams.read(self._source, page.cursor)
+            page = await self._source.page(page.cursor)
 
 
 class Deaf(Exception):

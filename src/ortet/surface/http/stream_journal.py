@@ -60,9 +60,11 @@ def parse_place(text: str) -> Place:
 class JournalSource(Source):
     """`kinds`: only these events; none: all."""
 
-    def __init__(self, rooms: Rooms, row: SessionRow, kinds: frozenset[str]) -> None:
-        self.key = ("journal", id(rooms), row.id)
+    def __init__(
+        self, streams: Streams, rooms: Rooms, row: SessionRow, kinds: frozenset[str]
+    ) -> None:
         self.topics = (f"session:{row.id}", f"branch:{row.branch}")
+        self._streams = streams
         self._rooms = rooms
         self._id = row.id
         self._kinds = kinds
@@ -76,7 +78,11 @@ class JournalSource(Source):
             line = _line(hub, self._id)
             return _on(line.path(), max(0, line.tip().seq - count))
 
-    def read(self, cursor: Place) -> Page:
+    async def page(self, cursor: Place) -> Page:
+        key = ("journal", id(self._rooms), self._id, cursor)
+        return await self._streams.read(key, partial(self._read, cursor))
+
+    def _read(self, cursor: Place) -> Page:
         with self._rooms.hub() as hub:
             line = _line(hub, self._id)
             path, told, size = line.path(), list[Told](), 0
@@ -140,7 +146,7 @@ async def journal_stream(streams: Streams, request: Request, ask: FollowJournal)
     """The journal of a session as it grows, and (`waiting`) what is left for its writer. `moved`:
     it was restored, and goes on behind event `after`."""
     row = await streams.row(request, request.path_params["session"])
-    source = JournalSource(streams.rooms(request), row, frozenset(ask.kinds))
+    source = JournalSource(streams, streams.rooms(request), row, frozenset(ask.kinds))
     text = cursor_of(request, ask)
     place = parse_place(text)
     if not text and ask.last is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,10 +16,11 @@ from starlette.responses import Response
 from ortet.errors import Unavailable
 from ortet.session.lifecycle import SessionRow
 from ortet.surface.http.answers import Unknown
-from ortet.surface.http.dispatch import Desk
+from ortet.surface.http.desk import Desk
 from ortet.surface.http.feed import Feed
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.sse import EventStream, Page, Source
+from ortet.surface.http.taps import Taps
 from ortet.surface.http.tokens import Caller
 
 _THREADS = 8
@@ -32,6 +33,7 @@ class Streams:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.sight = desk.sight
+        self.taps = Taps(self)
         self.stopping = False
         self.count = 0
         self._feeds: dict[str, Feed] = {}
@@ -51,9 +53,14 @@ class Streams:
     async def answer(self, request: Request, source: Source, cursor: Any, beat: float) -> Response:
         """The stream, if its first page can be read. One that is over, and that the client has
         whole, is 204: a browser then does not come again."""
-        self.check()
-        first = await self.read(source, cursor)
+        try:
+            self.check()
+            first = await source.page(cursor)
+        except BaseException:
+            source.close()
+            raise
         if first.over and not first.told:
+            source.close()
             return Response(status_code=204)
         return EventStream(self, request, source, first, beat)
 
@@ -66,9 +73,9 @@ class Streams:
                 "too_many_streams", f"{most} streams are open here: try again, or ask another"
             )
 
-    async def read(self, source: Source, cursor: Any) -> Page:
-        """The page behind a cursor; those who ask for it at one moment get the same."""
-        page: Page = await self._once((source.key, cursor), partial(source.read, cursor))
+    async def read(self, key: Hashable, function: Callable[[], Page]) -> Page:
+        """In a thread; those who ask for the same at one moment get the same."""
+        page: Page = await self._once(key, function)
         return page
 
     async def may(self, request: HTTPConnection) -> bool:

@@ -21,7 +21,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from ortet.errors import Invalid
-from ortet.surface.http.dispatch import SLOWEST, TooLarge, TooSlow
+from ortet.surface.http.answers import TooLarge, TooSlow
 from ortet.surface.http.streams import Streams
 
 LARGEST = 16 << 30
@@ -99,14 +99,14 @@ async def _fill(
 ) -> None:
     parts: list[bytes] = []
     held = 0
-    body = request.stream().__aiter__()
+    body, slowest = request.stream().__aiter__(), streams.desk.limits.settings.body_seconds
     while True:
         try:
-            with anyio.fail_after(SLOWEST):
+            with anyio.fail_after(slowest):
                 part = await anext(body, None)
         except TimeoutError:
             raise TooSlow(
-                "too_slow", f"nothing came of the body for {SLOWEST:.0f} s: send it anew"
+                "too_slow", f"nothing came of the body for {slowest:g} s: send it anew"
             ) from None
         if part:
             parts.append(part)
