@@ -58,7 +58,7 @@ def serve(
             "no_auth_here",
             f"--no-auth is for loopback, and {host} is not: leave it out and use tokens",
         )
-    from ortet.config import MIB, open_hub, read_settings
+    from ortet.config import open_hub, read_settings
 
     root = call.open_hub(create=True).root
     settings = read_settings(root)
@@ -70,7 +70,7 @@ def serve(
             lambda place, create: open_hub(place, create=create),
             policy,
             chosen,
-            reserve=settings.reserve * MIB,
+            reserve=settings.reserve << 20,
         )
         name = f"[{host}]" if ":" in host else host
         at = f"http://{name}:{bound.getsockname()[1]}"
