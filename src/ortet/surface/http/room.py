@@ -76,7 +76,7 @@ class Room:
             self.session.holding.beat()
         except Refused:
             return False
-        return True
+        return self.is_ours()
 
     def is_ours(self) -> bool:
         """As the catalog knows it, so that no reader is shown what is another's by now."""

@@ -1,0 +1,333 @@
+"""Rooms, with real hubs on one store and real threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+
+import ortet
+from ortet.errors import NotFound, OrtetError, Refused, Unavailable
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.surface.http.rooms import Rooms
+
+Make = Callable[..., Rooms]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Rooms of one store, each as a server of its own has them."""
+    with ExitStack() as last:
+
+        def made(**settings: Any) -> Rooms:
+            rooms = Rooms(lambda: ortet.open(tmp_path / "store"), **settings)
+            last.callback(rooms.close, 0.0)
+            return rooms
+
+        yield made
+
+
+@pytest.fixture
+def rooms(make: Make) -> Rooms:
+    return make()
+
+
+def begin(rooms: Rooms, name: str = "one", **options: Any) -> str:
+    opened = lambda hub: hub.session(name, **options)  # noqa: E731
+    with rooms.begin("default", name, opened, anew=bool(options)) as session:
+        return session.id
+
+
+def say(rooms: Rooms, id_: str, text: str) -> None:
+    with rooms.enter(rooms.row(id_)) as session:
+        session.say("user", text)
+
+
+def said(rooms: Rooms, id_: str) -> list[Any]:
+    with rooms.view(id_) as view:
+        return [message.content for message in view.messages()]
+
+
+def kinds(rooms: Rooms, id_: str) -> list[str]:
+    with rooms.view(id_) as view:
+        return [event.kind for event in view.events()]
+
+
+def is_held(rooms: Rooms, id_: str) -> bool:
+    with rooms.hub() as hub:
+        return hub.is_open(id_)
+
+
+class TestBegin:
+    def test_a_new_one_is_opened_once(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        say(rooms, id_, "hello")
+        assert kinds(rooms, id_) == ["lifecycle", "message"]
+
+    def test_many_at_once_make_one(self, rooms: Rooms) -> None:
+        start = Barrier(8)
+
+        def one(_: int) -> str:
+            start.wait()
+            return begin(rooms)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(one, range(8)))) == 1
+
+    def test_two_servers_at_once_make_one(self, make: Make) -> None:
+        servers, start = [make(), make()], Barrier(2)
+
+        def one(rooms: Rooms) -> str:
+            start.wait()
+            return begin(rooms)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert len(set(pool.map(one, servers))) == 1
+
+    def test_options_of_an_open_one_are_looked_at(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        begin(rooms, goal="be quick")
+        with rooms.view(id_) as view:
+            assert view.goal == "be quick"
+
+    def test_a_bad_one_leaves_nothing(self, rooms: Rooms) -> None:
+        with pytest.raises(OrtetError):
+            begin(rooms, engine="nonsense")
+        assert rooms.count == 0
+
+
+class TestEnter:
+    def test_stays_open_between_requests(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        for number in range(3):
+            say(rooms, id_, str(number))
+        assert said(rooms, id_) == ["0", "1", "2"]
+        assert kinds(rooms, id_).count("lifecycle") == 1
+        assert rooms.count == 1
+
+    def test_threads_take_turns(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: say(rooms, id_, str(n)), range(40)))
+        assert sorted(said(rooms, id_), key=int) == [str(n) for n in range(40)]
+
+    def test_a_busy_one_keeps_no_other_waiting(self, make: Make) -> None:
+        rooms = make(patience=0.05)
+        first, second = begin(rooms), begin(rooms, "two")
+        with rooms.enter(rooms.row(first)) as session, ThreadPoolExecutor(1) as pool:
+            session.say("user", "mine")
+            with pytest.raises(Unavailable, match="doing something else"):
+                pool.submit(say, rooms, first, "other").result()
+            pool.submit(say, rooms, second, "other").result()
+            # a reader is shown what is stored
+            assert pool.submit(said, rooms, first).result() == ["mine"]
+
+    def test_few_wait_for_a_busy_one(self, make: Make) -> None:
+        rooms = make(patience=30.0)
+        id_ = begin(rooms)
+        with ThreadPoolExecutor(40) as pool, rooms.enter(rooms.row(id_)):
+            waiting = [pool.submit(say, rooms, id_, str(n)) for n in range(40)]
+            # those are told at once; the others wait for us
+            for one in islice(as_completed(waiting), 40 - 16):
+                assert isinstance(one.exception(), Unavailable)
+        assert len(said(rooms, id_)) == 16
+
+    def test_one_that_was_closed_is_left(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with rooms.enter(rooms.row(id_)) as session:
+            session.close()
+        assert rooms.count == 0
+        assert not is_held(rooms, id_)
+        with pytest.raises(OrtetError, match="closed"):
+            say(rooms, id_, "more")
+
+    def test_an_error_of_ours_leaves_it_open(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with pytest.raises(NotFound), rooms.enter(rooms.row(id_)) as session:
+            session.answer("nothing", "that was asked")
+        say(rooms, id_, "on")
+        assert kinds(rooms, id_).count("lifecycle") == 1
+
+    def test_a_fault_makes_it_read_again(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with pytest.raises(ZeroDivisionError), rooms.enter(rooms.row(id_)) as session:
+            session.say("user", "before")
+            _ = 1 // 0
+        assert rooms.count == 0
+        say(rooms, id_, "after")
+        assert said(rooms, id_) == ["before", "after"]
+
+    def test_a_hub_that_does_not_open_leaves_nothing(self, tmp_path: Path) -> None:
+        fail = Event()
+
+        def open_hub() -> Hub:
+            if fail.is_set():
+                raise Unavailable("disk_full", "no room")
+            return ortet.open(tmp_path / "store")
+
+        rooms = Rooms(open_hub)
+        try:
+            id_ = begin(rooms)
+            with rooms.enter(rooms.row(id_)) as session:
+                session.pause()
+            row = rooms.row(id_)
+            fail.set()
+            with pytest.raises(Unavailable, match="no room"), rooms.enter(row):
+                pass
+            assert rooms.count == 0
+            fail.clear()
+            say(rooms, id_, "again")
+        finally:
+            rooms.close(0.0)
+
+    def test_forks_are_anybodys_after(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with rooms.enter(rooms.row(id_)) as session:
+            session.say("user", "shared")
+            kids = [kid.id for kid in session.fork(2, machine=False)]
+        for kid in kids:
+            assert not is_held(rooms, kid)
+            say(rooms, kid, "own")
+            assert said(rooms, kid) == ["shared", "own"]
+        say(rooms, id_, "parent goes on")
+
+
+class TestLostLease:
+    def take(self, rooms: Rooms, id_: str) -> None:
+        """As another process would, after this one had slept."""
+        with rooms.hub() as hub:
+            held = hub.catalog.lease(f"session:{id_}")
+            assert held is not None
+            hub.catalog.seize(held)
+            with hub.session("one") as other:
+                other.say("user", "theirs")
+
+    def test_the_next_request_goes_on_from_there(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        self.take(rooms, id_)
+        say(rooms, id_, "mine")
+        assert said(rooms, id_) == ["theirs", "mine"]
+
+    def test_in_the_middle_of_a_request_nothing_is_written(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        with pytest.raises(Refused) as caught, rooms.enter(rooms.row(id_)) as session:
+            self.take(rooms, id_)
+            session.say("user", "lost")
+        assert caught.value.kind == "lease_lost"
+        say(rooms, id_, "mine")
+        assert said(rooms, id_) == ["theirs", "mine"]
+
+    def test_a_reader_sees_what_is_true(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        self.take(rooms, id_)
+        assert said(rooms, id_) == ["theirs"]
+
+
+class TestLeaving:
+    def test_after_a_while(self, make: Make) -> None:
+        rooms, other = make(linger=0.05), make()
+        id_ = begin(rooms)
+        _until(lambda: rooms.count == 0)
+        assert not is_held(other, id_)
+
+    def test_for_another_server(self, make: Make) -> None:
+        one, two = make(linger=3600.0), make(linger=3600.0)
+        id_ = begin(one)
+        say(two, id_, "two")
+        say(one, id_, "one")
+        assert said(two, id_) == ["two", "one"]
+
+    def test_servers_that_both_work_without_a_break_take_turns(self, make: Make) -> None:
+        servers = [make(linger=3600.0, turn=0.01, patience=30.0) for _ in range(2)]
+        id_ = begin(servers[0])
+
+        def work(at: int) -> None:
+            for number in range(20):
+                say(servers[at], id_, f"{at}.{number}")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, range(2)))
+        assert len(set(said(servers[0], id_))) == 40
+
+    def test_the_one_not_used_for_longest_goes_first(self, make: Make) -> None:
+        rooms = make(most=2)
+        first, second = begin(rooms, "a"), begin(rooms, "b")
+        say(rooms, first, "again")
+        begin(rooms, "c")
+        assert rooms.count == 2
+        assert is_held(rooms, first)
+        assert not is_held(rooms, second)
+
+    def test_more_than_fit_are_refused_while_all_are_busy(self, make: Make) -> None:
+        rooms = make(most=1)
+        first, second = begin(rooms, "a"), begin(rooms, "b")
+        with (
+            rooms.enter(rooms.row(first)),
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(Unavailable, match="busy here"),
+        ):
+            pool.submit(say, rooms, second, "no").result()
+        say(rooms, second, "yes")
+
+    def test_not_while_something_runs(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        rooms = make(most=1, linger=0.01)
+        id_ = begin(rooms)
+        monkeypatch.setattr(Session, "is_running", lambda self: self.name == "one")
+        with pytest.raises(Unavailable, match="busy here"):
+            begin(rooms, "two")
+        with pytest.raises(Unavailable, match="programs run"), rooms.aside(rooms.row(id_)):
+            pass
+        assert is_held(rooms, id_)
+
+    def test_aside_while_it_is_open_nowhere(self, make: Make) -> None:
+        one, two = make(linger=3600.0), make(linger=3600.0)
+        id_ = begin(one)
+        with one.aside(one.row(id_)) as hub:
+            hub.archive(id_)
+        with two.view(id_) as view:
+            assert view.status == "archived"
+
+
+class TestClose:
+    def test_lets_every_session_go(self, make: Make) -> None:
+        rooms, other = make(), make()
+        ids = [begin(rooms, name) for name in ("a", "b", "c")]
+        assert rooms.close() == 0
+        assert not any(is_held(other, id_) for id_ in ids)
+        with pytest.raises(Unavailable, match="stopping"):
+            begin(rooms, "d")
+
+    def test_waits_for_those_inside(self, make: Make) -> None:
+        rooms, other = make(), make()
+        id_ = begin(rooms)
+        with ThreadPoolExecutor(1) as pool:
+            with rooms.enter(rooms.row(id_)) as session:
+                closing = pool.submit(rooms.close)
+                _until(lambda: rooms.count == 0)
+                session.say("user", "the last word")
+            assert closing.result() == 0
+        assert said(other, id_) == ["the last word"]
+        assert not is_held(other, id_)
+
+    def test_but_not_for_ever(self, make: Make) -> None:
+        rooms = make()
+        id_ = begin(rooms)
+        with rooms.enter(rooms.row(id_)), ThreadPoolExecutor(1) as pool:
+            assert pool.submit(rooms.close, 0.05).result() == 1
+
+
+def _until(true: Callable[[], bool]) -> None:
+    """For what a thread of ours does when it is woken."""
+    pause = Event()
+    for _ in range(2000):
+        if true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came to be")
