@@ -131,7 +131,6 @@ def wanted_criu(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """For what only the command line asks about: pagers, colours."""
     return environ.get(name)
 
 

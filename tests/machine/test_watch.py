@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ortet.machine.abc import News
 from ortet.machine.frames import Dirty
 from ortet.machine.watch import Watch, is_local
 
@@ -190,3 +191,61 @@ def test_a_child_does_not_take_its_parents_events(setting: Setting) -> None:
         os._exit(0 if setting.watch.drain() is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert setting.names() == {b"": {b"f"}}
+
+
+class TestListening:
+    """What is heard early is not lost: the next look is told of it, too."""
+
+    def hear(self, setting: Setting, *ignored: bytes) -> News:
+        return setting.watch.listen(0, -1, lambda path, _: path in ignored)
+
+    def test_nothing(self, setting: Setting) -> None:
+        assert self.hear(setting) == News()
+
+    def test_a_change_and_what_a_look_is_told(self, setting: Setting) -> None:
+        (setting.root / "f").write_text("new")
+        assert self.hear(setting) == News(changed=True)
+        assert self.hear(setting) == News()
+        (setting.root / "a" / "g").write_text("new")
+        (setting.root / "h").write_text("new")
+        assert self.hear(setting) == News(changed=True)
+        (setting.root / "i").write_text("new")
+        assert setting.names() == {b"": {b"f", b"h", b"i"}, b"a": {b"g"}}
+        assert setting.names() == {}
+
+    def test_new_directories(self, setting: Setting) -> None:
+        (setting.root / "new").mkdir()
+        assert self.hear(setting) == News(changed=True, fresh=True)
+        (setting.root / "f").write_text("new")
+        assert self.hear(setting) == News(changed=True)
+        assert setting.drain().whole == {b"new"}
+
+    def test_what_is_no_state(self, setting: Setting) -> None:
+        (setting.root / "log").write_text("new")
+        (setting.root / "out").mkdir()
+        assert self.hear(setting, b"log", b"out") == News()
+        assert setting.names() == {b"": {b"log", b"out"}}  # the rules may be others by then
+
+    def test_it_can_be_woken(self, setting: Setting) -> None:
+        read, write = os.pipe()
+        os.write(write, b"x")
+        assert setting.watch.listen(-1, read, lambda *_: False) == News()
+        os.close(read)
+        os.close(write)
+
+    def test_the_directory_itself_is_gone(self, setting: Setting) -> None:
+        shutil.rmtree(setting.root)
+        setting.root.mkdir()
+        assert self.hear(setting) == News(changed=True, fresh=True)
+        assert setting.watch.drain() is None
+
+    def test_events_that_were_lost(self, setting: Setting) -> None:
+        most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+        files = [(setting.root / name).open("wb", buffering=0) for name in "fh"]
+        for number in range(most + 10):
+            files[number % 2].write(b"x")
+        for file in files:
+            file.close()
+        (setting.root / "unheard").write_text("")
+        assert self.hear(setting) == News(changed=True, fresh=True)
+        assert setting.watch.drain() is None

@@ -107,6 +107,13 @@ class TestFiles:
         ws.redo()
         assert (work / "a").read_text() == "3"
 
+    def test_what_is_no_state_is_no_step(self, ws: Workspace, work: Path) -> None:
+        (work / ".ortetignore").write_text("*.log\n")
+        ws.commit("rules")
+        (work / "x.log").write_text("noise")  # which moves the time of the directory
+        found = ws.undo()
+        assert ([step.detail for step in found.steps], found.kept) == (["rules"], False)
+
     def test_another_deed_begins_a_new_way_forth(self, ws: Workspace, work: Path) -> None:
         ws.undo()
         (work / "a").write_text("other")

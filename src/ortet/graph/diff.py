@@ -40,6 +40,18 @@ class Change(msgspec.Struct, frozen=True):
     fields: list[str] = []
 
 
+def is_touch(change: Change) -> bool:
+    """A directory whose time moved and nothing else: so it does when what is no state comes or goes
+    in it."""
+    entry = change.new or change.old
+    return (
+        change.kind == "metadata"
+        and change.fields == ["mtime"]
+        and entry is not None
+        and entry.is_dir
+    )
+
+
 def diff_images(trees: Trees, a: Image | None, b: Image) -> list[Change]:
     """Differences of the workspace from `a` (None: nothing yet) to `b`, in path order."""
     found = diff_trees(trees, a.root if a else None, b.root)

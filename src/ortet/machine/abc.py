@@ -91,6 +91,14 @@ class Spec(msgspec.Struct, frozen=True):
     network: Network = "none"  # of an engine whose machines have one of their own
 
 
+class News(msgspec.Struct, frozen=True):
+    """What was heard of a machine's files. `fresh`: directories are new, of which nothing is heard
+    until they were looked at."""
+
+    changed: bool = False
+    fresh: bool = False
+
+
 class Machine(ABC):
     """A live machine. One thread at a time."""
 
@@ -108,6 +116,12 @@ class Machine(ABC):
     def look(self) -> Oid:
         """As freeze, but of the files alone: to compare, not to come back to."""
         return self.freeze()
+
+    def listen(self, timeout: float, wake: int = -1) -> News | None:
+        """Wait until files changed that are state, since the last look or call of this; at most
+        `timeout` seconds (below 0: forever), or until `wake` can be read. None, at once, where
+        nothing can be heard: then look."""
+        return None
 
     @abstractmethod
     def settle(self, image: Oid) -> None:

@@ -21,6 +21,7 @@ from ortet.machine.abc import (
     Engine,
     Loss,
     Machine,
+    News,
     Output,
     Report,
     Result,
@@ -142,11 +143,8 @@ class FolderMachine(Machine):
         index: StatIndex | None,
     ) -> None:
         self.path = path
-        self._engine = engine
-        self._objects = objects
-        self._trees = trees
-        self._clock = clock
-        self._home = home
+        self._engine, self._clock, self._home = engine, clock, home
+        self._objects, self._trees = objects, trees
         self._wanted = watch
         self._watch: Watch | None = None
         self._index = index
@@ -188,6 +186,7 @@ class FolderMachine(Machine):
             result = self._scan(index, dirty)
         except NotFound as error:
             if error.kind != "no_object":
+                self._forget()  # the directory is gone, and what was heard of it is drained
                 raise
             # the index rests on objects that are gone: read everything again
             self._forget()
@@ -208,6 +207,10 @@ class FolderMachine(Machine):
         if self._frozen is None or self._frozen[1] != image:
             self._frozen = self._objects.put(Kind.IMAGE, encode(image)), image
         return self._frozen[0]
+
+    def listen(self, timeout: float, wake: int = -1) -> News | None:
+        watch = self._watch
+        return watch.listen(timeout, wake, self._rules.ignored) if watch is not None else None
 
     def settle(self, image: Oid) -> None:
         self._settled = image

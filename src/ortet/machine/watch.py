@@ -12,10 +12,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 
+from ortet.machine.abc import News
 from ortet.machine.frames import Dirty
 from ortet.machine.links import join
 
@@ -49,6 +52,7 @@ class Watch:
         self._dirs: dict[bytes, int] = {}
         self._files: dict[bytes, int] = {}
         self._held: set[bytes] = set()
+        self._heard: Dirty | None = Dirty({})  # by `listen`; None: anything
         self.broken = ""
         self._pid = os.getpid()
 
@@ -89,6 +93,26 @@ class Watch:
 
     def drain(self) -> Dirty | None:
         """What changed since the last call; None: anything may have changed."""
+        heard, self._heard = self._heard, Dirty({})
+        return _merged(heard, self._drain())
+
+    def listen(self, timeout: float, wake: int, ignored: Callable[[bytes, bool], bool]) -> News:
+        """See Machine.listen. What is heard is not lost: `drain` tells of it."""
+        poll = select.poll()
+        for fd in (self._fd, wake):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(None if timeout < 0 else timeout * 1000)}
+        if self._fd not in ready:
+            return News()
+        dirty = self._drain()
+        self._heard = _merged(self._heard, dirty)
+        if dirty is None:
+            return News(changed=True, fresh=True)
+        fresh = any(not ignored(path, True) for path in dirty.whole)
+        return News(changed=fresh or _matters(dirty, ignored), fresh=fresh)
+
+    def _drain(self) -> Dirty | None:
         if os.getpid() != self._pid:
             return None  # after fork(2) the queue is our parent's
         dirty = Dirty({}, set(), self._held)
@@ -113,8 +137,9 @@ class Watch:
         if mask & (_OVERFLOW | _UNMOUNT):
             return True
         if mask & _IGNORED:
+            gone = self._paths.get(wd) == b""  # the directory itself
             self._forget(wd)
-            return False
+            return gone
         path = self._paths.get(wd)
         if path is None:
             return False
@@ -150,6 +175,24 @@ class Watch:
         for known in (self._dirs, self._files):
             if path is not None and known.get(path) == wd:
                 del known[path]
+
+
+def _merged(before: Dirty | None, after: Dirty | None) -> Dirty | None:
+    if before is None or after is None or not before.names:
+        return after if before is not None else None
+    names = dict(before.names)
+    for path, some in after.names.items():
+        known = names.get(path, some)
+        names[path] = None if known is None or some is None else known | some
+    return Dirty(names, before.whole | after.whole, after.held)
+
+
+def _matters(dirty: Dirty, ignored: Callable[[bytes, bool], bool]) -> bool:
+    """Whether something changed that is state; directories are told of by what is in them."""
+    for path, some in dirty.names.items():
+        if not some or not all(ignored(join(path, name), False) for name in some):
+            return True
+    return False
 
 
 def is_local(root: Path) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from ortet.errors import Conflict, Invalid, NotFound, Unsupported
 from ortet.given import TEXT, must_be
 from ortet.ids import Oid
-from ortet.machine.abc import Command, Door, Machine, Output, Report, Result
+from ortet.machine.abc import Command, Door, Machine, News, Output, Report, Result
 from ortet.machine.secrets import is_secret
 from ortet.session.onbranch import OnBranch
 from ortet.session.turns import Turn
@@ -201,6 +201,11 @@ class Alive(OnBranch):
     def door(self) -> Door:
         """Where other processes of this host can ask whoever keeps its programs."""
         return self._live().door
+
+    def listen(self, timeout: float, wake: int = -1) -> News | None:
+        """Wait until files changed that are state, since the last look; see Machine.listen. It
+        needs no turn, and nobody is kept from moving the files meanwhile."""
+        return self._live().listen(timeout, wake)
 
     def rest(self) -> None:
         """Nothing is being done with it for a while: others may drop it. `resume` goes on."""

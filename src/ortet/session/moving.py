@@ -192,11 +192,9 @@ class Moving(Surrounded):
         found = plan(hub, branch, way, n, files=files, dirty=self._host.dirty)
         if dry_run:
             return found.foreseen(hub, branch)
-        before = self.head
         was = self.commit(found.message).oid
         restored = self._go(found.target, way, PARTS, found.detail)
-        kept = before is None or before.oid != was
-        return found.done(hub, from_hex(was), restored, kept=kept)
+        return found.done(hub, from_hex(was), restored, kept=found.dirty)
 
     def _go(self, target: Oid, verb: str, parts: frozenset[str], detail: str = "") -> Restored:
         self._budget.count()  # a killed process's time is counted from here on

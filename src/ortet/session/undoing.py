@@ -22,7 +22,7 @@ import msgspec
 from ortet.backend.abc import Op
 from ortet.errors import NotFound
 from ortet.given import FLAG, TIMES, must_be
-from ortet.graph.diff import Change, diff_images
+from ortet.graph.diff import Change, diff_images, is_touch
 from ortet.graph.records import Image
 from ortet.ids import Oid, to_hex
 from ortet.machine.abc import Report
@@ -211,7 +211,8 @@ def plan(hub: Hub, branch: str, way: Way, n: int, *, files: Files | None, dirty:
         raise NotFound("no_commit", f"{branch!r} has no commit yet: commit first")
     trail, changed = trail_of(hub, branch), dirty
     if files is not None:
-        changed = bool(diff_images(hub.trees, files.at(head.oid), files.now))
+        found = diff_images(hub.trees, files.at(head.oid), files.now)
+        changed = not all(map(is_touch, found))
     own = changed and trail.fresh and way == UNDO
     if own:
         trail.work()
@@ -258,5 +259,10 @@ class Undoing(Seated):
             deeds, secrets = hub.since(name, found.target)
             report = self.go(found.target, way, detail=found.detail)
         restored = Restored(to_hex(found.target), report, deeds, secrets=secrets)
-        kept = before is None or safety != before.oid
-        return found.done(hub, safety, restored, kept=kept)
+        assert before is not None  # or there was nothing to plan
+        return found.done(hub, safety, restored, kept=found.dirty or self._told(before.oid, safety))
+
+    def _told(self, before: Oid, after: Oid) -> bool:
+        """Whether its mind was told something between two commits."""
+        old, new = (self.hub.history.state(oid).journal for oid in (before, after))
+        return old != new

@@ -69,6 +69,12 @@ class Call(Answers):
             self._hub = self.open_hub(create=False)
         return self._hub
 
+    def stay(self) -> None:
+        """This call goes on for long: its hub, which is not opened yet, follows what changes."""
+        from ortet.config import open_hub
+
+        self._hub = self._stack.enter_context(open_hub(cwd=self.here, create=False))
+
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
         from ortet.config import open_hub
 

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 # Verb -> the module that holds it, in the order of the help page.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
-    "Work": {"cmd_work": ("init", "status", "commit", "run")},
+    "Work": {"cmd_work": ("init", "status", "commit", "run"), "cmd_watch": ("watch",)},
     "Attempts": {"cmd_fork": ("fork", "merge", "land", "drop"), "cmd_swarm": ("swarm",)},
     "Machines that live on": {
         "cmd_machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),

@@ -1,0 +1,343 @@
+"""watch, as a process of its own beside others that change the files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ortet as library
+from ortet.machine.mounts import privileged
+from ortet.surface.watcher import told
+
+from .conftest import Commit, Ortet
+
+_PATIENCE = 60.0  # seconds, so that a hang is a failure
+_NEVER = "100000"  # seconds in which nothing settles
+
+
+class Watch:
+    """A watcher that runs; what it says, line by line."""
+
+    def __init__(self, ortet: Ortet, proj: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            ortet.argv("watch", "--json", *words),
+            cwd=proj,
+            env=ortet.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    def made(self) -> Any:
+        """The next commit."""
+        return json.loads(self._line(self.process.stdout))
+
+    def until(self, path: str) -> Any:
+        """The first commit that names a path."""
+        while path not in (made := self.made())["message"]:
+            pass
+        return made
+
+    def trouble(self) -> str:
+        """The kind of what is in its way."""
+        kind: str = json.loads(self._line(self.process.stderr))["kind"]
+        return kind
+
+    def end(self, number: int = signal.SIGINT) -> list[Any]:
+        """Ask it to end; the commits that it still makes."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=_PATIENCE)
+        assert self.process.returncode == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    def _line(self, stream: Any) -> bytes:
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([stream], [], [], _PATIENCE)
+            assert ready, "it says nothing"
+            byte = stream.read(1)
+            assert byte, f"it ended: {self.process.stderr and self.process.stderr.read()!r}"
+            line += byte
+        return line
+
+
+Start = Callable[..., Watch]
+
+
+@pytest.fixture
+def start(ortet: Ortet, proj: Path) -> Iterator[Start]:
+    made: list[Watch] = []
+
+    def begin(*words: str) -> Watch:
+        made.append(Watch(ortet, proj, *words))
+        return made[-1]
+
+    yield begin
+    for watch in made:
+        watch.process.kill()
+        watch.process.communicate()
+
+
+def log(ortet: Ortet, proj: Path) -> list[str]:
+    return [one["message"] for one in ortet.json("log", cwd=proj)]
+
+
+def test_whenever_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> None:
+    watch = start("--settle", "0.1")
+    assert watch.made()["message"] == "2 files added: a.txt, src/main.py"  # which were there
+    (proj / "a.txt").write_text("two\n")
+    made = watch.made()
+    assert (made["message"], made["changed"], made["name"]) == ("1 file changed: a.txt", 1, "proj")
+    (proj / "a.txt").unlink()
+    assert watch.made()["message"] == "1 file removed: a.txt"
+    assert watch.end() == []
+    assert len(log(ortet, proj)) == 3
+    ortet("verify", cwd=proj)
+
+
+def test_a_line_for_each_and_a_message_of_ones_own(ortet: Ortet, proj: Path) -> None:
+    done = ortet("watch", "--once", "--settle", "0", "-m", "by itself", cwd=proj)
+    assert "[proj " in done.out and "] by itself  (" in done.out and done.out.count("\n") == 1
+    assert done.err.startswith(f"watching {proj}: a commit when nothing has changed for 0 s")
+    assert log(ortet, proj) == ["by itself"]
+
+
+def test_what_is_ignored_does_not_count(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    commit("first", **{".ortetignore": "*.log\nout/\n"})
+    watch = start("--settle", "0.1")
+    (proj / "x.log").write_text("noise")
+    (proj / "out").mkdir()
+    (proj / "out" / "x").write_text("noise")
+    (proj / "b.txt").write_text("real")
+    assert watch.until("b.txt")["message"] == "1 file added: b.txt"
+    (proj / "y.log").write_text("noise")
+    assert watch.end() == []
+    assert len(log(ortet, proj)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end_it_commits_what_is_there(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit, number: int
+) -> None:
+    commit("first")
+    watch = start("--settle", "0.1")
+    (proj / "b.txt").write_text("seen")
+    watch.made()
+    watch.process.send_signal(signal.SIGSTOP)
+    (proj / "c.txt").write_text("not settled")
+    watch.process.send_signal(number)
+    watch.process.send_signal(signal.SIGCONT)
+    out, _ = watch.process.communicate(timeout=_PATIENCE)
+    assert (watch.process.returncode, "c.txt" in out.decode()) == (0, True)
+    assert log(ortet, proj)[0] == "1 file added: c.txt"
+
+
+def test_changes_that_never_end(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    watch, done = start("--settle", _NEVER, "--at-most", "0.3"), threading.Event()
+
+    def write() -> None:
+        with (proj / "server.log").open("a") as file:
+            while not done.wait(0.01):
+                file.write("line\n")
+                file.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        sizes = [_size(ortet, watch.until("server.log")["oid"]) for _ in range(3)]
+    finally:
+        done.set()
+        writer.join()
+    assert 0 < sizes[0] < sizes[1] < sizes[2]
+
+
+def _size(ortet: Ortet, oid: str) -> int:
+    return len(ortet("show", oid, "server.log", cwd=ortet.home).out)
+
+
+def test_deep_in_new_directories(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    watch = start("--settle", "0.1")
+    deep = proj / "one" / "two" / "three"
+    deep.mkdir(parents=True)
+    (deep / "a").write_text("a")
+    watch.until("one/two/three/a")
+    (deep / "b").write_text("b")
+    assert watch.made()["message"] == "1 file added: one/two/three/b"
+
+
+def test_events_that_the_kernel_lost(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    commit("first", busy="", busy2="")
+    watch = start("--settle", "0.1")
+    (proj / "b.txt").write_text("seen")
+    watch.made()
+    watch.process.send_signal(signal.SIGSTOP)
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    files = [(proj / name).open("wb", buffering=0) for name in ("busy", "busy2")]
+    for number in range(most + 10):
+        files[number % 2].write(b"x")
+    for file in files:
+        file.close()
+    (proj / "unheard.txt").write_text("there")
+    watch.process.send_signal(signal.SIGCONT)
+    assert watch.made()["message"] == "3 files changed: busy, busy2, unheard.txt"
+
+
+@contextmanager
+def turn_of(ortet: Ortet, proj: Path) -> Iterator[None]:
+    """Nobody else can look at the files meanwhile, as during a restore."""
+    with library.open(ortet.store) as hub:
+        row = next(row for row in hub.registry.all() if row.directory == proj)
+    home = ortet.store / "local" / "machines" / row.machine
+    with (home / "turn").open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_somebody_elses_turn(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    watch = start("--settle", "0.1")
+    (proj / "b.txt").write_text("b")
+    watch.made()
+    with turn_of(ortet, proj):
+        (proj / "c.txt").write_text("c")
+        assert watch.process.stdout is not None
+        select.select([watch.process.stdout], [], [], 0.3)
+        (proj / "d.txt").write_text("d")
+    assert watch.until("c.txt")["message"] == "2 files added: c.txt, d.txt"
+
+
+def test_others_commit_and_restore_beside_it(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    commit("first")
+    one, two = start("--settle", "0.1"), start("--settle", "0.1")
+    for number in range(5):
+        (proj / f"{number}.txt").write_text("x")
+        ortet("commit", "-m", f"by hand {number}", cwd=proj)
+    ortet("restore", "HEAD~2", cwd=proj)
+    (proj / "last.txt").write_text("x")
+    one.end()
+    two.end()
+    assert log(ortet, proj)[0] == "1 file added: last.txt"
+    assert sum("by itself" in message for message in log(ortet, proj)) == 0
+    ortet("verify", cwd=proj)
+
+
+def test_a_directory_that_vanishes(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    watch = start("--settle", "0.1")
+    (proj / "b.txt").write_text("b")
+    watch.made()
+    shutil.move(proj, proj.with_name("away"))
+    assert watch.trouble() == "no_directory"
+    shutil.move(proj.with_name("away"), proj)
+    (proj / "c.txt").write_text("c")
+    assert watch.made()["message"] == "1 file added: c.txt"
+    shutil.rmtree(proj)
+    assert watch.trouble() == "no_directory"
+    proj.mkdir()
+    (proj / "new.txt").write_text("new")
+    assert ortet("show", watch.made()["oid"], "new.txt", cwd=ortet.home).out == "new"
+    (proj / "newer.txt").write_text("newer")
+    assert watch.made()["message"] == "1 file added: newer.txt"
+
+
+def test_dropped_while_it_watches(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    watch = start("--settle", "0.1")
+    (proj / "b.txt").write_text("b")
+    watch.made()
+    ortet("drop", "proj", cwd=proj)
+    (proj / "c.txt").write_text("c")
+    assert watch.trouble() == "dropped"
+    assert watch.process.wait(_PATIENCE) == 4
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.mark.skipif(not privileged(), reason="needs a disk of its own")
+def test_a_full_disk(disk: Path, start: Start, ortet: Ortet, proj: Path) -> None:
+    (proj / ".ortet").unlink()
+    ortet("init", "--store", str(disk / "store"), cwd=proj)
+    (disk / "store" / "config.toml").write_text("reserve = 0\n")
+    watch = start("--settle", "0.1")
+    watch.made()
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while file.write(bytes(4096)):
+            pass
+    (proj / "big").write_bytes(os.urandom(300_000))
+    assert watch.trouble() == "disk_full"
+    filler.unlink()
+    assert "big" in watch.made()["message"]
+    (proj / "c.txt").write_text("c")
+    assert watch.made()["message"] == "1 file added: c.txt"
+    assert watch.end() == []
+
+
+def test_where_changes_cannot_be_heard_of(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    commit("first")
+    (ortet.store / "config.toml").write_text("watch = false\n")
+    watch = start("--settle", "0.1", "--every", "0.1")
+    for number in range(3):
+        (proj / f"{number}.txt").write_text("x")
+        assert watch.made()["message"] == f"1 file added: {number}.txt"
+    assert watch.end() == []
+
+
+def test_a_private_copy_is_not_watched(ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    ortet("fork", cwd=proj)
+    assert ortet.kind("watch", "-w", "proj/1", cwd=proj, code=2) == "not_inplace"
+    assert ortet.kind("watch", cwd=ortet.home, code=4) == "no_workspace"
+    assert ortet.kind("watch", "-C", "nowhere", cwd=proj, code=4) == "no_directory"
+
+
+def test_messages(tmp_path: Path) -> None:
+    with library.open(tmp_path / "store") as hub:
+        place = tmp_path / "place"
+        place.mkdir()
+        ws = hub.workspace(place)
+        ws.commit()
+        for name in ("d", "c", "b", "a", "\x1b[31mred"):
+            (place / name).write_text(name)
+        said = told(ws.status().changes)
+        assert said == "5 files added: \\x1b[31mred, a, b, ..."
+        ws.commit(said)
+        (place / "a").write_text("other")
+        (place / "e").mkdir()
+        assert told(ws.status().changes) == "1 file changed: a"
+        (place / "a").write_text("a")
+        ws.commit()
+        (place / "f").mkdir()
+        assert told(ws.status().changes) == "1 file added: f"
