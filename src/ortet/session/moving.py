@@ -210,7 +210,7 @@ class Moving(Surrounded):
             else:
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
-            self._go_mind(target, verb, detail or to_hex(target), whole="files" in parts)
+            self._go_mind(target, verb, detail, whole="files" in parts)
         elif "mind" in parts:
             self._believe(self._hub.history.state(target).memory)
         deeds = deeds_since(self._hub, self._row, target)
@@ -222,14 +222,14 @@ class Moving(Surrounded):
     def _leave_behind(self, verb: str) -> None:
         """What belongs to the state that it is in, and to no other: that is committed."""
 
-    def _go_mind(self, target: Oid, verb: str, detail: str, *, whole: bool) -> None:
+    def _go_mind(self, target: Oid, verb: str, detail: str = "", *, whole: bool) -> None:
         with self._hub.writing():
             together = self._host.leaving(target)
             if whole:
                 self._branch.move(
                     target,
                     verb,
-                    detail,
+                    detail or to_hex(target),
                     lease=together.lease,
                     rows=together.rows,
                     timelines=together.timelines,

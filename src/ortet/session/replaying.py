@@ -275,9 +275,9 @@ class Rehearsal(Session):
         self._must_be_live("fork")
         return super().fork(n, machine=machine)
 
-    def _go(self, target: Oid, verb: str, parts: frozenset[str]) -> Restored:
+    def _go(self, target: Oid, verb: str, parts: frozenset[str], detail: str = "") -> Restored:
         self._must_be_live(verb)
-        return super()._go(target, verb, parts)
+        return super()._go(target, verb, parts, detail)
 
     # going live
 

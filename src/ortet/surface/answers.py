@@ -43,11 +43,11 @@ class Answers:
         if self.json:
             lines = [render.to_json(data)]
         if self.json or not self.quiet:
-            with self.writing():
+            with self.answering():
                 sys.stdout.writelines(f"{line}\n" for line in lines)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """For what writes to standard output itself: into the pager, if there is to be one."""
         if self._pager is None and (pager := self.new_pager()) is not None:
             self._pager = pager

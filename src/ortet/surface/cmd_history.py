@@ -132,7 +132,7 @@ def _print_file(call: Call, oid: Oid, path: str) -> None:
     if call.json:
         call.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
         return
-    with call.writing():
+    with call.answering():
         sys.stdout.flush()
         for piece in read_file(call.hub.objects, entry):
             sys.stdout.buffer.write(piece)
