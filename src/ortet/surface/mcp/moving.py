@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from ortet.errors import NotFound
-from ortet.graph.diff import diff_images
 from ortet.ids import Oid, from_hex
 from ortet.surface import render
 from ortet.surface.mcp.answers import (
@@ -208,6 +207,8 @@ def _go(
 
 
 def _told(desk: Desk, target: Oid, only: Collection[str] | None) -> Gone:
+    from ortet.graph.diff import diff_images
+
     parts = {"files", "mind", "processes"} if only is None else set(only)
     row, hub = desk.need(), desk.hub
     view = hub.get(row.id)

@@ -1,0 +1,133 @@
+"""Streamable HTTP: who may come in, several clients, and the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from tests.mcp.conftest import Agent, Project, drive
+from tests.mcp.test_serving import is_free, running
+
+HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+def knock(url: str, **headers: str) -> httpx.Response:
+    return httpx.post(url, json=INITIALIZE, headers=HEADERS | headers, trust_env=False)
+
+
+def test_names_that_others_made_mean_this_host_are_refused(project: Project) -> None:
+    with project.listening() as served:
+        assert knock(served.url).status_code == 200
+        assert knock(served.url, Host="evil.example:80").status_code == 421
+        assert knock(served.url, Origin="http://evil.example").status_code == 403
+        assert knock(served.url, Origin="http://localhost:5000").status_code == 200
+        plain = httpx.post(served.url, content=b"{}", headers={"Content-Type": "text/plain"})
+        assert plain.status_code in (400, 406, 415)
+        big = httpx.post(served.url, content=b"x" * (5 << 20), headers=HEADERS)
+        assert big.status_code == 413
+
+
+def test_a_token_is_asked_for(project: Project) -> None:
+    env = {"ORTET_MCP_TOKEN": "s3cret"}
+    with project.listening(env=env) as served:
+        for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
+            refused = knock(served.url, **shown)
+            assert refused.status_code == 401 and refused.json()["kind"] == "bad_token"
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+        assert knock(served.url, Authorization="Bearer s3cret").status_code == 200
+
+        async def work() -> None:
+            headers = {"Authorization": "Bearer s3cret"}
+            async with httpx_client(headers) as http:
+                transport = streamable_http_client(served.url, http_client=http)
+                async with Client(transport, mode="legacy") as client:
+                    assert not (await Agent(client)("status")).failed
+
+        drive(work)
+    assert not any(b"s3cret" in line for line in served.log)
+
+
+def httpx_client(headers: dict[str, str]) -> Any:
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    return create_mcp_http_client(headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        (("--http", "0", "--host", "0.0.0.0"), "token_needed"),
+        (("--http", "99999"), "bad_port"),
+        (("--host", "127.0.0.1"), "bad_usage"),
+    ],
+)
+def test_what_it_does_not_begin(project: Project, flags: tuple[str, ...], kind: str) -> None:
+    told = project.ortet("--json", "mcp", *flags, code=None)
+    assert json.loads(told)["kind"] == kind
+
+
+def test_a_port_that_is_taken(project: Project) -> None:
+    with project.listening() as served:
+        port = served.url.split(":")[2].split("/")[0]
+        told = project.ortet("--json", "mcp", "--http", port, code=7)
+        assert json.loads(told)["kind"] == "port_taken"
+
+
+def test_other_hosts_with_a_token(project: Project) -> None:
+    env = {"ORTET_MCP_TOKEN": "s3cret"}
+    with project.listening("--host", "0.0.0.0", env=env) as served:
+        url = served.url.replace("0.0.0.0", "127.0.0.1")
+        assert knock(url).status_code == 401
+        named = knock(url, Authorization="Bearer s3cret", Host="build.example:80")
+        assert named.status_code == 200
+
+
+def test_two_clients_share_one_server(project: Project) -> None:
+    with project.listening() as served:
+
+        async def work() -> None:
+            one, other = (
+                Client(streamable_http_client(served.url), mode="legacy") for _ in range(2)
+            )
+            async with one as first, other as second:
+                await Agent(first).ok("say", role="user", content="from the first")
+                told = await Agent(second).ok("context")
+                assert told["messages"][0]["content"] == "from the first"
+
+        drive(work)
+
+
+def test_a_signal_ends_it_with_its_commands(project: Project) -> None:
+    with project.listening() as served:
+        session = knock(served.url).headers["mcp-session-id"]
+        call = {"name": "run", "arguments": {"command": "echo $$ > ../pid; sleep 1000"}}
+        message = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        with httpx.stream(
+            "POST",
+            served.url,
+            json=message,
+            headers=HEADERS | {"mcp-session-id": session},
+            timeout=None,
+        ):
+            pid = running(project.path.parent / "pid")
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait() == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
+    is_free(project)
+    assert not any(b"Traceback" in line for line in served.log)

@@ -1,0 +1,43 @@
+"""What is loaded when: the SDK by its server alone, the core at the first call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.mcp.conftest import Project
+
+
+def loaded(project: Project, code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=project.path,
+        env=project.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_only_the_server_loads_the_sdk(project: Project) -> None:
+    theirs = {"mcp", "mcp_types", "pydantic", "starlette", "anyio", "uvicorn"}
+    assert not theirs & loaded(project, "import ortet, ortet.surface.cli")
+    assert not theirs & loaded(project, "from ortet.surface import cmd_mcp, cmd_hook, hooks")
+    assert not theirs & loaded(project, "from ortet.surface.mcp import catalogue, resources")
+
+
+def test_to_greet_needs_no_store(project: Project) -> None:
+    """A client waits for the first answer, and the database can be loaded behind it."""
+    script = "from ortet.surface.mcp import transports"
+    assert not {"apsw", "blake3"} & loaded(project, script)
+
+
+def test_without_the_package_it_says_how_to_get_it(project: Project) -> None:
+    (project.home / "mcp_types.py").write_text(
+        "raise ModuleNotFoundError('gone', name='mcp_types')"
+    )
+    path = project.env.get("PYTHONPATH", "")
+    project.env["PYTHONPATH"] = f"{project.home}:{path}"
+    assert "pip install 'ortet[mcp]'" in project.ortet("mcp", code=9)

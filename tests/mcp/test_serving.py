@@ -1,0 +1,244 @@
+"""The server as a process: how it begins and ends, beside others, with clients that misbehave."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.mcp.conftest import WAYS, Project, drive
+from tests.mcp.wire import Wire
+
+
+def running(file: Path) -> int:
+    """Wait for the number that a command writes when it runs."""
+    while not file.exists() or not (text := file.read_text().strip()):
+        time.sleep(0.01)
+    return int(text)
+
+
+def is_free(project: Project) -> None:
+    """Nobody has the session open: a command of its user's may have it at once."""
+    project.ortet("-C", str(project.path), "say", "-s", "proj", "still mine")
+
+
+def test_standard_output_carries_the_protocol_alone(project: Project) -> None:
+    with Wire(project) as wire:
+        wire.greet()
+        ran = wire.call("run", command="echo to-stdout; echo to-stderr >&2")
+        assert ran.data["stdout"] == "to-stdout\n"
+        wire.write(b"this is no JSON\n")
+        wire.write(b'{"jsonrpc": "2.0", "id": 77, "method": "tools/call", "params": 5}\n')
+        assert wire.ask("no/such/method")["error"]["code"] == -32601
+        assert not wire.call("status").failed
+
+
+def test_end_of_input_ends_it(project: Project) -> None:
+    with Wire(project) as wire:
+        wire.greet()
+        wire.call("think", text="begin")
+        assert wire.process.stdin is not None
+        wire.process.stdin.close()
+        assert wire.process.wait() == 0
+    assert wire.errors == b""
+    is_free(project)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it(project: Project, number: signal.Signals) -> None:
+    with Wire(project) as wire:
+        wire.greet()
+        wire.call("think", text="begin")
+        wire.process.send_signal(number)
+        assert wire.process.wait() == 128 + number
+    assert b"Traceback" not in wire.errors
+    is_free(project)
+
+
+@pytest.mark.parametrize("end", ["eof", "term"])
+def test_a_command_does_not_outlive_it(project: Project, end: str) -> None:
+    with Wire(project) as wire:
+        wire.greet()
+        wire.send(
+            "tools/call", {"name": "run", "arguments": {"command": "echo $$ > ../pid; sleep 1000"}}
+        )
+        pid = running(project.path.parent / "pid")
+        if end == "eof":
+            assert wire.process.stdin is not None
+            wire.process.stdin.close()
+        else:
+            wire.process.send_signal(signal.SIGTERM)
+        wire.process.wait()
+    assert not Path(f"/proc/{pid}").exists()
+    is_free(project)
+    assert "outcome not known" not in project.ortet("session", "show", "proj")
+
+
+def test_a_cancelled_call_kills_its_command(project: Project) -> None:
+    async def work() -> None:
+        async with project.agent() as agent:
+            with anyio.move_on_after(60) as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(lambda: agent("run", command="echo $$ > ../pid; sleep 1000"))
+                    pid = await anyio.to_thread.run_sync(running, project.path.parent / "pid")
+                    tasks.cancel_scope.cancel()
+            assert not scope.cancelled_caught
+            (deed,) = (await agent.ok("effects"))["effects"]  # which waits until it has ended
+            assert deed["state"] == "done" and not Path(f"/proc/{pid}").exists()
+
+    drive(work)
+
+
+def test_output_comes_as_progress(project: Project) -> None:
+    heard: list[str | None] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async def work() -> None:
+        async with project.agent() as agent:
+            words = {"command": "echo first; sleep 0.6; echo second"}
+            await agent.client.call_tool("run", words, progress_callback=hear)
+
+    drive(work)
+    assert heard == ["first", "second"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_clients_and_the_user_at_once(project: Project, way: str) -> None:
+    """All that is said is there in the end, said once, and the chain of events is whole."""
+    project.ortet("init")
+    said = [f"{who} {number}" for who in "abu" for number in range(5)]
+
+    async def work() -> None:
+        async with project.agent(way=way) as one, project.agent(way=way) as other:
+
+            async def talk(agent: Any, who: str) -> None:
+                for number in range(5):
+                    await agent.ok("say", role="user", content=f"{who} {number}")
+                    await agent.ok("commit", message=f"{who} {number}")
+
+            def user() -> None:
+                for number in range(5):
+                    project.ortet("hook", stdin=prompt(f"u {number}"))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(talk, one, "a")
+                tasks.start_soon(talk, other, "b")
+                await anyio.to_thread.run_sync(user)
+            messages = (await one.ok("context", tokens=5000))["messages"]
+            assert sorted(message["content"] for message in messages) == said
+
+    drive(work)
+    assert "sound" in project.ortet("audit", "proj")
+    assert "sound" in project.ortet("verify")
+
+
+def prompt(text: str) -> str:
+    return json.dumps({"hook_event_name": "UserPromptSubmit", "prompt": text})
+
+
+def test_a_session_that_another_process_has_open(project: Project) -> None:
+    """It is asked for again for a moment, then refused in words; reading goes on."""
+    project.ortet("init")
+    project.ortet("hook", stdin=prompt("begin"))
+    script = (
+        "import ortet, sys\ns = ortet.open().session('proj')\nprint('open')\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-uc", script],
+        cwd=project.path,
+        env=project.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == b"open\n"
+        try:
+            with Wire(project) as wire:
+                wire.greet()
+                refused = wire.call("say", role="user", content="hello")
+                assert refused.kind == "lease_held" and str(holder.pid) in refused.text
+                assert not wire.call("brief").failed and not wire.call("status").failed
+                holder.stdin.close()
+                holder.wait()
+                assert not wire.call("say", role="user", content="hello").failed
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize(
+    ("tool", "point"),
+    [
+        ("commit", "commit.before-flush"),
+        ("commit", "commit.after-flush"),
+        ("commit", "commit.after-move"),
+        ("rewind", "restore.before-thaw"),
+        ("rewind", "restore.after-thaw"),
+        ("rewind", "restore.after-move"),
+    ],
+)
+def test_killed_in_the_middle(project: Project, tool: str, point: str) -> None:
+    """Mind and files are those of before or of after, and the next server goes on at once."""
+    with Wire(project) as wire:
+        wire.greet()
+        for text in ("one", "two"):
+            project.write("a.txt", text)
+            wire.call("say", role="user", content=text)
+            assert not wire.call("commit", message=text).failed
+    project.write("a.txt", "three")
+    project.env["ORTET_FAULT"] = f"{point}:kill"
+    with Wire(project, "--allow-destructive") as wire:
+        wire.greet()
+        wire.send("tools/call", {"name": tool, "arguments": {}})
+        assert wire.process.wait() == -signal.SIGKILL
+    del project.env["ORTET_FAULT"]
+    assert "sound" in project.ortet("verify")
+    with Wire(project) as wire:
+        wire.greet()
+        assert not wire.call("commit", message="after").failed
+        told = [one["content"] for one in wire.call("context").data["messages"]]
+        text = (project.path / "a.txt").read_text()
+        assert (text, told) in (("three", ["one", "two"]), ("one", ["one"]))
+        assert wire.call("status").data["clean"]
+
+
+def test_a_directory_that_nobody_wants_whole(project: Project) -> None:
+    project.env["HOME"] = str(project.path)
+    with Wire(project) as wire:
+        wire.greet()
+        refused = wire.call("commit", message="all of it")
+        assert refused.kind == "no_workspace" and "-C DIR" in refused.text
+    assert not (project.home / "data").exists()
+
+
+def test_a_session_by_name(project: Project) -> None:
+    with Wire(project, "--session", "fix-42", "--agent", "ann") as wire:
+        wire.greet()
+        assert "begins 'fix-42'" in wire.call("status").text
+        wire.call("think", text="begin")
+        status = wire.call("status").data
+        assert (status["name"], status["agent"]) == ("fix-42", "ann")
+        assert status["directory"] == str(project.path)
+    with Wire(project) as wire:  # without a name: that of the directory
+        wire.greet()
+        assert wire.call("status").data["name"] == "fix-42"
+
+
+def test_a_name_that_another_directory_has(project: Project) -> None:
+    with Wire(project) as wire:
+        wire.greet()
+        wire.call("think", text="begin")
+    other = project.path.parent / "else" / "proj"
+    other.mkdir(parents=True)
+    project.path = other
+    with Wire(project) as wire:
+        wire.greet()
+        wire.call("think", text="begin")
+        assert wire.call("status").data["name"] == "proj-2"
