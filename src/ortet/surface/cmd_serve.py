@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -74,10 +75,15 @@ def serve(
         )
         name = f"[{host}]" if ":" in host else host
         at = f"http://{name}:{bound.getsockname()[1]}"
+
+        def started() -> None:
+            call.emit({"url": at}, [f"ortet serves {root} at {at}"])
+            sys.stdout.flush()  # whoever started us waits for it
+
         server.serve(
             app,
             bound,
-            lambda: call.emit({"url": at}, [f"ortet serves {root} at {at}"]),
+            started,
             settings=chosen,
             behind=behind,
         )

@@ -22,17 +22,23 @@ def moment(call: Call, option: str, text: str | None, *, ahead: bool = False) ->
     an age such as 7d is so long ago, or with `ahead` from now on."""
     if text is None:
         return None
+    return moment_at(call.hub.clock.now_ns(), option, text, ahead=ahead)
+
+
+def moment_at(now_ns: int, name: str, text: str | None, *, ahead: bool = False) -> str | None:
+    """The same, `now_ns` being now."""
+    if text is None:
+        return None
     with suppress(ValueError, OverflowError):
         if age := _AGE.fullmatch(text):
-            now = call.hub.clock.now_ns() / 1e9
             span = int(age[1]) * _SECONDS[age[2]]
-            return _at(now + span if ahead else now - span)
+            return _at(now_ns / 1e9 + span if ahead else now_ns / 1e9 - span)
         if _NUMBER.fullmatch(text):
             return _at(float(text))
         return datetime.fromisoformat(text).isoformat()
     raise Invalid(
         "bad_time",
-        f"{option} {text}: give an age as 90m, 24h or 7d, a date as 2026-01-31, or a time, "
+        f"{name} {text}: give an age as 90m, 24h or 7d, a date as 2026-01-31, or a time, "
         "2026-01-31T12:00",
     )
 

@@ -73,15 +73,16 @@ class _Call:
             given["ask"] = wire.asked(
                 operation.ask,
                 path=request.path_params,
-                query=() if operation.writes else request.query_params.multi_items(),
-                body=self.body if operation.writes else None,
+                query=request.query_params.multi_items() if operation.in_query else (),
+                body=None if operation.in_query else self.body,
             )
         if operation.wants_caller:
             given["caller"] = caller
         key = request.headers.get("idempotency-key")
         if key is None or not operation.writes:
             return self._done(rooms, given)
-        asked = f"{operation.method} {request.url.path}\n".encode() + self.body
+        where = f"{request.url.path}?{request.url.query}"
+        asked = f"{operation.method} {where}\n".encode() + self.body
         with rooms.hub() as hub:
             answer, before = once(hub, key, caller.token, asked, lambda: self._done(rooms, given))
         if before:

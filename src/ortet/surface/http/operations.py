@@ -3,7 +3,7 @@
 An operation is a plain function. The type of its first parameter says what it works on: a `Hub`, a
 `View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
 `Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
-path come from there, the others from the query of a GET or the JSON body of anything else.
+path come from there, the others from the query of a GET or DELETE, else from the JSON body.
 `caller` is who asks.
 """
 
@@ -25,7 +25,11 @@ Needs = Literal["read", "write", "admin"]
 NEEDS: tuple[Needs, ...] = ("read", "write", "admin")
 """What a token must allow; each includes those before it."""
 
-MODULES = ("ops_sessions",)
+MODULES = (
+    "ops_sessions",
+    "ops_journal",
+    "ops_plan",
+)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -52,6 +56,11 @@ class Operation(NamedTuple):
     @property
     def writes(self) -> bool:
         return self.method != "GET"
+
+    @property
+    def in_query(self) -> bool:
+        """What is asked stands in the query, not in a body."""
+        return self.method in ("GET", "DELETE")
 
 
 _TABLE: list[Operation] = []

@@ -1,36 +1,55 @@
-"""Sessions: begun, listed, read, ended."""
+"""Sessions: begun, listed, read, ended, put away."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ortet.errors import Refused
+from ortet.errors import Conflict
 from ortet.graph.commits import CommitInfo
+from ortet.session.archives import Archived
+from ortet.session.holds import hold_of
 from ortet.session.hub import Hub
+from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.operations import operation
+from ortet.surface.http.paging import Page, Paged, page_of
 from ortet.surface.http.rooms import Rooms
+from ortet.surface.http.shapes import Ask, Why, check_agent_seen, seen_rows
 from ortet.surface.http.tokens import Caller
 
+Status = Literal["open", "active", "paused", "closed", "archived"]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*(/[A-Za-z0-9][A-Za-z0-9._@+-]*)*$",
+    ),
+]
+Agent = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$")
+]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
-class SessionInfo(msgspec.Struct, frozen=True):
-    """A session as it is now. `head` is its newest commit; times are in ns since 1970."""
 
-    id: str
+class Me(msgspec.Struct, frozen=True):
+    """Who asks. `allows`: read, write or admin, each including those before it. `agents`: only
+    sessions of these; none: of all."""
+
     name: str
-    agent: str
-    status: str
-    created: int
-    branch: str
-    goal: str
-    head: CommitInfo | None
-    family: str
-    parent: str
-    workspace: str
-    engine: str
+    allows: str
+    tenant: str
+    agents: list[str]
+
+
+@operation("GET", "/me", filtered=True)
+def me(hub: Hub, caller: Caller) -> Me:
+    """Whose token this is, and what it may do."""
+    del hub
+    return Me(caller.name, caller.allows, caller.tenant, list(caller.agents))
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -46,51 +65,27 @@ class Listed(msgspec.Struct, frozen=True):
     parent: str
 
 
-class SessionList(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the page that follows; null: there is none."""
+class SessionInfo(Listed, frozen=True):
+    """A session as it is now. `head` is its newest commit; times are in ns since 1970."""
 
-    items: list[Listed]
-    next: str | None = None
-
-
-class ListSessions(msgspec.Struct, frozen=True):
-    """Newest first."""
-
-    agent: str | None = None
-    name: str | None = None
-    status: str | None = None
-    limit: int = msgspec.field(default=100)
-    after: str | None = None
+    goal: str
+    head: CommitInfo | None
+    workspace: str
+    engine: str
+    profile: str
+    scopes: list[str]
+    events: int
+    hold: str | None
 
 
-class Begin(msgspec.Struct, frozen=True):
-    """As `hub.session` takes it."""
-
-    name: str
-    agent: str = "default"
-    goal: str = ""
-    workspace: str | None = None
-    files: Literal["inplace", "private"] | None = None
-    engine: str = "auto"
-    budget: dict[str, float] | None = None
-    durability: Literal["event", "group", "commit"] | None = None
-    profile: str | None = None
-    parent: str | None = None
-    limits: dict[str, Any] | None = None
-    network: Literal["none", "outbound", "host"] | None = None
-    scopes: list[str] | None = None
-
-
-class Ended(msgspec.Struct, frozen=True):
-    status: str
-
-
-class Why(msgspec.Struct, frozen=True):
-    why: str = ""
+def listed(row: SessionRow) -> Listed:
+    return Listed(
+        row.id, row.name, row.agent, row.status, row.created, row.branch, row.family, row.parent
+    )
 
 
 def info_of(view: View) -> SessionInfo:
-    row = view.row
+    row, held = view.row, hold_of(view.hub, view.id)
     return SessionInfo(
         id=row.id,
         name=row.name,
@@ -98,69 +93,173 @@ def info_of(view: View) -> SessionInfo:
         status=view.status,
         created=row.created,
         branch=row.branch,
-        goal=view.goal,
-        head=view.head,
         family=row.family,
         parent=row.parent,
+        goal=view.goal,
+        head=view.head,
         workspace=row.path,
         engine=row.engine,
+        profile=row.profile,
+        scopes=row.scopes,
+        events=view.line.tip().seq,
+        hold=held.why if held else None,
     )
 
 
+class ListSessions(Paged, frozen=True):
+    """Only those of which all that is given is true; `search` is a part of the name."""
+
+    agent: str | None = None
+    name: str | None = None
+    status: Status | None = None
+    family: str | None = None
+    parent: str | None = None
+    search: str = ""
+
+
 @operation("GET", "/sessions", filtered=True)
-def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> SessionList:
+def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
     """Sessions that the token may see, the newest first."""
-    rows = [row for row in reversed(hub.sessions()) if caller.sees(row.agent)]
     found = [
         row
-        for row in rows
+        for row in reversed(seen_rows(hub, caller))
         if ask.agent in (None, row.agent)
         and ask.name in (None, row.name)
         and ask.status in (None, row.status)
+        and ask.family in (None, row.family)
+        and ask.parent in (None, row.parent)
+        and ask.search.lower() in row.name.lower()
     ]
-    if ask.after is not None:
-        places = [number for number, row in enumerate(found) if row.id == ask.after]
-        found = found[places[0] + 1 :] if places else []
-    page = found[: ask.limit]
-    items = [
-        Listed(
-            row.id, row.name, row.agent, row.status, row.created, row.branch, row.family, row.parent
-        )
-        for row in page
-    ]
-    return SessionList(items, page[-1].id if len(found) > len(page) else None)
+    return page_of(found, ask, lambda row: row.id).told(listed)
+
+
+class Begin(Ask, frozen=True):
+    """As `hub.session` takes it. `budget` and `parent` are for a new one. `commit`: manual, action,
+    milestone, {"minutes": 5} or {"cost": 3}; it, `durability`, `handover` and `environment` hold
+    until the session is let go, and go before its `profile`, which stays."""
+
+    name: Name
+    agent: Agent = "default"
+    goal: str = ""
+    workspace: str | None = None
+    files: Literal["inplace", "private"] | None = None
+    engine: Literal["auto", "folder", "overlay", "criu"] = "auto"
+    budget: dict[str, Amount] | None = None
+    durability: Literal["event", "group", "commit"] | None = None
+    commit: str | dict[str, Amount] | None = None
+    profile: Literal["chatbot", "assistant", "worker", "enterprise"] | None = None
+    parent: str | None = None
+    handover: str | None = None
+    environment: Literal["asked", "ends", "commit"] | None = None
+    limits: dict[str, Any] | None = None
+    network: Literal["none", "outbound", "host"] | None = None
+    scopes: list[str] | None = None
 
 
 @operation("POST", "/sessions", filtered=True)
 def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
     server's host, and needs an admin's token."""
-    if not caller.sees(ask.agent):
-        raise Refused("token_agent", f"this token is not for agent {ask.agent!r}: use another")
+    check_agent_seen(caller, ask.agent)
     if ask.workspace is not None:
         caller.need("admin")
         caller.need_host()
+    if ask.parent is not None:
+        rooms.row(ask.parent, caller.sees)
     options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
-    name = options.pop("name", "")
+    name = options.pop("name")
     with rooms.begin(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
         return info_of(session)
 
 
 @operation("GET", "/sessions/{session}")
 def show_session(view: View) -> SessionInfo:
-    """One session, with its newest commit."""
+    """One session, with its newest commit. It is named by its id, or by its name where that holds
+    no slash."""
     return info_of(view)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    status: str
 
 
 @operation("POST", "/sessions/{session}/pause")
 def pause(session: Session, ask: Why) -> Ended:
     """Let go of it: another process may go on."""
     session.pause(ask.why)
-    return Ended(session.status)
+    return Ended(session.id, session.name, session.status)
 
 
 @operation("POST", "/sessions/{session}/close")
 def close(session: Session, ask: Why) -> Ended:
     """It is done: its name stays taken, and it can be read and archived."""
     session.close(ask.why)
-    return Ended(session.status)
+    return Ended(session.id, session.name, session.status)
+
+
+class Named(Ask, frozen=True):
+    """Which session: by its id, or its name."""
+
+    session: str
+
+
+@operation("POST", "/sessions/{session}/resume", filtered=True)
+def resume(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+    """Make it ready to go on: an archived one is brought back, what a crash cut is closed."""
+    row = rooms.row(ask.session, caller.sees)
+    if row.status == "closed":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is closed: begin another, or read this one",
+            status=row.status,
+        )
+    if row.status == "archived":
+        with rooms.aside(row) as hub:
+            hub.unarchive(row.id)
+    else:
+        with rooms.enter(row) as session:
+            return info_of(session)
+    with rooms.view(row.id) as view:
+        return info_of(view)
+
+
+class Put(Ask, frozen=True):
+    """`why` it is put away."""
+
+    session: str
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/archive", filtered=True)
+def archive(rooms: Rooms, ask: Put, caller: Caller) -> Archived:
+    """Put it away as one verified bundle in the store. It can still be read."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.aside(row) as hub:
+        return hub.archive(row.id, ask.why)
+
+
+@operation("POST", "/sessions/{session}/unarchive", filtered=True)
+def unarchive(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+    """Bring an archived one back: paused, or closed as it was."""
+    row = rooms.row(ask.session, caller.sees)
+    if row.status != "archived":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is {row.status}, not archived: go on with it",
+            status=row.status,
+        )
+    with rooms.aside(row) as hub:
+        hub.unarchive(row.id)
+    with rooms.view(row.id) as view:
+        return info_of(view)
+
+
+@operation("DELETE", "/sessions/{session}", needs="admin", filtered=True)
+def remove(rooms: Rooms, ask: Named, caller: Caller) -> Ended:
+    """Take it and its events out of the store; its commits stay until the reflog lets go."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.aside(row) as hub:
+        hub.remove(row.id)
+    return Ended(row.id, row.name, "removed")

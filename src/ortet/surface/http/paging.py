@@ -1,0 +1,82 @@
+"""Lists as they are told: a page at a time, with a cursor that stays good while others append."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+
+from ortet.errors import Invalid
+
+_Item = TypeVar("_Item")
+_Other = TypeVar("_Other")
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1000, description="How many at most.")]
+Cursor = Annotated[
+    str, msgspec.Meta(max_length=4000, description="`next` of the page before this one.")
+]
+
+
+class Page(msgspec.Struct, Generic[_Item], frozen=True):
+    """A part of a list. `next` is the cursor of the page that follows; null: there is none."""
+
+    items: list[_Item]
+    next: str | None = None
+
+    def told(self, as_: Callable[[_Item], _Other]) -> Page[_Other]:
+        return Page([as_(item) for item in self.items], self.next)
+
+
+class Paged(msgspec.Struct, frozen=True):
+    """Which part of a list."""
+
+    limit: Limit = 100
+    after: Cursor | None = None
+
+
+def cursor(*parts: object) -> str:
+    """Opaque: who looks inside relies on nothing."""
+    text = "\n".join(map(str, parts))
+    return base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).rstrip(b"=").decode()
+
+
+def parts_of(text: str, count: int) -> list[str]:
+    """What `cursor` was given."""
+    try:
+        raw = base64.b64decode(
+            text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True
+        )
+        parts = raw.decode("utf-8", "surrogatepass").split("\n", count - 1)
+    except (UnicodeError, binascii.Error, ValueError) as error:
+        raise _bad() from error
+    if len(parts) != count:
+        raise _bad()
+    return parts
+
+
+def number_of(part: str) -> int:
+    """A number that a cursor holds."""
+    if not (part.isascii() and part.isdigit() and len(part) < 19):
+        raise _bad()
+    return int(part)
+
+
+def page_of(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object]) -> Page[_Item]:
+    """A part of a list whose items are known by `key`: behind the one that the cursor names, or,
+    where that is gone, behind its place."""
+    start = 0
+    if ask.after is not None:
+        place, name = parts_of(ask.after, 2)
+        start = number_of(place)
+        behind = (n for n, item in enumerate(items, 1) if str(key(item)) == name)
+        start = next(behind, start)
+    found = list(items[start : start + ask.limit])
+    more = start + len(found) < len(items)
+    return Page(found, cursor(start + len(found), key(found[-1])) if found and more else None)
+
+
+def _bad() -> Invalid:
+    return Invalid("bad_cursor", "this is no cursor of this list: begin without `after`")

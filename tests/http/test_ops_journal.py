@@ -1,0 +1,124 @@
+"""The journal over HTTP: said, read back in pages, answered, compacted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.http.conftest import Client
+
+
+def all_of(client: Client, path: str, **query: Any) -> list[Any]:
+    """Every page of a list."""
+    items = []
+    while True:
+        page = client.get(path, **query)
+        items += page["items"]
+        if page["next"] is None:
+            return items
+        query["after"] = page["next"]
+
+
+def test_what_was_said_is_read_back(client: Client) -> None:
+    path = client.new("said")
+    event = client.post(f"{path}/messages", {"role": "user", "content": "hello"})
+    assert event["kind"] == "message"
+    assert client.get(f"{path}/events/{event['seq']}") == event
+    client.post(
+        f"{path}/messages/batch",
+        {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "hi"}]}] * 2},
+    )
+    found = client.get(f"{path}/messages")["items"]
+    assert [one["role"] for one in found] == ["user", "assistant", "assistant"]
+    assert found[1]["content"] == [{"type": "text", "text": "hi"}]
+    assert client.get(f"{path}/messages", last=1)["items"] == found[-1:]
+
+
+def test_pages_of_events_hold_each_once_while_others_append(client: Client) -> None:
+    path = client.new("pages")
+    for number in range(10):
+        client.post(f"{path}/thoughts", {"text": f"thought {number}"})
+    first = client.get(f"{path}/events", kind="thought", limit=4)
+    client.post(f"{path}/thoughts", {"text": "thought 10"})
+    rest = all_of(client, f"{path}/events", kind="thought", limit=4, after=first["next"])
+    texts = [one["data"]["text"] for one in [*first["items"], *rest]]
+    assert texts == [f"thought {number}" for number in range(11)]
+
+
+def test_the_newest_first(client: Client) -> None:
+    path = client.new("newest")
+    for number in range(7):
+        client.post(f"{path}/thoughts", {"text": str(number)})
+    client.post(f"{path}/comments", {"text": "beside", "by": "ann"})
+    forwards = all_of(client, f"{path}/events", limit=3)
+    assert [one["kind"] for one in forwards][-1] == "comment"
+    backwards = all_of(client, f"{path}/events", limit=3, newest="true")
+    assert backwards == forwards[::-1]
+
+
+def test_a_comment_never_conflicts(client: Client) -> None:
+    path = client.new("commented")
+    client.post(f"{path}/comments", {"text": "leave the grammar alone", "by": "ann"})
+    (found,) = client.get(f"{path}/comments")["items"]
+    assert (found["data"]["text"], found["actor"]) == ("leave the grammar alone", "ann")
+
+
+def test_notes_questions_records(client: Client) -> None:
+    path = client.new("noted")
+    client.post(f"{path}/notes", {"key": "branch", "value": {"name": "fix"}, "ttl": 3600})
+    assert client.get(f"{path}/notes") == {"notes": {"branch": {"name": "fix"}}}
+    asked = client.post(f"{path}/questions", {"text": "may I?"})["id"]
+    assert [one["id"] for one in client.get(f"{path}/questions")["items"]] == [asked]
+    client.post(f"{path}/questions/{asked}/answer", {"answer": True})
+    assert client.get(f"{path}/questions")["items"] == []
+    client.post(f"{path}/records", {"kind": "shop.ticket", "data": {"n": 7}})
+    (found,) = client.get(f"{path}/records", kind="shop.ticket")["items"]
+    assert found["data"] == {"n": 7}
+
+
+def test_compact_leaves_out_and_keeps(client: Client) -> None:
+    path = client.new("compacted")
+    for number in range(6):
+        client.post(f"{path}/messages", {"role": "user", "content": f"message {number}"})
+    done = client.post(f"{path}/compact", {"keep_last": 2, "summary": "four before"})
+    assert done["compaction"]["count"] == 4
+    assert [one["content"] for one in client.get(f"{path}/dropped")["items"]] == [
+        f"message {number}" for number in range(4)
+    ]
+    assert client.get(f"{path}/compactions")["items"][0]["summary"] == "four before"
+    assert client.post(f"{path}/compact", {"keep_last": 50})["compaction"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind"),
+    [
+        ("GET", "/events/9999", None, 404, "no_event"),
+        ("GET", "/events?after=nonsense", None, 422, "bad_cursor"),
+        ("GET", "/events?limit=0", None, 422, "bad_request"),
+        ("GET", "/events?limit=1001", None, 422, "bad_request"),
+        ("GET", "/events?colour=red", None, 422, "bad_request"),
+        ("POST", "/messages", {"role": "user"}, 422, "bad_request"),
+        ("POST", "/messages", {"role": "", "content": "x"}, 422, "bad_request"),
+        ("POST", "/messages", {"role": "user", "content": "x", "rol": 1}, 422, "bad_request"),
+        ("POST", "/messages", b"{", 422, "bad_json"),
+        ("POST", "/messages", b"[]", 422, "bad_json"),
+        ("POST", "/questions/none/answer", {"answer": 1}, 404, "no_question"),
+        ("POST", "/records", {"kind": "message", "data": {}}, 422, "bad_kind"),
+        ("PATCH", "/messages", {}, 405, "bad_method"),
+        ("GET", "/nothing", None, 404, "no_route"),
+    ],
+)
+def test_errors_say_what_to_do(  # noqa: PLR0917 - as the table has them
+    client: Client, method: str, path: str, body: Any, status: int, kind: str
+) -> None:
+    place = client.new("wrong")
+    reply = client.ask(method, f"{place}{path}", body)
+    assert (reply.status, reply.kind) == (status, kind)
+    assert set(reply.data) == {"error", "kind", "message", "details"}
+
+
+def test_a_session_that_is_not_there(client: Client) -> None:
+    assert client.ask("GET", "/sessions/nobody/events").kind == "no_session"
+    assert (
+        client.ask("POST", "/sessions/nobody/messages", {"role": "a", "content": ""}).status == 404
+    )
