@@ -71,12 +71,13 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_store": ("verify", "sweep", "export", "import", "stats"),
         "cmd_doctor": ("doctor",),
         "cmd_agent": ("agent",),
+        "cmd_complete": ("completion",),
     },
     "Ways in": {"cmd_serve": ("serve",), "cmd_access": ("access",)},
 }
 
 
-_HIDDEN = {"machine": "cmd_inner"}
+_HIDDEN = {"machine": "cmd_inner", "values": "cmd_complete"}
 """What the agent is asked for by other verbs."""
 
 

@@ -31,12 +31,28 @@ class Asked(NamedTuple):
 
 def main() -> NoReturn:
     """Run one command and exit."""
-    code = by_agent(sys.argv[1:])
+    words = sys.argv[1:]
+    code = for_shell(words) if words[:1] in (["_complete"], ["completion"]) else by_agent(words)
     if code is None:
         from ortet.surface.cli import main as here
 
         here()
     os._exit(code)  # nothing was opened that is to be closed
+
+
+def for_shell(words: Sequence[str]) -> int | None:
+    """What a shell asks at every start, and at every Tab; None for what is not plain."""
+    from ortet.surface import completing
+
+    verb, *rest = words
+    if verb == "_complete":
+        completing.main(rest)
+    elif len(rest) == 1 and rest[0] in completing.SHELLS:
+        sys.stdout.write(completing.script(rest[0]))
+        sys.stdout.flush()
+    else:
+        return None
+    return 0
 
 
 def by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
