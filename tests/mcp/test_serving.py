@@ -97,13 +97,16 @@ def test_a_cancelled_call_kills_its_command(project: Project) -> None:
 
 def test_output_comes_as_progress(project: Project) -> None:
     heard: list[str | None] = []
+    go = project.path.parent / "go"
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append(message)
+        go.touch()
 
     async def work() -> None:
         async with project.agent() as agent:
-            words = {"command": "echo first; sleep 0.6; echo second"}
+            wait = "until [ -e ../go ]; do sleep 0.05; done; sleep 0.5"  # not all is passed on
+            words = {"command": f"echo first; {wait}; echo second"}
             await agent.client.call_tool("run", words, progress_callback=hear)
 
     drive(work)
@@ -229,6 +232,24 @@ def test_a_session_by_name(project: Project) -> None:
     with Wire(project) as wire:  # without a name: that of the directory
         wire.greet()
         assert wire.call("status").data["name"] == "fix-42"
+
+
+def test_the_next_server_goes_on(project: Project) -> None:
+    """With the session of the directory, whatever forks of it there are."""
+    with Wire(project) as wire:
+        wire.greet()
+        wire.call("think", text="begin")
+    for _ in range(2):
+        with Wire(project) as wire:
+            wire.greet()
+            assert wire.call("status").data["name"] == "proj"
+            assert not wire.call("fork", n=2).failed
+            assert not wire.call("say", role="user", content="on").failed
+    project.ortet("close", "proj")
+    with Wire(project) as wire:
+        wire.greet()
+        assert wire.call("say", role="user", content="on").kind == "session_closed"
+        assert "on" in wire.call("brief").text
 
 
 def test_a_name_that_another_directory_has(project: Project) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from ortet.errors import Invalid, Unsupported
@@ -40,7 +42,6 @@ def mcp(
     from ortet.config import mcp_token
     from ortet.surface.mcp.desk import Desk
 
-    del call
     if host is not None and port is None:
         raise Invalid("bad_usage", "--host is for --http: give a PORT, or leave it out")
     try:
@@ -52,6 +53,8 @@ def mcp(
         ) from error
     with Desk(session=session, agent=agent, store=store) as desk:
         if port is None:
+            if sys.stdin.isatty():
+                call.note("a client of MCP speaks to this on standard input; Ctrl-C ends it")
             transports.over_stdio(desk, allow=allow_destructive)
         else:
             transports.over_http(

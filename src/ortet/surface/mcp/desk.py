@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortet.errors import Invalid, NotFound, Refused
+from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.surface.call import Call
 from ortet.surface.sessions import find
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
 
-_PATIENCE = 3.0
+_PATIENCE = 5.0
 """Seconds for which a session that another process has open is asked for again: a command of its
 user's, or a hook, is done in less."""
 
@@ -39,6 +39,7 @@ class Desk(Call):
         self._word = session
         self.agent = agent
         self._store = store
+        self._known = ""  # the id of the session, once it was found
 
     def __enter__(self) -> Desk:
         return self
@@ -69,23 +70,37 @@ class Desk(Call):
 
     def begun(self) -> SessionRow | None:
         """The session that is meant, if it was begun."""
+        from ortet.session.lifecycle import ARCHIVED, CLOSED, Roll
+
         try:
             hub = self.hub
         except NotFound as error:
             if error.kind != "no_store":
                 raise
             return None
-        place = str(self.directory)
-        for row in hub.sessions():
-            known = row.name == self._word if self._word is not None else row.path == place
-            if known and row.agent == self.agent:
-                return row
+        if self._known:
+            with suppress(NotFound):  # it was removed
+                row = Roll(hub.catalog).get(self._known)
+                if row.status not in (CLOSED, ARCHIVED):
+                    return row
+        found = self._looked_up(hub)
+        self._known = found.id if found is not None else ""
+        return found
+
+    def _looked_up(self, hub: Hub) -> SessionRow | None:
+        rows, place = hub.sessions(), str(self.directory)
+        if self._word is not None:  # of two with this name, ours
+            ours = [one for one in rows if (one.agent, one.name) == (self.agent, self._word)]
+            if ours:
+                return ours[0]
         try:
             return find(self, self._word)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
-            return None
+        # begun here, and not in its files yet, so that these are no workspace; no fork of it
+        fresh = (one for one in rows if one.path == place and one.family == one.id)
+        return next(fresh, None) if self._word is None else None
 
     def need(self) -> SessionRow:
         row = self.begun()
@@ -156,12 +171,17 @@ class Desk(Call):
         if row is not None:
             return hub.session(row.name, agent=row.agent, environment="asked")
         self._check_place()
-        return hub.session(
-            self._word or self._free_name(),
-            agent=self.agent,
-            workspace=self.directory,
-            environment="asked",
-        )
+        try:
+            return hub.session(
+                self._word or self._free_name(),
+                agent=self.agent,
+                workspace=self.directory,
+                environment="asked",
+            )
+        except Conflict:
+            if self.begun() is None:
+                raise
+            return self._opened(hub)  # another process was faster to begin it
 
     def _check_place(self) -> None:
         """A client may have started us anywhere: nobody wants all of a home in each commit."""

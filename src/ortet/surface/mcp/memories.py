@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,9 @@ from ortet.surface.mcp.moving import Confirm
 from ortet.surface.mcp.toolbox import ADDS, CONFIRMED, READS, Agreed, Answer, tool
 from ortet.surface.mcp.work import Why
 from ortet.surface.moments import moment
+
+if TYPE_CHECKING:
+    from ortet.session.session import Session
 
 Scope = Annotated[
     str | None,
@@ -78,9 +81,13 @@ def learn(
                 confidence=confidence,
                 since=moment(desk, "since", since),
                 until=moment(desk, "until", until, ahead=True),
-                supersedes=None if supersedes is None else meant(session, supersedes).id,
+                supersedes=_taken_from(session, supersedes),
             )
         return Recorded(session.id, session.line.tip().seq, "lesson" if lesson else "fact", id_)
+
+
+def _taken_from(session: Session, fact: str | None) -> str | None:
+    return None if fact is None else meant(session, fact, believed=True).id
 
 
 class Hit(msgspec.Struct, frozen=True):
