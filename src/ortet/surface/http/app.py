@@ -33,6 +33,7 @@ from ortet.surface.http.streams import Streams
 from ortet.surface.http.table import Endpoint, Table
 from ortet.surface.http.tenants import OpenHub, Tenants
 from ortet.surface.http.tokens import Tokens
+from ortet.surface.page.site import page_routes
 
 _HOUR = 3600.0
 
@@ -81,6 +82,7 @@ def make_app(
             *flow_routes(streams),
             *raw_routes(grant_of(desk)),
             *routes(table),
+            *page_routes(desk, streams),
         ],
         lifespan=lifespan,
         exception_handlers={

@@ -41,10 +41,12 @@ async def _login(desk: Desk, request: Request) -> Response:
     except Unknown:
         client = request.scope.get("client")
         desk.limits.stranger(client[0] if client else "")
+        if media == _FORM:
+            return RedirectResponse("/login?wrong", 303)
         raise
     told = {"token": caller.token, "name": caller.name, "allows": caller.allows}
     answer = (
-        RedirectResponse("/", 303)
+        RedirectResponse(_next(body), 303)
         if media == _FORM
         else Response(msgspec.json.encode(told), media_type=JSON)
     )
@@ -58,6 +60,13 @@ async def _logout(desk: Desk, request: Request) -> Response:
     answer = RedirectResponse("/", 303) if form else Response(status_code=204)
     answer.delete_cookie(COOKIE, **_how(request))
     return answer
+
+
+def _next(body: bytes) -> str:
+    """Where the form was, if that is a page of ours."""
+    path = parse_qs(body.decode()).get("next", ["/"])[0]
+    ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if ours else "/"
 
 
 def _how(request: Request) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""All pages: their addresses, what draws each, and the files they need.
+
+A page is a function from a Visit to a Response, in a module of its own; it reads in this process
+(`visit.view()`, `visit.hub()`), and what it changes it asks of the same HTTP operations as all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ortet.surface.http.desk import Desk
+from ortet.surface.http.streams import Streams
+from ortet.surface.page import home
+from ortet.surface.page.drawing import environment
+from ortet.surface.page.shelf import Shelf
+from ortet.surface.page.visit import Draw, Tab, endpoint, html, theme_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TABS = (Tab("timeline", "Timeline", ""),)
+"""The pages of one session, as its navigation lists them."""
+
+PAGES: tuple[tuple[str, Draw], ...] = (("/", home.sessions),)
+
+
+def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
+    del streams
+    shelf = Shelf()
+    templates = environment(shelf)
+    return [
+        Route("/static/{version}/{name:path}", shelf.answer, name="static"),
+        Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
+        Route("/favicon.ico", partial(_icon, shelf), name="icon"),
+        *(Route(path, endpoint(desk, templates, draw, TABS), name=path) for path, draw in PAGES),
+    ]
+
+
+async def _login(templates: Environment, request: Request) -> Response:
+    text = templates.get_template("login.html").render(
+        theme=theme_of(request),
+        wrong="wrong" in request.query_params,
+        back="/",
+        who=None,
+    )
+    return html(text)
+
+
+async def _icon(shelf: Shelf, _: Request) -> Response:
+    return RedirectResponse(shelf.address("mark.svg"), 302)
