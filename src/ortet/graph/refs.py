@@ -168,12 +168,12 @@ class Refs:
             oid = self._was(base, int(at))
         else:
             oid = head.oid if head is not None else self._base(base)
+        if self.sees is not None and not self.sees(oid):  # then not what comes before it, either
+            raise self._unknown(text)
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)
             go = self._history.nth_parent if sign == "~" else self._history.parent
             oid = go(oid, count)
-        if self.sees is not None and not self.sees(oid):
-            raise self._unknown(text)
         return oid
 
     def _base(self, text: str) -> Oid:
@@ -221,6 +221,8 @@ class Refs:
             raise self._unknown(text)
         values = [op.new for op in ops] + [ops[-1].old]
         oid = values[moves] if moves < len(values) else None
+        if oid is None and self.sees is not None:
+            raise self._unknown(text)
         if oid is None:
             raise NotFound(
                 "no_reflog",
@@ -229,6 +231,8 @@ class Refs:
         return oid
 
     def _only_branch(self) -> str:
+        if self.sees is not None:
+            raise Invalid("no_default", "say which branch, tag or commit you mean", candidates=[])
         names = [head.name for head in self.branches()]
         if len(names) == 1:
             return names[0]

@@ -19,6 +19,7 @@ from ortet.session.believing import episodes_of, facts_of
 from ortet.session.joining import journal_of
 
 if TYPE_CHECKING:
+    from ortet.session.scopes import Known
     from ortet.session.sessions import Sessions
     from ortet.session.view import View
 
@@ -38,16 +39,21 @@ class MemoryDiff(msgspec.Struct, frozen=True):
         return not (self.learned or self.given_up or self.episodes or self.decisions)
 
 
-class _Then(msgspec.Struct):
-    facts: dict[str, Fact]
-    all: dict[str, Fact]
-    episodes: dict[str, Episode]
-    decisions: dict[str, Decision]
+class Believed(msgspec.Struct, frozen=True):
+    """What is known at one moment, by id; `all` has what was given up, too."""
+
+    facts: dict[str, Fact] = {}
+    all: dict[str, Fact] = {}
+    episodes: dict[str, Episode] = {}
+    decisions: dict[str, Decision] = {}
 
 
 def memory_diff(sessions: Sessions, old: Oid, new: Oid) -> MemoryDiff:
     """See Hub.memory_diff."""
-    before, after = _then(sessions, old), _then(sessions, new)
+    return memory_between(believed_at(sessions, old), believed_at(sessions, new))
+
+
+def memory_between(before: Believed, after: Believed) -> MemoryDiff:
     gone = []
     for id_, fact in before.facts.items():
         if id_ not in after.facts:
@@ -67,12 +73,20 @@ def memory_diff(sessions: Sessions, old: Oid, new: Oid) -> MemoryDiff:
     )
 
 
-def _then(sessions: Sessions, commit: Oid) -> _Then:
+def believed_at(sessions: Sessions, commit: Oid) -> Believed:
     hub = sessions.hub
     state = hub.history.state(commit)
     mind = Mind.load(sessions.maps, hub.objects, journal_of(sessions, state).fold)
-    shared = sessions.scopes.then(state.memory)
-    return _Then(
+    return _believed(mind, sessions.scopes.then(state.memory))
+
+
+def believed_by(view: View) -> Believed:
+    """What a session knows now."""
+    return _believed(view.mind, view.shared())
+
+
+def _believed(mind: Mind, shared: list[Known]) -> Believed:
+    return Believed(
         facts=facts_of(mind, shared),
         all=facts_of(mind, shared, past=True),
         episodes=episodes_of(mind, shared),

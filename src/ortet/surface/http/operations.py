@@ -29,6 +29,7 @@ MODULES = (
     "ops_sessions",
     "ops_journal",
     "ops_plan",
+    "ops_history",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
