@@ -88,8 +88,12 @@ def describe(
     may_be(TEXT, key=key, name=name, replay=replay, scope=scope)
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
     own = key or _filled(said, function, args, kwargs)
-    chosen = Action(name or said.name, replay or said.replay, own, scope or said.scope)
-    check_text(name=chosen.name, key=chosen.key)
+    return checked(Action(name or said.name, replay or said.replay, own, scope or said.scope))
+
+
+def checked(chosen: Action) -> Action:
+    """What is said of an action, if that can be."""
+    check_text(name=chosen.name, key=chosen.key, replay=chosen.replay, scope=chosen.scope)
     _check(chosen.replay, chosen.scope)
     if chosen.replay == "idempotent" and not chosen.key:
         raise Invalid(

@@ -139,17 +139,17 @@ def from_carry(sessions: Sessions, text: str) -> Session:
             "no_session",
             f"session {record.name!r} is no more in this store: begin another",
         ) from error
-    _check_fresh(sessions.get(record.session), record)
+    check_fresh(sessions.get(record.session), record)
     session = sessions.open(record.name, agent=record.agent)
     try:
-        _check_fresh(session, record)
+        check_fresh(session, record)
     except BaseException:
         session.pause()
         raise
     return session
 
 
-def _check_fresh(session: View, record: Carried) -> None:
+def check_fresh(session: View, record: Carried) -> None:
     """Since then, nothing has happened that the record would have to know."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
     news = (event for event in session.events(record.seq) if not is_quiet(event))

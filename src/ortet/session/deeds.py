@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,15 @@ def key_of(row: SessionRow, scope: str, key: str) -> str:
     return f"{home}/{key}"
 
 
+class Intent(msgspec.Struct, frozen=True):
+    """A deed that its caller is to do now, and then to settle; `done`: it was done under the same
+    key before, with this `outcome`."""
+
+    effect: Effect
+    done: bool = False
+    outcome: Any = None
+
+
 class Deeds:
     """The actions of one session."""
 
@@ -114,15 +123,9 @@ class Deeds:
     ) -> Any:
         """`record` makes plain data of what the function returned, `recall` the reverse."""
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
-        check_text(why=why)
-        said, why = self._hub.hidden(arguments(args, kwargs)), self._hub.hidden(why)
-        before, version = self._before(action)
-        if before is not None and before.effect.state == _DONE:
-            return recall(outcome_of(before.effect.name, before.outcome))
-        with self._ledger.alone():
-            deed = self._begin(
-                action, said, why=why, before=before, version=version, approve=approve
-            )
+        deed = self._intend(action, args, kwargs, why=why, approve=approve)
+        if deed.effect.state == _DONE:
+            return recall(outcome_of(deed.effect.name, deed.outcome))
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
@@ -132,12 +135,48 @@ class Deeds:
         self._end(deed, _DONE, outcome=record(value))
         return value
 
+    def intend(
+        self,
+        action: Action,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        why: str,
+        approve: str | None,
+    ) -> Intent:
+        """The same as far as the deed itself, which is not done by this process."""
+        deed = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
+        if deed.effect.state == _DONE:
+            return Intent(deed.effect, True, outcome_of(deed.effect.name, deed.outcome))
+        self.doing.pop(deed.effect.id, None)
+        return Intent(deed.effect)
+
+    def _intend(
+        self,
+        action: Action,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        why: str,
+        approve: str | None,
+    ) -> Deed:
+        """Begun, durably; or as it was done under the same key."""
+        check_text(why=why)
+        said, why = self._hub.hidden(arguments(args, kwargs)), self._hub.hidden(why)
+        before, version = self._before(action)
+        if before is not None and before.effect.state == _DONE:
+            return before
+        with self._ledger.alone():
+            return self._begin(
+                action, said, why=why, before=before, version=version, approve=approve
+            )
+
     def current(self) -> str:
         """The id of the action this thread is in, "" for none."""
         mine = get_ident()
         return next((id_ for id_ in reversed(self.doing) if self.doing[id_] == mine), "")
 
-    def settle(self, effect: str, outcome: Any, *, failed: bool) -> Event:
+    def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
         row = self._hub.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)
@@ -146,7 +185,8 @@ class Deeds:
             raise Conflict(
                 "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
             )
-        return self._end(deed, _FAILED if failed else _DONE, outcome=outcome, settled=True)
+        state = _FAILED if failed or error else _DONE
+        return self._end(deed, state, outcome=outcome, error=error, settled=True)
 
     def _is_mine(self, deed: Deed) -> bool:
         return deed.session == self._row.id and deed.effect.state != _FAILED

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ortet.errors import Invalid, OrtetError, Refused
-from ortet.given import DICT, FLAG, check_text, may_be, must_be
+from ortet.given import DICT, FLAG, SEVERAL, check_text, may_be, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.journal.events import Draft, Event
 from ortet.journal.things import Artifact
 from ortet.session import artifacts
+from ortet.session.actions import Action, Replay, Scope, checked
 from ortet.session.artifacts import Content, Orphans
 from ortet.session.budget import Budget
 from ortet.session.calls import amounts_of, as_bytes, described
-from ortet.session.deeds import Deeds
+from ortet.session.deeds import Deeds, Intent
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import PAUSED
 from ortet.session.outside import Outside
@@ -53,6 +54,9 @@ class Making(Outside):
 
     @abstractmethod
     def _end(self, status: str, why: str) -> None: ...
+
+    @abstractmethod
+    def _must_move(self, verb: str) -> None: ...
 
     @abstractmethod
     def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo: ...
@@ -124,6 +128,44 @@ class Making(Outside):
         if refusal is not None:
             self._stop(refusal)
         return events[0]
+
+    # deeds that others do
+
+    def intend(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        why: str = "",
+        replay: Replay = "recorded",
+        key: str = "",
+        scope: Scope = "family",
+        approve: str | None = None,
+    ) -> Intent:
+        """What `act` does before it calls a function, for a deed that is done elsewhere: the intent
+        is durable when this returns, and `settle` says what became of it. Of a deed that was done
+        under the same key the outcome is given, and it is not to be done again.
+        """
+        action = checked(Action(name, replay, key, scope))
+        must_be(SEVERAL, args=args)
+        may_be(DICT, kwargs=kwargs)
+        self._must_move("begin a deed")
+        self._come_to_act()
+        return self._deeds.intend(action, args, kwargs or {}, why=why, approve=approve)
+
+    def settle(
+        self, effect: str, outcome: Any = None, *, failed: bool = False, error: str = ""
+    ) -> Event:
+        """Say what became of an action whose outcome is not known: its outcome, or that it failed,
+        with an `error` that says how."""
+        check_text(effect=effect, error=error)
+        must_be(FLAG, failed=failed)
+        self._must_move("settle")
+        self._touch()
+        event = self._deeds.settle(effect, outcome, failed=failed, error=error)
+        self._keep_pace("ended", event.data)
+        return event
 
     # things
 
@@ -211,11 +253,7 @@ class Making(Outside):
     @contextmanager
     def _acting(self) -> Iterator[None]:
         """Around an action: not without money; behind it the session may commit, or has to stop."""
-        self._touch()
-        self._take_in()
-        refusal = self._budget.gate()
-        if refusal is not None:
-            self._stop(refusal)
+        self._come_to_act()
         before = self._ledger.tip.seq
         try:
             yield
@@ -224,6 +262,13 @@ class Making(Outside):
                 self._keep_pace("ended", {})
             if self._refused and not self._deeds.doing:
                 self._end(PAUSED, _SPENT)
+
+    def _come_to_act(self) -> None:
+        self._touch()
+        self._take_in()
+        refusal = self._budget.gate()
+        if refusal is not None:
+            self._stop(refusal)
 
     def _stop(self, refusal: Refused) -> NoReturn:
         """The budget is spent: pause, as soon as no action is in progress."""

@@ -36,7 +36,7 @@ class Recalling:
         query: str,
         k: int = 10,
         *,
-        agent: str | None = None,
+        agent: Collection[str] | str | None = None,
         session: str | None = None,
         tiers: Collection[str] | str | None = None,
         at: Moment | None = None,
@@ -45,8 +45,8 @@ class Recalling:
         scope: str | None = None,
         explain: bool = False,
     ) -> Recalled:
-        """The k memories nearest to a question in all sessions, those of an `agent`, or one, and in
-        what they share, or in one `scope` alone; see `Session.recall`."""
+        """The k memories nearest to a question in all sessions, those of an `agent` or several, or
+        one, and in what they share, or in one `scope` alone; see `Session.recall`."""
         from ortet.session import remembering
 
         asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)

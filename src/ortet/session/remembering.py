@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ortet.errors import Invalid
-from ortet.given import FLAG, TEXT, TIMES, check_text, may_be, must_be
+from ortet.given import FLAG, SEVERAL, TEXT, TIMES, check_text, may_be, must_be
 from ortet.journal.events import Event
 from ortet.journal.line import Line
 from ortet.memory.records import EVERYONE, TIERS, Doc, End, Found, Path, Query, Span, Tier
@@ -95,14 +95,22 @@ def reach_of(sessions: Sessions, view: View, word: str | None) -> list[Reach]:
 
 
 def reach_everywhere(
-    sessions: Sessions, *, agent: str | None, session: str | None, word: str | None
+    sessions: Sessions,
+    *,
+    agent: Collection[str] | str | None,
+    session: str | None,
+    word: str | None,
 ) -> list[Reach]:
     """What all sessions, or some, can recall from. What several have been through is there once,
     believed as the first of them does: forks come after what they were forked from."""
-    may_be(TEXT, agent=agent, session=session)
+    may_be(TEXT, session=session)
+    agents = [agent] if agent is None or isinstance(agent, str) else agent
+    must_be(SEVERAL, agent=agents)
+    for one in agents:
+        may_be(TEXT, agent=one)
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
     rows = [chosen] if chosen else sessions.all()
-    rows = [row for row in rows if agent in (None, row.agent)]
+    rows = [row for row in rows if agent is None or row.agent in agents]
     found: list[Reach] = []
     names: set[str] = set()
     for number, row in enumerate(rows):

@@ -248,10 +248,6 @@ class Rehearsal(Session):
             return super().whatif(at, machine=machine, **change)
         return whatif(self._sessions, self._hub.get(self.id), at, machine=machine, **change)
 
-    def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
-        self._must_be_live("settle")
-        return super().settle(effect, outcome, failed=failed)
-
     @property
     def machine(self) -> Workspace:
         if self.replaying:

@@ -13,6 +13,7 @@ from ortet.journal.events import Event
 from ortet.journal.things import Fact, Message, Origin
 from ortet.journal.upcast import check_kind
 from ortet.session.believing import fact_in, facts_of
+from ortet.session.conversing import said_before
 from ortet.session.episodes import compaction_episode, episode_data, told_before
 from ortet.session.hits import Hit, fact_id
 from ortet.session.recollect import compacted
@@ -33,7 +34,9 @@ class Saying(View):
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event: ...
 
     @abstractmethod
-    def _add_all(self, kind: str, several: Sequence[Mapping[str, Any]]) -> list[Event]: ...
+    def _add_all(
+        self, kind: str, several: Sequence[Mapping[str, Any]], key: str = ""
+    ) -> list[Event]: ...
 
     @abstractmethod
     def _live(self) -> None: ...
@@ -45,10 +48,14 @@ class Saying(View):
         """A message; `content` is text, or the parts a model API takes."""
         return self._add("message", _message(role, content, extra))
 
-    def say_all(self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]]) -> list[Event]:
+    def say_all(
+        self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]], *, key: str = ""
+    ) -> list[Event]:
         """Messages that belong together, as (role, content) or as a model API has them: written at
-        once, so that all of them are there or none, for the price of one."""
+        once, so that all of them are there or none, for the price of one. Under a `key` they are
+        said once: the same call again, also by another process, gives the events of then."""
         must_be(SEVERAL, messages=messages)
+        check_text(key=key)
         said = []
         for message in messages:
             role, content, extra = "", None, {}
@@ -58,6 +65,9 @@ class Saying(View):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
             said.append(_message(role, content, extra))
+        if key and said and not self.replaying:
+            known = said_before(self, key, said)
+            return self._add_all("message", said, key) if known is None else known
         return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Corrupt, Invalid, Refused
-from ortet.given import FLAG, check_text, must_be
+from ortet.given import check_text
 from ortet.journal.events import Draft, Event
 from ortet.journal.pairs import lost
 from ortet.machine.abc import Command, Result
 from ortet.session.branch import Branch
 from ortet.session.budget import Budget
+from ortet.session.conversing import noted
 from ortet.session.deeds import Deeds
 from ortet.session.episodes import episode_data, told_before
 from ortet.session.guest import going, is_quiet
@@ -131,13 +132,6 @@ class Session(Inside):
         self._live()
         self._host.dirty = True
         return self._deeds.approvals.ask(what, why=why)
-
-    def settle(self, effect: str, outcome: Any = None, *, failed: bool = False) -> Event:
-        """Say what became of an action whose outcome is not known."""
-        self._touch()
-        check_text(effect=effect)
-        must_be(FLAG, failed=failed)
-        return self._deeds.settle(effect, outcome, failed=failed)
 
     # what it did
 
@@ -371,9 +365,14 @@ class Session(Inside):
         self._keep_pace(kind, data)
         return event
 
-    def _add_all(self, kind: str, several: Sequence[Mapping[str, Any]]) -> list[Event]:
+    def _add_all(
+        self, kind: str, several: Sequence[Mapping[str, Any]], key: str = ""
+    ) -> list[Event]:
         self._touch()
-        events = self._ledger.add(*(self._draft(kind, data) for data in several))
+        with self._ledger.alone():
+            row, after, hub = self._row, self._ledger.tip.seq, self._hub
+            rows = [noted(hub.catalog, row, after, key=key, messages=several)] if key else []
+            events = self._ledger.add(*(self._draft(kind, data) for data in several), rows=rows)
         self._keep_pace(kind, several[-1])
         return events
 

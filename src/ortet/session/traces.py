@@ -16,6 +16,7 @@ from ortet.journal.around import BROWSER, Browsing
 from ortet.journal.events import Event
 from ortet.journal.segments import segments, unseal
 from ortet.session.around import WINDOW, Known, all_rows, collaboration_rows
+from ortet.session.conversing import KIND as TURNS
 from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.replacing import journals
 from ortet.session.swarming import attempt_rows, swarm_rows
@@ -53,7 +54,7 @@ def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
     hub = sessions.hub
     kind = collaboration_rows(row.id)
     gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
-    gone.append(RowChange(BROWSER, row.id, None))
+    gone += [RowChange(BROWSER, row.id, None), RowChange(TURNS, row.id, None)]
     states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
     if states:
         states -= set(_shared(sessions, row))

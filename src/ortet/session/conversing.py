@@ -1,0 +1,76 @@
+"""What was said under a key: sent again, by whichever process gets it, it is not said again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.backend.abc import Catalog, RowChange
+from ortet.codec import decode, encode
+from ortet.errors import Invalid
+from ortet.given import check_text
+from ortet.journal.events import Event, check_plain
+
+if TYPE_CHECKING:
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.view import View
+
+Message = Mapping[str, Any]
+"""As its event has it."""
+
+KIND = "turns"
+"""Rows of this kind, by the id of a session, hold the keys of what was said last in it."""
+
+_KEPT = 32
+"""Whoever sends something again does so before others have said this much."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Messages of one call: events `first` to `last` of a timeline. A session that was restored to
+    before them has other events of these numbers, of another timeline."""
+
+    key: str
+    digest: bytes
+    timeline: str
+    first: int
+    last: int
+
+
+def mark_of(messages: Sequence[Message]) -> bytes:
+    """The same for the same messages."""
+    for message in messages:
+        check_plain(message)
+    return sha256(encode(list(messages))).digest()
+
+
+def said_before(view: View, key: str, messages: Sequence[Message]) -> list[Event] | None:
+    """What was said under the key; None when nothing was, or it was restored away."""
+    check_text(key=key)
+    known = next((one for one in _known(view.hub.catalog, view.id) if one.key == key), None)
+    if known is None:
+        return None
+    events = list(view.events(known.first - 1, known.last))
+    if [one.timeline for one in events] != [known.timeline] * (known.last - known.first + 1):
+        return None
+    if known.digest != mark_of(messages):
+        raise Invalid(
+            "key_reused", f"under key {key!r} something else was said: give each turn its own"
+        )
+    return events
+
+
+def noted(
+    catalog: Catalog, row: SessionRow, after: int, *, key: str, messages: Sequence[Message]
+) -> RowChange:
+    """To be written with the messages, which follow event `after`."""
+    said = Said(key, mark_of(messages), row.timeline, after + 1, after + len(messages))
+    others = [one for one in _known(catalog, row.id) if one.key != key]
+    return RowChange(KIND, row.id, encode([*others[1 - _KEPT :], said]))
+
+
+def _known(catalog: Catalog, session: str) -> list[Said]:
+    row = catalog.row(KIND, session)
+    return decode(list[Said], row.value) if row is not None else []

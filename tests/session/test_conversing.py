@@ -1,0 +1,60 @@
+"""What is said under a key is said once, whoever says it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Invalid
+from ortet.session.hub import Hub
+
+HELLO = [("user", "hello"), ("assistant", "hi")]
+
+
+def contents(hub: Hub, session: str) -> list[object]:
+    return [message.content for message in hub.get(session).messages()]
+
+
+def test_by_another_process_too(store: Path) -> None:
+    with open_hub(store) as hub, hub.session("s") as s:
+        first = s.say_all(HELLO, key="t1")
+    with open_hub(store) as hub, hub.session("s") as s:
+        again = s.say_all(HELLO, key="t1")
+        assert [event.seq for event in again] == [event.seq for event in first]
+        s.say_all(HELLO, key="t2")
+        assert contents(hub, s.id) == ["hello", "hi"] * 2
+
+
+def test_a_key_is_for_one_turn(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say_all(HELLO, key="t1")
+        with pytest.raises(Invalid) as caught:
+            s.say_all([("user", "something else")], key="t1")
+        assert caught.value.kind == "key_reused"
+        with pytest.raises(Invalid):
+            s.say_all(HELLO, key=5)  # type: ignore[arg-type]
+
+
+def test_what_was_restored_away_can_be_said_again(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say_all([("user", "before")], key="t0")
+        point = s.commit("before").oid
+        s.say_all(HELLO, key="t1")
+        s.restore(point)
+        assert len(s.say_all([("user", "before")], key="t0")) == 1
+        assert [message.content for message in s.messages()] == ["before"]
+        s.say_all(HELLO, key="t1")
+        assert [message.content for message in s.messages()] == ["before", "hello", "hi"]
+
+
+def test_keys_go_with_the_session(hub: Hub) -> None:
+    with hub.session("s") as s:
+        for number in range(40):
+            s.say_all([("user", str(number))], key=f"t{number}")
+        s.say_all([("user", "39")], key="t39")
+        assert len(s.messages()) == 40
+    assert len(hub.catalog.rows("turns")) == 1
+    hub.remove(s.id)
+    assert hub.catalog.rows("turns") == []

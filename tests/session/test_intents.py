@@ -1,0 +1,99 @@
+"""Deeds that are done elsewhere: the intent is durable before, and somebody says what became."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.config import open_hub
+from ortet.errors import Conflict, Invalid, Refused, Unsettled
+from ortet.session.hub import Hub
+
+
+def test_begun_then_settled(hub: Hub) -> None:
+    with hub.session("s") as s:
+        begun = s.intend("mail", ["ann"], {"kind": "welcome"}, why="she asked", key="m1")
+        assert (begun.done, begun.effect.state) == (False, "begun")
+        other = hub.get(s.id)
+        assert [effect.id for effect in other.effects()] == [begun.effect.id]
+        told = next(event for event in other.events() if event.kind == "begun")
+        assert (told.data["args"], told.data["kwargs"]) == (["ann"], {"kind": "welcome"})
+        s.settle(begun.effect.id, {"sent": True})
+        again = s.intend("mail", ["ann"], {"kind": "welcome"}, key="m1")
+        assert (again.done, again.outcome) == (True, {"sent": True})
+        assert [effect.state for effect in s.effects()] == ["done"]
+        with pytest.raises(Conflict, match="nothing to settle"):
+            s.settle(begun.effect.id, {"sent": False})
+
+
+def test_what_became_of_it_is_not_guessed(store: Path) -> None:
+    with open_hub(store) as hub, hub.session("s") as s:
+        first = s.intend("pay", [7], key="invoice", replay="once").effect.id
+        with pytest.raises(Unsettled):
+            s.intend("pay", [7], key="invoice", replay="once")
+        assert s.intend("look", key="page", replay="idempotent").effect.id == (
+            s.intend("look", key="page", replay="idempotent").effect.id
+        )
+    with open_hub(store) as hub, hub.session("s") as s:
+        with pytest.raises(Unsettled):
+            s.intend("pay", [7], key="invoice", replay="once")
+        s.settle(first, error="ConnectionError: the bank was away")
+        states = {effect.id: effect.state for effect in s.effects()}
+        assert states[first] == "failed"
+        assert s.intend("pay", [7], key="invoice", replay="once").effect.id == first
+
+
+def test_a_failure_is_told(hub: Hub) -> None:
+    with hub.session("s") as s:
+        effect = s.intend("mail").effect.id
+        event = s.settle(effect, error="no such person")
+        assert (event.data["state"], event.data["error"]) == ("failed", "no such person")
+        assert "no such person" in str(s.briefing())
+
+
+def test_it_waits_for_a_human_and_for_money(hub: Hub) -> None:
+    with hub.session("s") as s:
+        with pytest.raises(Refused) as caught:
+            s.intend("deploy", approve="it is Friday")
+        hub.approve(s.id, caught.value.details["id"], by="ann")
+        assert s.intend("deploy", approve="it is Friday").effect.state == "begun"
+    with hub.session("poor", budget={"usd": 1}) as s:
+        with pytest.raises(Refused):
+            s.spend(usd=2)
+    with hub.session("poor") as s, pytest.raises(Refused) as caught:
+        s.intend("buy")
+    assert caught.value.kind == "budget_spent"
+
+
+def test_the_end_of_a_deed_is_the_end_of_an_action(hub: Hub) -> None:
+    with hub.session("s", commit="action") as s:
+        effect = s.intend("mail").effect.id
+        assert s.head is None
+        s.settle(effect, "sent")
+        assert s.head is not None
+
+
+def test_forks_do_it_once(hub: Hub) -> None:
+    with hub.session("s") as s:
+        (fork,) = s.fork(1)
+        effect = s.intend("mail", key="k").effect.id
+        with pytest.raises(Conflict, match="being done"):
+            fork.intend("mail", key="k")
+        s.settle(effect, 5)
+        assert fork.intend("mail", key="k").outcome == 5
+
+
+def test_what_cannot_be(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "hi")
+        with pytest.raises(Invalid, match="give key="):
+            s.intend("x", replay="idempotent")
+        with pytest.raises(Invalid, match="replay="):
+            s.intend("x", replay="twice")  # type: ignore[arg-type]
+        for wrong in (5, "x", None):
+            with pytest.raises(Invalid):
+                s.intend("x", wrong)  # type: ignore[arg-type]
+        assert s.effects() == []
+    with hub.session("s", replay=True) as s, pytest.raises(Refused, match="a replay cannot"):
+        s.intend("x")
