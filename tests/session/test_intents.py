@@ -58,9 +58,8 @@ def test_it_waits_for_a_human_and_for_money(hub: Hub) -> None:
             s.intend("deploy", approve="it is Friday")
         hub.approve(s.id, caught.value.details["id"], by="ann")
         assert s.intend("deploy", approve="it is Friday").effect.state == "begun"
-    with hub.session("poor", budget={"usd": 1}) as s:
-        with pytest.raises(Refused):
-            s.spend(usd=2)
+    with hub.session("poor", budget={"usd": 1}) as s, pytest.raises(Refused):
+        s.spend(usd=2)
     with hub.session("poor") as s, pytest.raises(Refused) as caught:
         s.intend("buy")
     assert caught.value.kind == "budget_spent"

@@ -106,8 +106,8 @@ def reach_everywhere(
     may_be(TEXT, session=session)
     agents = [agent] if agent is None or isinstance(agent, str) else agent
     must_be(SEVERAL, agent=agents)
-    for one in agents:
-        may_be(TEXT, agent=one)
+    for named in agents:
+        may_be(TEXT, agent=named)
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
     rows = [chosen] if chosen else sessions.all()
     rows = [row for row in rows if agent is None or row.agent in agents]
