@@ -166,7 +166,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
         def start(*options: str, home: Path | None = None, **env: str) -> Server:
             started = Server(home or tmp_path / "served", *options, env=env)
-            last.callback(lambda: started.process.poll() is None and started.kill())
+            last.callback(started.kill)
             return started
 
         yield start

@@ -36,7 +36,7 @@ class TooMany(Unavailable):
     """429: this caller has asked for more than its share."""
 
 
-_STATUS: dict[type[OrtetError], int] = {
+STATUS: dict[type[OrtetError], int] = {
     Unknown: 401,
     HeadMoved: 412,
     TooLarge: 413,
@@ -52,7 +52,7 @@ def hidden(text: bytes) -> bytes:
 
 def refusal(error: OrtetError) -> Response:
     """An error as it is told: the one shape that it has everywhere."""
-    status = _STATUS.get(type(error)) or code_of(error).status
+    status = STATUS.get(type(error)) or code_of(error).status
     headers = {}
     if status == 401:
         headers["www-authenticate"] = 'Bearer realm="ortet"'

@@ -26,6 +26,7 @@ from ortet.surface.http.gate import Gate, Policy
 from ortet.surface.http.health import Health, count_all
 from ortet.surface.http.login import login_routes
 from ortet.surface.http.logs import Log
+from ortet.surface.http.openapi import Document
 from ortet.surface.http.operations import operations
 from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.rawgrant import grant_of
@@ -79,6 +80,7 @@ def make_app(
         routes=[
             *health.routes(),
             *login_routes(desk),
+            *Document().routes(),
             *flow_routes(streams),
             *raw_routes(grant_of(desk)),
             *routes(table),

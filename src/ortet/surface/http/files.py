@@ -64,6 +64,11 @@ class FileList(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
+async def list_files(streams: Streams, request: Request, ask: ReadFile) -> Response:
+    """What lies at the top of a commit's workspace, as JSON."""
+    return await read_file(streams, request, ask)
+
+
 async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Response:
     """A file of a commit as bytes, or a part of it (Range); a directory or a link as JSON."""
     path = path_of(request)

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from ortet.journal.things import Artifact
 from ortet.surface.http import wire
 from ortet.surface.http.artifacts import GetArtifact, PutArtifact, get_artifact, put_artifact
 from ortet.surface.http.bundles import MEDIA as BUNDLE
-from ortet.surface.http.bundles import ReadBundle, SendBundle, read_bundle, send_bundle
-from ortet.surface.http.files import ReadFile, read_file
+from ortet.surface.http.bundles import Imported, ReadBundle, SendBundle, read_bundle, send_bundle
+from ortet.surface.http.files import FileList, ReadFile, list_files, read_file
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.sse import MEDIA
 from ortet.surface.http.stream_journal import FollowJournal, journal_stream
@@ -30,7 +31,7 @@ Flowing = Callable[[Streams, Request, Any], Awaitable[Response]]
 
 class Flow(NamedTuple):
     """One line of the table. `ask` is what the query says; `takes` and `gives` are the media types
-    of bodies, "" for none."""
+    of bodies, "" for none; `told` is the type of an answer that is JSON."""
 
     method: str
     path: str
@@ -39,6 +40,8 @@ class Flow(NamedTuple):
     do: Flowing
     gives: str
     takes: str = ""
+    told: type[msgspec.Struct] | None = None
+    status: int = 200
 
     @property
     def name(self) -> str:
@@ -57,11 +60,11 @@ FLOWS = (
     Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
     Flow("GET", _OUTPUT, "read", FollowOutput, output_stream, MEDIA),
     Flow("GET", _ARTIFACT, "read", GetArtifact, get_artifact, ANY),
-    Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY),
-    Flow("GET", _FILES, "read", ReadFile, read_file, JSON),
+    Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY, Artifact, 201),
+    Flow("GET", _FILES, "read", ReadFile, list_files, JSON, told=FileList),
     Flow("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, ANY),
     Flow("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
-    Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE),
+    Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE, Imported, 201),
 )
 
 

@@ -17,6 +17,7 @@ from ortet.surface.http.desk import Desk
 from ortet.surface.http.streams import Streams
 from ortet.surface.page import home
 from ortet.surface.page.drawing import environment
+from ortet.surface.page.reference import Reference
 from ortet.surface.page.shelf import Shelf
 from ortet.surface.page.visit import Draw, Tab, endpoint, html, theme_of
 
@@ -36,6 +37,7 @@ def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
     return [
         Route("/static/{version}/{name:path}", shelf.answer, name="static"),
         Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
+        *Reference(templates).routes(),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
         *(Route(path, endpoint(desk, templates, draw, TABS), name=path) for path, draw in PAGES),
     ]
