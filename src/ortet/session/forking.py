@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ortet.backend.abc import Append, Claim, Move, RowChange
-from ortet.errors import Conflict
+from ortet.errors import Conflict, Invalid
 from ortet.graph.records import State
-from ortet.ids import Oid
+from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Tip
 from ortet.session.company import Together
 from ortet.session.guest import beginning, fresh, start_of
@@ -41,6 +41,28 @@ def fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> li
     when there is one of them already. They have files if it has."""
     fork = fork_files if parent.row.has_files else fork_minds
     return fork(sessions, parent, point, len(named.tails), named=named)
+
+
+def fork_at(
+    parent: Session, at: Oid | None, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
+) -> list[Session]:
+    """As `parent.fork`, from the commit `at` (None: from here), and with these `names`, or n."""
+    if len(set(names)) < len(names):
+        raise Invalid("bad_name", "two forks cannot have one name: give each its own")
+    parent._live()
+    parent._take_in()
+    sessions = parent.hub._minds()
+    with sessions.hub.writing():  # the commit may be one that only its id leads to
+        point = from_hex(parent.commit("fork point").oid) if at is None else at
+        parent._budget.give_back()  # so that the forks find it
+        named, count = Named(names, lambda _: ()) if names else None, len(names) or n
+        if machine and parent.row.has_files:
+            forks = fork_files(sessions, parent, point, count, named=named, present=False)
+        else:
+            forks = fork_minds(sessions, parent, point, count, named=named)
+    for one in forks:
+        one.take_after(parent)
+    return forks
 
 
 def fork_minds(
@@ -98,8 +120,9 @@ def fork_files(
     *,
     first: tuple[Tip, Draft] | None = None,
     named: Named | None = None,
+    present: bool = True,
 ) -> list[Session]:
-    """The same with files and processes of their own."""
+    """The same with files and processes of their own. `present`: the commit was just made."""
     rows: list[SessionRow] = []
     files = "private" if parent.row.path else ROOM
     state = sessions.hub.history.state(point)
@@ -114,7 +137,7 @@ def fork_files(
             _check_free(sessions, parent, names)
         return _together(sessions, parent, rows, first, named)
 
-    if isinstance(parent, Session) and first is None and named is None:
+    if present and isinstance(parent, Session) and first is None and named is None:
         made, leases = parent.machine.fork_at(point, n, minds=minds)
     else:  # at a commit that is not the present of its machine
         known = sessions.hub.registry.need(parent.row.branch)

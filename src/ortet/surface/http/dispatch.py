@@ -67,6 +67,10 @@ class _Call:
         operation, request = self._operation, self._request
         caller = self.caller = self.caller or self._desk.known(request)
         caller.need(operation.needs)
+        if operation.on in (Hub, Rooms) and caller.agents and not operation.filtered:
+            raise Refused(
+                "token_agents", "this is about all agents, and the token is for some: use another"
+            )
         rooms = self._desk.tenants.rooms(caller.tenant)
         given: dict[str, Any] = {}
         if operation.ask is not None:
@@ -78,6 +82,8 @@ class _Call:
             )
         if operation.wants_caller:
             given["caller"] = caller
+        if operation.wants_rooms:
+            given["rooms"] = rooms
         key = request.headers.get("idempotency-key")
         if key is None or not operation.writes:
             return self._done(rooms, given)
@@ -93,10 +99,6 @@ class _Call:
         operation, do, caller = self._operation, self._operation.do, self.caller
         assert caller is not None
         sight = self._desk.sight
-        if operation.on in (Hub, Rooms) and caller.agents and not operation.filtered:
-            raise Refused(
-                "token_agents", "this is about all agents, and the token is for some: use another"
-            )
         if operation.on is Hub:
             with rooms.hub() as hub, sight.of(caller, hub):
                 return self._told(do(hub, **given))

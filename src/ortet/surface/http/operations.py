@@ -4,7 +4,7 @@ An operation is a plain function. The type of its first parameter says what it w
 `View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
 `Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
 path come from there, the others from the query of a GET or DELETE, else from the JSON body.
-`caller` is who asks.
+`caller` is who asks, `rooms` where other sessions are.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MODULES = (
     "ops_journal",
     "ops_plan",
     "ops_history",
+    "ops_refs",
+    "ops_moving",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -50,6 +52,7 @@ class Operation(NamedTuple):
     status: int
     moves: bool
     wants_caller: bool
+    wants_rooms: bool
     filtered: bool
     noun: str
     text: str
@@ -100,6 +103,7 @@ def operation(
                 status=status,
                 moves=moves,
                 wants_caller="caller" in others,
+                wants_rooms="rooms" in others,
                 filtered=filtered,
                 noun=function.__module__.rpartition("ops_")[2],
                 text=inspect.getdoc(function) or "",
