@@ -5,7 +5,7 @@ The rows are written with the spend events and outlive them: what was erased was
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from typing import Literal, get_args
 
@@ -43,6 +43,15 @@ class Second(msgspec.Struct, frozen=True):
     at: int
     amounts: dict[str, float]
     spends: int
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What one session spent on one model in one second, `time` in ns since 1970."""
+
+    time: int
+    session: str
+    model: str
+    amounts: dict[str, float]
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -90,17 +99,36 @@ def charged(
     return RowChange(_KIND, key, new, expect=found.version if found else 0)
 
 
-def bill(catalog: Catalog, since: Since, by: By) -> list[Bill]:
-    """Totals in order of their keys. `since` counts from the beginning of its second, UTC."""
+def bill(
+    catalog: Catalog, since: Since, by: By, *, sees: Callable[[str], bool] = lambda _: True
+) -> list[Bill]:
+    """Totals in order of their keys, of the agents that one `sees`. `since` counts from the
+    beginning of its second, UTC."""
     if by not in get_args(By):
         raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(By))}")
     lines: dict[str, Bill] = {}
     for when, part in _spans(catalog, _start(since)):
+        if not sees(part.agent):
+            continue
         key = {"agent": part.agent, "session": part.session, "model": part.model}.get(by, when[:10])
         name = part.name if by == "session" else key
         old = lines.get(key) or Bill(key, name, {}, 0)
         lines[key] = Bill(key, name, add(old.amounts, part.amounts), old.spends + part.spends)
     return [lines[key] for key in sorted(lines)]
+
+
+def spends(catalog: Catalog, since: Since) -> Iterator[Spent]:
+    """One after the other, in order of their minutes; rows that know no seconds are one spend."""
+    for when, part in _spans(catalog, _start(since)):
+        minute = int(datetime.fromisoformat(_whole(when)).timestamp())
+        for one in part.seconds or [Second(0, part.amounts, part.spends)]:
+            at = (minute + one.at) * 10**9
+            yield Spent(at, part.session, part.model, one.amounts)
+
+
+def _whole(when: str) -> str:
+    """A minute, or an hour of an earlier release, as a time."""
+    return f"{when}+00:00" if len(when) == _TO_MINUTE else f"{when}:00+00:00"
 
 
 def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, Span]]:

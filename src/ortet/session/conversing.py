@@ -48,18 +48,30 @@ def mark_of(messages: Sequence[Message]) -> bytes:
 
 def said_before(view: View, key: str, messages: Sequence[Message]) -> list[Event] | None:
     """What was said under the key; None when nothing was, or it was restored away."""
-    check_text(key=key)
-    known = next((one for one in _known(view.hub.catalog, view.id) if one.key == key), None)
+    known, events = _under(view, key)
     if known is None:
-        return None
-    events = list(view.events(known.first - 1, known.last))
-    if [one.timeline for one in events] != [known.timeline] * (known.last - known.first + 1):
         return None
     if known.digest != mark_of(messages):
         raise Invalid(
             "key_reused", f"under key {key!r} something else was said: give each turn its own"
         )
     return events
+
+
+def is_said(view: View, key: str) -> bool:
+    """Whether anything was said under the key, and was not restored away."""
+    return _under(view, key)[0] is not None
+
+
+def _under(view: View, key: str) -> tuple[Said | None, list[Event]]:
+    check_text(key=key)
+    known = next((one for one in _known(view.hub.catalog, view.id) if one.key == key), None)
+    if known is None:
+        return None, []
+    events = list(view.events(known.first - 1, known.last))
+    if [one.timeline for one in events] != [known.timeline] * (known.last - known.first + 1):
+        return None, []
+    return known, events
 
 
 def noted(

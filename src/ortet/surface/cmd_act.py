@@ -93,26 +93,13 @@ def act_ls(call: Call, session: str | None, *, state: str | None) -> None:
 
 def _actions(view: View) -> list[dict[str, Any]]:
     """Each effect on this timeline, with what its events say of it."""
-    said: dict[str, dict[str, Any]] = {}
-    for event in view.events():
-        if event.kind == "begun" and not event.erased:
-            said[event.data["id"]] = {
-                "args": event.data.get("args", []),
-                "kwargs": event.data.get("kwargs", {}),
-                "approval": event.data.get("approval", ""),
-            }
-        elif event.kind == "ended" and not event.erased:
-            outcome = {key: event.data.get(key) for key in ("outcome", "error")}
-            said.setdefault(event.data["id"], {}).update(outcome)
-    nothing: dict[str, Any] = {
-        "args": [],
-        "kwargs": {},
-        "approval": "",
-        "outcome": None,
-        "error": None,
-    }
-    effects = sorted(view.mind.effects, key=lambda effect: effect.begun)
-    return [{**render.fields(one), **nothing, **said.get(one.id, {})} for one in effects]
+    from ortet.surface.doings import actions_of
+
+    found = []
+    for one in actions_of(view):
+        told = render.fields(one)
+        found.append({**render.fields(told.pop("effect")), **told})
+    return found
 
 
 def _called(action: dict[str, Any]) -> str:
@@ -238,6 +225,8 @@ def _approval_data(row: SessionRow, approval: Approval) -> dict[str, Any]:
 
 
 def _answer(call: Call, word: str, session: str | None, by: str, why: str, *, ok: bool) -> None:
+    from ortet.surface.doings import answer_approval
+
     known = _approvals(call, session)
     id_ = pick((one.id for _, one in known), word)
     found = [(row, one) for row, one in known if one.id == id_]
@@ -248,26 +237,10 @@ def _answer(call: Call, word: str, session: str | None, by: str, why: str, *, ok
     if len(found) > 1:  # forks ask for what they were forked with
         names = ", ".join(row.name for row, _ in found[:5])
         raise Conflict("ambiguous", f"{word!r} is asked for by {names}: say which with -s")
-    ((row, asked),) = found
-    wanted = "given" if ok else "denied"
-    if asked.state != "asked":
-        raise _answered(asked)
-    now = call.hub.approve(row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
-    if now.state != wanted:  # another was faster
-        raise _answered(now)
+    ((row, _),) = found
+    now = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
     line = f"{'approved' if ok else 'denied'} for {row.name}: {render.title(now.what)}"
     call.emit(_approval_data(row, now), [line])
-
-
-def _answered(approval: Approval) -> Conflict:
-    return Conflict(
-        "answered",
-        f"approval {tail(approval.id)} was {approval.state} by {approval.by}, and the first answer "
-        "counts: have it asked again",
-        id=approval.id,
-        state=approval.state,
-        by=approval.by,
-    )
 
 
 @verb()

@@ -16,7 +16,6 @@ from ortet.surface.call import Call, as_text, verb
 from ortet.surface.sessions import event_data, find, read, row_data, value_of
 
 if TYPE_CHECKING:
-    from ortet.journal.events import Event
     from ortet.session.lifecycle import SessionRow
     from ortet.session.played import Played
 
@@ -43,30 +42,10 @@ def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
     if command:
         _run(call, row, command)
         return
-    steps = _steps(list(call.hub.get(row.id).events()))
+    from ortet.surface.doings import steps_of
+
+    steps = [render.fields(one) for one in steps_of(call.hub.get(row.id).events())]
     call.emit(steps, (_step_line(step) for step in steps))
-
-
-_GOT = ("state", "outcome", "error")
-
-
-def _steps(events: list[Event]) -> list[dict[str, Any]]:
-    """What the program did, each action with what it got."""
-    from ortet.journal.replay import AROUND
-
-    found: list[dict[str, Any]] = []
-    tries: dict[str, dict[str, Any]] = {}  # by id of the deed: the last, which an end belongs to
-    for event in events:
-        id_ = event.data.get("id", "")
-        if event.kind == "ended" and id_ in tries:
-            tries[id_].update({key: event.data.get(key) for key in _GOT})
-        if event.kind in AROUND or event.waiting:
-            continue
-        step = {"seq": event.seq, "kind": event.kind, "data": event.data}
-        found.append({**step, **dict.fromkeys(_GOT)})
-        if event.kind == "begun":
-            tries[id_] = found[-1]
-    return found
 
 
 def _step_line(step: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from ortet.session.view import View
 from ortet.surface.http import wire
 from ortet.surface.http.answers import JSON, HeadMoved, TooLarge, TooSlow, bug, refusal
 from ortet.surface.http.desk import Desk
-from ortet.surface.http.once import Answered, once
+from ortet.surface.http.once import Answered, check_key, once
 from ortet.surface.http.operations import Operation
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.tokens import Caller
@@ -85,7 +85,9 @@ class _Call:
         if operation.wants_rooms:
             given["rooms"] = rooms
         key = request.headers.get("idempotency-key")
-        if key is None or not operation.writes:
+        if operation.wants_key:
+            given["key"] = check_key(key) if key is not None else ""
+        if key is None or operation.wants_key or not operation.writes:
             return self._done(rooms, given)
         where = f"{request.url.path}?{request.url.query}"
         asked = f"{operation.method} {where}\n".encode() + self.body
@@ -103,9 +105,13 @@ class _Call:
             with rooms.hub() as hub, sight.of(caller, hub):
                 return self._told(do(hub, **given))
         if operation.on is Rooms:
+            if operation.runs:
+                self._check_runs(rooms, caller)
             return self._told(do(rooms, **given))
         row = rooms.row(self._request.path_params["session"], caller.sees)
         self._request.scope["state"]["session"] = row.id
+        if operation.runs:
+            caller.need_host()
         if operation.on is View:
             with rooms.view(row.id) as view, sight.of(caller, view.hub):
                 return self._told(do(view, **given), _etag(view))
@@ -113,6 +119,12 @@ class _Call:
             self._check_head(session)
             found = do(session, **given)
             return self._told(found, _etag(session) if operation.moves else "")
+
+    def _check_runs(self, rooms: Rooms, caller: Caller) -> None:
+        """Whose session it is not is not told whether there is one."""
+        if (named := self._request.path_params.get("session")) is not None:
+            rooms.row(named, caller.sees)
+        caller.need_host()
 
     def _check_head(self, session: Session) -> None:
         """`If-Match`: only if nobody has moved the head since the caller looked."""

@@ -4,7 +4,9 @@ An operation is a plain function. The type of its first parameter says what it w
 `View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
 `Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
 path come from there, the others from the query of a GET or DELETE, else from the JSON body.
-`caller` is who asks, `rooms` where other sessions are.
+`caller` is who asks, `rooms` where other sessions are. An operation that takes the `key` of the
+request sees to it by itself that the same is not done twice: for what must be told apart even when
+a server was killed.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ MODULES = (
     "ops_sessions",
     "ops_journal",
     "ops_plan",
+    "ops_memory",
+    "ops_recall",
+    "ops_deeds",
+    "ops_money",
+    "ops_artifacts",
+    "ops_around",
+    "ops_secrets",
+    "ops_runs",
+    "ops_turns",
     "ops_history",
     "ops_refs",
     "ops_moving",
@@ -39,7 +50,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Operation(NamedTuple):
     """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
     session, so that `If-Match` holds it to the head that the caller has seen; `filtered`: it works
-    on all sessions, and shows a caller who may see some agents only what is theirs."""
+    on all sessions, and shows a caller who may see some agents only what is theirs; `runs`: it is
+    for those who may run commands on the server's host."""
 
     name: str
     method: str
@@ -53,7 +65,9 @@ class Operation(NamedTuple):
     moves: bool
     wants_caller: bool
     wants_rooms: bool
+    wants_key: bool
     filtered: bool
+    runs: bool
     noun: str
     text: str
 
@@ -78,11 +92,13 @@ def operation(
     status: int = 200,
     moves: bool = False,
     filtered: bool = False,
+    runs: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Puts a function into the table. Without `needs`, a GET needs read and all else write.
 
     What works on a `Hub` or on `Rooms` is refused to a token that is for some agents, unless it is
-    `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches.
+    `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches. With `runs`, a
+    token that may run nothing on this host is refused, once it is known that it sees the session.
     """
 
     def add(function: _Function) -> _Function:
@@ -104,7 +120,9 @@ def operation(
                 moves=moves,
                 wants_caller="caller" in others,
                 wants_rooms="rooms" in others,
+                wants_key="key" in others,
                 filtered=filtered,
+                runs=runs,
                 noun=function.__module__.rpartition("ops_")[2],
                 text=inspect.getdoc(function) or "",
             )

@@ -113,7 +113,7 @@ class Say(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/messages", status=201)
 def say(session: Session, ask: Say) -> EventInfo:
     """Add a message."""
-    return written(session, session.say_all([_message(ask)])[0])
+    return written(session, session.say_all([as_message(ask)])[0])
 
 
 class SayAll(Ask, frozen=True):
@@ -128,11 +128,11 @@ class Events(msgspec.Struct, frozen=True):
 def say_all(session: Session, ask: SayAll) -> Events:
     """Add messages that belong together: all of them or none."""
     return Events(
-        [written(session, one) for one in session.say_all(list(map(_message, ask.messages)))]
+        [written(session, one) for one in session.say_all(list(map(as_message, ask.messages)))]
     )
 
 
-def _message(said: Say) -> dict[str, Any]:
+def as_message(said: Say) -> dict[str, Any]:
     return {**said.extra, "role": said.role, "content": said.content}
 
 
