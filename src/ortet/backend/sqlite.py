@@ -110,7 +110,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         appends: Sequence[Append] = (),
         claims: Sequence[Claim] = (),
     ) -> list[Lease]:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             now = self._clock.now_ns()  # after the wait for the lock, so that the log is in order
             if lease is not None:
@@ -140,21 +140,21 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             return int(db.execute("SELECT coalesce(max(seq), 0) FROM ops").get)
 
     def trim_ops(self, before_time: int) -> int:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_TRIM, (before_time,))
             return db.changes()
 
     # leases
 
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             lease = claim_lease(db, Claim(name, owner, ttl_ns), self._clock.now_ns())
             db.execute(_COMMIT)
         return lease
 
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             expires = expiry(self._clock.now_ns(), ttl_ns)
             db.execute(_EXTEND, (expires, lease.name, lease.owner, lease.fence))
@@ -164,7 +164,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         return Lease(lease.name, lease.owner, lease.fence, expires)
 
     def release(self, lease: Lease) -> None:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             db.execute(_END, (lease.name, lease.owner, lease.fence))
             if db.changes():
@@ -190,7 +190,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         return [Row(*row) for row in found]
 
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             expect_row(db, kind, key, expect)
             row = Row(kind, key, value, put_row(db, kind, key, value))
@@ -198,7 +198,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         return row
 
     def drop_row(self, kind: str, key: str) -> None:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             drop_row(db, kind, key)
             db.execute(_COMMIT)

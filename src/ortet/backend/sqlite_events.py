@@ -73,9 +73,9 @@ class SqliteTimelines(Timelines):
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
     ) -> None:
-        with self._handle as db:
-            if len(events) == 1 and not rows and self._add_one(db, timeline, events[0], lease):
-                return
+        if len(events) == 1 and not rows and self._add_one(timeline, events[0], lease):
+            return
+        with self._handle.writing() as db:
             db.execute(_BEGIN)
             if lease is not None:
                 check_lease(db, lease, self._clock.now_ns())
@@ -83,18 +83,21 @@ class SqliteTimelines(Timelines):
             change_rows(db, rows)
             db.execute(_COMMIT)
 
-    def _add_one(
-        self, db: apsw.Connection, timeline: str, event: EventRow, lease: Lease | None
-    ) -> bool:
+    def _add_one(self, timeline: str, event: EventRow, lease: Lease | None) -> bool:
         """False, with nothing done, when something is amiss: the long way says what."""
-        body = _packed(event.body, self._zstd)
+        with self._handle:
+            body = _packed(event.body, self._zstd)
         values = (_raw(timeline), event.seq, event.head, event.salt, body)
-        if lease is None:
-            db.execute(_ADD_ONE, values)
-        else:
-            held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
-            db.execute(_ADD_ONE_HELD, values + held)
-        return db.changes() == 1
+
+        def add(db: apsw.Connection) -> bool:
+            if lease is None:
+                db.execute(_ADD_ONE, values)
+            else:
+                held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
+                db.execute(_ADD_ONE_HELD, values + held)
+            return db.changes() == 1
+
+        return self._handle.adding(add)
 
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
@@ -111,12 +114,12 @@ class SqliteTimelines(Timelines):
             return _last_seq(db, timeline)
 
     def trim_events(self, timeline: str, upto: int) -> int:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute(_TRIM, (_raw(timeline), upto))
             return db.changes()
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
-        with self._handle as db:
+        with self._handle.writing() as db:
             db.execute("PRAGMA secure_delete = ON")  # what is freed is overwritten with zeros
             db.execute(_BEGIN)
             raw, count = _raw(timeline), 0
@@ -129,7 +132,7 @@ class SqliteTimelines(Timelines):
             return count
 
     def drop_timeline(self, timeline: str) -> None:
-        with self._handle as db:
+        with self._handle.writing() as db:
             raw = _raw(timeline)
             db.execute(_BEGIN)
             if db.execute(_FORKED, (raw,)).get:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -13,6 +14,7 @@ import apsw
 
 from ortet.backend.atfork import close_at_fork
 from ortet.backend.files import sync_directory
+from ortet.backend.sqlite_turns import Add, turns_of
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
@@ -36,6 +38,7 @@ class Handle:
     def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
         self._path = Path(os.path.abspath(path))
         self._busy_ms = busy_ms
+        self._turns = turns_of(self._path)
         self._lock = RLock()
         self._pid = os.getpid()
         self._closed = False
@@ -60,14 +63,28 @@ class Handle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and self._connection is not None and self._connection.in_transaction:
-            with suppress(apsw.Error):
-                self._connection.execute("ROLLBACK")
+        if error is not None and self._connection is not None:
+            _roll_back(self._connection)
         self._lock.release()
         if isinstance(error, apsw.Error):
             raise translated(error, self._path) from error
         if isinstance(error, UnicodeDecodeError):  # all that was written is text
             raise damaged(self._path, error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[apsw.Connection]:
+        """The connection, while no other thread of this process writes to the file."""
+        with self as connection, self._turns.alone(self._busy_ms / 1000):
+            try:
+                yield connection
+            except BaseException:
+                _roll_back(connection)  # while it is still ours: the next finds the file free
+                raise
+
+    def adding(self, add: Add) -> bool:
+        """One insert, with those of other threads that come at the same time; whether it did."""
+        with self as connection:
+            return self._turns.together(connection, add, self._busy_ms / 1000)
 
     def close(self) -> None:
         with self._lock:
@@ -99,6 +116,12 @@ class Handle:
 
     def after_fork(self) -> None:
         self._lock.release()
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    if connection.in_transaction:
+        with suppress(apsw.Error):
+            connection.execute("ROLLBACK")
 
 
 def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
