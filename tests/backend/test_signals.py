@@ -14,7 +14,7 @@ import pytest
 
 from ortet.backend.abc import Signal
 from ortet.backend.signals import Board, HostSignal, ProcessSignal
-from ortet.errors import Unavailable
+from ortet.errors import Invalid, Unavailable
 from ortet.testing.processes import WAIT
 
 LISTENER = """
@@ -77,6 +77,25 @@ def test_another_topic_wakes_nobody(signal: Signal) -> None:
     signal.notify("other")
     assert signal.wait("topic", token, 0.01) is False
     assert signal.wait("other", token, WAIT) is True
+
+
+def test_a_narrowed_one_is_not_woken_by_others(directory: Path) -> None:
+    sender = HostSignal(directory)
+    narrow = sender.narrowed("rooms")
+    token, _ = narrow.news(None, 0.0)
+    for _ in range(1000):  # more than its queue would hold
+        sender.notify("session")
+    assert narrow.news(token, 0.0) == (token, set())
+    sender.notify("rooms:1")
+    _, topics = narrow.news(token, WAIT)
+    assert topics == {"rooms:1"}
+    narrow.close()
+    assert os.listdir(directory) == []
+
+
+def test_a_signal_is_narrowed_to_a_word(directory: Path) -> None:
+    with pytest.raises(Invalid):
+        HostSignal(directory).narrowed("a.b")
 
 
 def test_notify_without_listeners_leaves_nothing(directory: Path) -> None:

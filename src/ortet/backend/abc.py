@@ -221,6 +221,11 @@ class Signal(ABC):
             self.wait(_NOBODYS, token, min(timeout, _LOOK))
         return self.token(_NOBODYS), set() if token is None else None
 
+    def narrowed(self, prefix: str) -> Signal:  # noqa: ARG002
+        """One for topics that begin so, for who would be woken by all others in vain. It is closed
+        by whoever asked for it; it may be this one itself."""
+        return self
+
     def close(self) -> None:  # noqa: B027
         """Release handles."""
 

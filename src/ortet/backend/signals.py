@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ortet.backend.abc import Signal
 from ortet.backend.keys import check_name
-from ortet.errors import Unavailable
+from ortet.errors import Invalid, Unavailable
 from ortet.ids import Random
 
 if TYPE_CHECKING:
@@ -99,14 +99,16 @@ class HostSignal(Signal):
 
     A process that only notifies holds nothing. A listener's socket is made by its first `token` or
     `wait`; those of the dead are removed by whoever next sends to them. When a listener's queue is
-    full, the sender touches its socket, and the listener then takes every topic as notified.
+    full, the sender touches its socket, and the listener then takes every topic as notified. The
+    name of a socket says with which word the topics begin that it is for, if not all are.
     """
 
-    def __init__(self, directory: Path, random: Random = os.urandom) -> None:
+    def __init__(self, directory: Path, random: Random = os.urandom, *, prefix: str = "") -> None:
         self._directory = Path(os.path.abspath(directory))
         self._place = os.fspath(self._directory)
         self._listed: tuple[int, list[str]] = -1, []  # when the directory changed, what was in it
         self._random = random
+        self._prefix = prefix
         self._board = Board()
         self._changed = Condition()
         self._reading = False
@@ -114,7 +116,7 @@ class HostSignal(Signal):
 
     def notify(self, topic: str) -> None:
         data = check_name(topic).encode()
-        names = self._names()
+        names = [name for name in self._names() if _is_for(name, topic)]
         if names:
             import socket  # noqa: PLC0415 - a command that does not need it starts faster
 
@@ -168,6 +170,11 @@ class HostSignal(Signal):
                     return self._board.now, self._board.topics(now)
                 self._sleep(self._listening(), rest)
 
+    def narrowed(self, prefix: str) -> Signal:
+        if not prefix.isalnum():
+            raise Invalid("bad_topic", f"{prefix!r}: give a word of letters and digits")
+        return HostSignal(self._directory, self._random, prefix=prefix)
+
     def close(self) -> None:
         with self._changed:
             if self._listener is not None:
@@ -180,7 +187,8 @@ class HostSignal(Signal):
                 self._listener.forget()  # its name is our parent's, or gone
                 self._reading = False
                 self._board.mark_all()
-            self._listener = Listener(self._directory, self._random(16).hex())
+            name = self._random(16).hex()
+            self._listener = Listener(self._directory, f"{name}.{self._prefix}".rstrip("."))
         return self._listener
 
     def _read(self, listener: Listener) -> None:
@@ -257,6 +265,12 @@ class Listener:
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
         self._socket.close()
+
+
+def _is_for(name: str, topic: str) -> bool:
+    """NAME.sock is for any topic, NAME.PREFIX.sock for those that begin so."""
+    parts = name.split(".")
+    return len(parts) < 3 or topic.startswith(parts[1])
 
 
 def _send(sender: socket.socket, path: Path, data: bytes) -> None:

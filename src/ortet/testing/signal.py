@@ -163,6 +163,13 @@ class SignalTests:
         signal.notify("branch:späť/1")
         assert signal.wait("branch:späť/1", token, WAIT) is True
 
+    def test_a_narrowed_one_hears_what_it_is_for(self, signal: Signal) -> None:
+        narrow = signal.narrowed("top")
+        token = narrow.token("top:1")
+        signal.notify("top:1")
+        assert narrow.wait("top:1", token, WAIT) is True
+        narrow.close()
+
     def test_close(self, signal: Signal) -> None:
         signal.token("topic")
         signal.close()

@@ -24,7 +24,7 @@ from ortet.session.view import View
 from ortet.surface.http.room import Opened, Room
 
 WANTED = "rooms"
-"""The topic under which servers ask one another for a session."""
+"""The topic under which servers ask one another for a session; others of theirs begin with it."""
 
 Told = Callable[[str, BaseException], None]
 """Hears what failed where nobody can be told."""
@@ -64,6 +64,7 @@ class Rooms:
         self._closed = False
         self._keeper: Thread | None = None
         self._door = open_hub()
+        self._calls = self._door.signal.narrowed(WANTED)  # not every event wakes the keeper
 
     @property
     def count(self) -> int:
@@ -253,7 +254,7 @@ class Rooms:
                 return room.session
             self._empty(room)  # it was ended, or another took it while this process slept
         until = time.monotonic() + self._patience
-        signal, topic = self._door.signal, f"left:{row.id}"
+        signal, topic = self._calls, f"{WANTED}:left:{row.id}"
         hub = self._open_hub()
         try:
             while True:
@@ -286,7 +287,7 @@ class Rooms:
     # leaving
 
     def _ask_for(self, id_: str) -> None:
-        self._notify(f"wanted:{id_}")
+        self._notify(f"{WANTED}:{id_}")
         self._notify(WANTED)
 
     def _is_wanted(self, room: Room) -> bool:
@@ -321,7 +322,7 @@ class Rooms:
         except OrtetError as error:
             self._told("leaving a session", error)
         finally:
-            self._notify(f"left:{room.id}")
+            self._notify(f"{WANTED}:left:{room.id}")
 
     def _tidy(self, room: Room) -> None:
         try:
@@ -331,18 +332,18 @@ class Rooms:
 
     def _notify(self, topic: str) -> None:
         with suppress(OSError, OrtetError):  # a hint
-            self._door.signal.notify(topic)
+            self._calls.notify(topic)
 
     def _keep(self) -> None:
         """Leaves rooms that nobody uses, or that another server asks for."""
-        signal, token = self._door.signal, 0
+        signal, token = self._calls, 0
         while not self._closed:
             try:
                 token = token or signal.token(WANTED)
                 signal.wait(WANTED, token, self._linger / 4)
                 before, token = token, signal.token(WANTED)
                 for room in list(self._rooms.values()):
-                    self._look_after(room, signal.wait(f"wanted:{room.id}", before, 0))
+                    self._look_after(room, signal.wait(f"{WANTED}:{room.id}", before, 0))
             except Exception as error:
                 self._told("keeping rooms", error)
                 with self._changed:
@@ -382,6 +383,7 @@ class Rooms:
                 hub.close()
         if self._keeper is not None:
             self._keeper.join(max(1.0, until - time.monotonic()))
+        self._calls.close()
         if not stuck:
             self._door.close()
         return stuck
