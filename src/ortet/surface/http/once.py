@@ -109,6 +109,8 @@ class _Once:
                 if error.kind != "row_moved":
                     raise
                 continue
+            taken = self._find()  # a new row does not begin at 1 where rows were dropped before
+            self._version = taken.version if taken is not None else 0
             return None
 
     def _find(self) -> Row | None:
@@ -142,7 +144,6 @@ class _Once:
         value = None if row is None else encode(row)
         mine = RowChange(f"{ASKED}/{self._day}", self._name, value, expect=self._version)
         self._hub.catalog.move([], verb="asked", rows=[mine, *others])
-        self._version += 1
 
 
 def forget_keys(hub: Hub) -> int:
