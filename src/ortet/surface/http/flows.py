@@ -16,6 +16,8 @@ from ortet.surface.http import wire
 from ortet.surface.http.artifacts import GetArtifact, PutArtifact, get_artifact, put_artifact
 from ortet.surface.http.bundles import MEDIA as BUNDLE
 from ortet.surface.http.bundles import Imported, ReadBundle, SendBundle, read_bundle, send_bundle
+from ortet.surface.http.exports import MEDIA as LINES
+from ortet.surface.http.exports import ReadJournal, read_journal
 from ortet.surface.http.files import FileList, ReadFile, list_files, read_file
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.sse import MEDIA
@@ -63,6 +65,7 @@ FLOWS = (
     Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY, Artifact, 201),
     Flow("GET", _FILES, "read", ReadFile, list_files, JSON, told=FileList),
     Flow("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, ANY),
+    Flow("GET", "/sessions/{session}/journal", "read", ReadJournal, read_journal, LINES),
     Flow("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
     Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE, Imported, 201),
 )

@@ -43,6 +43,8 @@ MODULES = (
     "ops_history",
     "ops_refs",
     "ops_moving",
+    "ops_store",
+    "ops_keeping",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

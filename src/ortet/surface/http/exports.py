@@ -1,0 +1,67 @@
+"""A journal as JSONL: one JSON object a line, by stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
+from typing import BinaryIO
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.session.hub import Hub
+from ortet.session.lifecycle import SessionRow
+from ortet.surface.http import wire
+from ortet.surface.http.content import Content, Stored
+from ortet.surface.http.rooms import Rooms
+from ortet.surface.http.shapes import Number, event_of
+from ortet.surface.http.streams import Streams
+from ortet.surface.http.uploads import named_place
+
+MEDIA = "application/x-ndjson"
+
+
+class ReadJournal(msgspec.Struct, frozen=True):
+    """Only events with these numbers."""
+
+    since: Number = 0
+    upto: Number | None = None
+
+
+async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:
+    """A session's journal, an event a line, as GET …/events tells it."""
+    row = await streams.row(request, request.path_params["session"])
+    make = partial(_stored, streams.rooms(request), f"{row.id}.jsonl", partial(_events, row, ask))
+    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+
+
+def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
+    for event in hub.get(row.id).events(max(ask.since - 1, 0), ask.upto):
+        yield wire.to_json(event_of(event)) + b"\n"
+
+
+def _stored(rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]]) -> Stored:
+    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    with named_place(rooms.scratch) as place:
+        with rooms.hub() as hub, (place / "lines").open("wb") as file:
+            size, tag = _write(file, made(hub))
+        fd = os.open(place / "lines", os.O_RDONLY | os.O_CLOEXEC)
+    return Stored(
+        size=size,
+        tag=tag,
+        media=MEDIA,
+        name=name,
+        read=lambda at, count: os.pread(fd, count, at),
+        done=lambda: os.close(fd),
+    )
+
+
+def _write(file: BinaryIO, pieces: Iterable[bytes]) -> tuple[int, str]:
+    size, sum_ = 0, sha256()
+    for piece in pieces:
+        size += file.write(piece)
+        sum_.update(piece)
+    return size, sum_.hexdigest()
