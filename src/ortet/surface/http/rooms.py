@@ -138,6 +138,11 @@ class Rooms:
         with self.hub() as hub:
             yield hub.get(id_)
 
+    def lives(self, id_: str) -> bool:
+        """Whether a machine of this session was used here and is still there; waits for nobody."""
+        room = self._rooms.get(id_)
+        return room is not None and room.files is not None
+
     def machine_door(self, row: SessionRow, *, again: bool = False) -> Door:
         """Where the programs of a session's machine can be asked, whatever else is done with it;
         `again`: not as it was known. NotFound when no machine of it lives here."""

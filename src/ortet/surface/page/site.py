@@ -17,8 +17,10 @@ from ortet.surface.http.desk import Desk
 from ortet.surface.http.streams import Streams
 from ortet.surface.page import home
 from ortet.surface.page.drawing import environment
+from ortet.surface.page.live import live_routes
 from ortet.surface.page.reference import Reference
 from ortet.surface.page.shelf import Shelf
+from ortet.surface.page.tree import pages as tree_pages
 from ortet.surface.page.visit import Draw, Tab, endpoint, html, theme_of
 
 if TYPE_CHECKING:
@@ -31,15 +33,18 @@ PAGES: tuple[tuple[str, Draw], ...] = (("/", home.sessions),)
 
 
 def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
-    del streams
     shelf = Shelf()
     templates = environment(shelf)
     return [
         Route("/static/{version}/{name:path}", shelf.answer, name="static"),
         Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
         *Reference(templates).routes(),
+        *live_routes(streams),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
-        *(Route(path, endpoint(desk, templates, draw, TABS), name=path) for path, draw in PAGES),
+        *(
+            Route(path, endpoint(desk, templates, draw, TABS), name=path)
+            for path, draw in (*PAGES, *tree_pages())
+        ),
     ]
 
 

@@ -1,0 +1,57 @@
+"""Source text as lines of coloured pieces: each a class of style.css ("" for none) and its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Piece = tuple[str, str]
+
+_LARGEST = 256 << 10
+_LONGEST = 2000
+"""Characters of a text, and of a line in it, that are looked at: what is longer is nobody's code,
+and could keep a lexer busy for long."""
+
+
+def coloured(path: str, text: str) -> list[list[Piece]]:
+    """Its lines, without their ends, as the name of the file says how to read it."""
+    lines = text.split("\n")
+    lexer = _lexer(path) if len(text) <= _LARGEST else None
+    if lexer is None or any(len(line) > _LONGEST for line in lines):
+        return [[("", line)] for line in lines]
+    found: list[list[Piece]] = [[]]
+    for kind, value in lexer.get_tokens(text):
+        class_ = _class(kind)
+        first, *rest = value.split("\n")
+        if first:
+            found[-1].append((class_, first))
+        for line in rest:
+            found.append([(class_, line)] if line else [])
+    del found[len(lines) :]  # lexers end a text with a line end of their own
+    found += [[] for _ in range(len(lines) - len(found))]
+    return found
+
+
+def _lexer(path: str) -> Any:
+    from pygments.lexers import get_lexer_for_filename  # type: ignore[import-untyped]
+    from pygments.util import ClassNotFound  # type: ignore[import-untyped]
+
+    try:
+        return get_lexer_for_filename(path.rpartition("/")[2] or "x", stripnl=False, ensurenl=False)
+    except (ClassNotFound, ValueError):
+        return None
+
+
+def _class(kind: Any) -> str:
+    from pygments.token import Token  # type: ignore[import-untyped]
+
+    for class_, kinds in (
+        ("k", (Token.Keyword, Token.Operator.Word, Token.Name.Tag)),
+        ("s", (Token.Literal.String,)),
+        ("c", (Token.Comment,)),
+        ("m", (Token.Literal.Number,)),
+        ("n", (Token.Name.Function, Token.Name.Class, Token.Name.Decorator, Token.Name.Attribute)),
+        ("k", (Token.Generic.Heading, Token.Generic.Strong)),
+    ):
+        if any(kind in one for one in kinds):
+            return class_
+    return ""

@@ -1,0 +1,84 @@
+"""One commit: what it says, what led to it, what was learned, which files it changed."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import Any
+
+from starlette.responses import Response
+
+from ortet.graph.diff import Change
+from ortet.ids import Oid, to_hex
+from ortet.session.comparing import Led, led_to
+from ortet.session.hub import Hub
+from ortet.session.lifecycle import SessionRow
+from ortet.surface import render
+from ortet.surface.http.shapes import seen_rows
+from ortet.surface.page.visit import Visit
+
+_REASONS, _FILES = 300, 500
+_SHOWN = 60
+"""Characters of the text of an action's arguments."""
+
+
+def show(visit: Visit) -> Response:
+    """Its own page; with `?part`, only what the panel beside the tree shows."""
+    row = visit.row()
+    with visit.hub() as hub:
+        oid = visit.commit(hub, visit.path["commit"])
+        found = led_to(hub, oid, limit=_REASONS)
+        part = "part" in visit.query
+        return visit.show(
+            "commit_part.html" if part else "commit.html",
+            row=row,
+            part=part,
+            led=found,
+            names=_names(visit, hub, oid),
+            files=[file_line(one) for one in found.files[:_FILES]],
+            tally=render.tally(found.files)[0],
+            commands=commands(row, found),
+            head=_head(hub, row),
+        )
+
+
+def commands(row: SessionRow, led: Led) -> list[tuple[str, str]]:
+    """What to type to have it back: what it does, and the words."""
+    oid = render.short(led.commit.oid)
+    if not row.has_files:
+        name = row.name if row.agent == "default" else f"{row.name}', agent='{row.agent}"
+        return [("Go back to it", f"ortet.open().session('{name}').restore('{oid}')")]
+    where = f"-C {quote(row.path)} " if row.path else ""
+    return [
+        ("Go back to it, files and mind", f"ortet {where}restore {oid}"),
+        ("Look at its files elsewhere", f"ortet restore {oid} --to ./then"),
+    ]
+
+
+def file_line(change: Change) -> dict[str, Any]:
+    """One changed path, as lists of them show it."""
+    entry = change.new or change.old
+    slash = "/" if entry is not None and entry.is_dir else ""
+    return {
+        "mark": render.MARKS[change.kind],
+        "kind": change.kind,
+        "path": render.safe(change.path) + slash,
+        "old": render.safe(change.old_path) if change.old_path else "",
+        "what": ", ".join(change.fields) if change.kind == "metadata" else "",
+        "size": change.new.size if change.new and change.new.is_file else None,
+    }
+
+
+def _names(visit: Visit, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
+    """What is at this commit: kind, name, and the session it leads to."""
+    found = []
+    for row in seen_rows(hub, visit.caller):
+        head = hub.catalog.head(f"branch:{row.branch}")
+        if head is not None and head.oid == oid:
+            found.append(("branch", row.name, row.id))
+    found += [("tag", tag.name, "") for tag in hub.refs.tags() if tag.oid == oid]
+    return found
+
+
+def _head(hub: Hub, row: SessionRow) -> str:
+    found = hub.catalog.head(f"branch:{row.branch}")
+    return to_hex(found.oid) if found is not None else ""
