@@ -50,9 +50,8 @@ def test_damage_is_told(serve: Serve) -> None:
     client = server.client()
     said(client, client.new("damaged"), "hello", "x" * 3000)
     assert server.stop() == 0
-    places = (server.store / "local" / "tails", server.store / "bucket" / "packs")
-    files = [one for place in places for one in place.iterdir()]
-    victim = max(files, key=lambda one: one.stat().st_size)
+    held = [*server.store.rglob("*.tail"), *server.store.rglob("*.pack")]
+    victim = max(held, key=lambda one: one.stat().st_size)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0xFF
     victim.write_bytes(bytes(data))
