@@ -19,7 +19,7 @@ from ortet.surface.http.spans import Spans
 from ortet.surface.http.table import Table
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,100}\Z")
-_PAGE = (
+PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     b"font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     b"frame-ancestors 'none'"
@@ -139,7 +139,7 @@ class _Visit:
         headers.append((b"x-request-id", self.id.encode()))
         if b"content-security-policy" not in names:
             html = media.startswith(b"text/html")
-            headers.append((b"content-security-policy", _PAGE if html else _DATA))
+            headers.append((b"content-security-policy", PAGE_POLICY if html else _DATA))
         if b"cache-control" not in names:
             headers.append((b"cache-control", b"no-store"))
         if self._state.get("end"):

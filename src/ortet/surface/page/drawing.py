@@ -33,6 +33,7 @@ def environment(shelf: Shelf) -> Environment:
         auto_reload=False,
     )
     found.globals["static"] = shelf.address
+    found.globals["has_static"] = shelf.has
     found.filters |= {
         "ago": ago,
         "amount": amount,

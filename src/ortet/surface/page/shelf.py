@@ -6,6 +6,7 @@ of one release and some of another. A name is looked up among those there are, n
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from ortet.errors import NotFound
 from ortet.surface.http.answers import refusal
 
 PLACE = Path(__file__).parent / "static"
+VENDOR = Path(sys.prefix) / "share" / "ortet-page"
+"""Where scripts/xterm puts what is not ours, if it was run."""
 _MEDIA = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -32,17 +35,21 @@ class _File(NamedTuple):
 
 
 class Shelf:
-    def __init__(self, place: Path = PLACE) -> None:
+    def __init__(self, place: Path = PLACE, vendor: Path = VENDOR) -> None:
         self._files: dict[str, _File] = {}
         whole = sha256()
-        for path in sorted(place.rglob("*")):
+        found = [(path, path.relative_to(place).as_posix()) for path in place.rglob("*")]
+        found += [(path, f"vendor/{path.name}") for path in vendor.glob("*")]
+        for path, name in sorted(found, key=lambda one: one[1]):
             media = _MEDIA.get(path.suffix)
             if media is not None and path.is_file():
                 data = path.read_bytes()
-                name = path.relative_to(place).as_posix()
                 whole.update(f"{name}\n{len(data)}\n".encode() + data)
                 self._files[name] = _File(data, media, f'"{sha256(data).hexdigest()[:32]}"')
         self.version = whole.hexdigest()[:12]
+
+    def has(self, name: str) -> bool:
+        return name in self._files
 
     def address(self, name: str) -> str:
         """Of a file that must be there."""

@@ -15,21 +15,42 @@ from starlette.routing import BaseRoute, Route
 
 from ortet.surface.http.desk import Desk
 from ortet.surface.http.streams import Streams
-from ortet.surface.page import home
+from ortet.surface.page.chronicle import journal
 from ortet.surface.page.drawing import environment
+from ortet.surface.page.gallery import artifacts
 from ortet.surface.page.live import live_routes
+from ortet.surface.page.money import budget
 from ortet.surface.page.reference import Reference
+from ortet.surface.page.remembered import memory, session_memory
+from ortet.surface.page.roster import sessions
 from ortet.surface.page.shelf import Shelf
-from ortet.surface.page.tree import pages as tree_pages
+from ortet.surface.page.shell import terminal
+from ortet.surface.page.storage import store
 from ortet.surface.page.visit import Draw, Tab, endpoint, html, theme_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-TABS = (Tab("timeline", "Timeline", ""),)
+TABS = (
+    Tab("timeline", "Timeline", ""),
+    Tab("journal", "Journal", "/journal"),
+    Tab("memory", "Memory", "/memory"),
+    Tab("artifacts", "Artifacts", "/artifacts"),
+    Tab("budget", "Budget", "/budget"),
+    Tab("terminal", "Terminal", "/terminal"),
+)
 """The pages of one session, as its navigation lists them."""
 
-PAGES: tuple[tuple[str, Draw], ...] = (("/", home.sessions),)
+PAGES: tuple[tuple[str, Draw], ...] = (
+    ("/", sessions),
+    ("/memory", memory),
+    ("/storage", store),
+    ("/s/{session}/journal", journal),
+    ("/s/{session}/memory", session_memory),
+    ("/s/{session}/artifacts", artifacts),
+    ("/s/{session}/budget", budget),
+    ("/s/{session}/terminal", terminal),
+)
 
 
 def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
@@ -41,10 +62,7 @@ def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
         *Reference(templates).routes(),
         *live_routes(streams),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
-        *(
-            Route(path, endpoint(desk, templates, draw, TABS), name=path)
-            for path, draw in (*PAGES, *tree_pages())
-        ),
+        *(Route(path, endpoint(desk, templates, draw, TABS), name=path) for path, draw in PAGES),
     ]
 
 

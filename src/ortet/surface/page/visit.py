@@ -90,6 +90,11 @@ class Visit:
         """A commit that the caller may read, by any of its names."""
         return self.desk.sight.commit(hub, self.caller, text)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a file for pages: not all are ours."""
+        look: Any = self._templates.globals["has_static"]
+        return bool(look(name))
+
     def show(self, template: str, status: int = 200, **given: Any) -> Response:
         """A page. Templates know `visit`, `who`, `theme`, `tabs` and what is given."""
         text = self._templates.get_template(template).render(
