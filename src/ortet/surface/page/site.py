@@ -26,6 +26,7 @@ from ortet.surface.page.roster import sessions
 from ortet.surface.page.shelf import Shelf
 from ortet.surface.page.shell import terminal
 from ortet.surface.page.storage import store
+from ortet.surface.page.tree import pages as tree_pages
 from ortet.surface.page.visit import Draw, Tab, endpoint, html, theme_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
         *Reference(templates).routes(),
         *live_routes(streams),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
-        *(Route(path, endpoint(desk, templates, draw, TABS), name=path) for path, draw in PAGES),
+        *(
+            Route(path, endpoint(desk, templates, draw, TABS), name=path)
+            for path, draw in (*PAGES, *tree_pages())
+        ),
     ]
 
 
