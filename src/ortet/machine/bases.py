@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ortet.codec import Record, decode, encode
-from ortet.errors import Corrupt
+from ortet.errors import Corrupt, NotFound
 from ortet.graph.records import Entry, Image
 from ortet.graph.tree import Trees
 from ortet.machine.abc import Loss
@@ -194,10 +194,19 @@ class Bases:
         for guess in guesses[: 1 if near is not None else _NEAR]:
             flat = guess if len(guess.layers) < DEEPEST else self.known(guess.layers[-1])
             if flat is not None and self.whole(flat):
-                far = distance(self._trees, flat.root, image.root, most=least)
+                far = self._distance(flat, image, least)
                 if far < least:
                     best, least = flat, far
         return best
+
+    def _distance(self, below: Stack, image: Image, most: int) -> int:
+        """As far as can be when what is below is not in the store: a kernel was forked there and
+        nobody has committed it, or it was swept."""
+        try:
+            self.side(below.image)
+            return distance(self._trees, below.root, image.root, most=most)
+        except NotFound:
+            return FAR
 
     def _found_by_all(self, stack: Stack) -> Stack | None:
         """The part of it that has no layer with what is no state: others will rest on it too."""
