@@ -214,6 +214,14 @@ class Machine(ABC):
         `port`, until it closes; returns the port of the host."""
         raise self._keeps_none()
 
+    def exposed(self) -> dict[int, int]:
+        """Ports of the host that were opened so, by those of the machine."""
+        return {}
+
+    def unexpose(self, port: int) -> None:
+        """Close one again; nothing happens where none leads to that port."""
+        del port
+
     def _keeps_none(self) -> Unsupported:
         return Unsupported(
             "no_processes",

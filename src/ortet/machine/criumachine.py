@@ -197,6 +197,12 @@ class CriuMachine(LiveBranches):
     def expose(self, port: int, at: int = 0) -> int:
         return self._doors.open(self._guard.pid, port, at)
 
+    def exposed(self) -> dict[int, int]:
+        return self._doors.all()
+
+    def unexpose(self, port: int) -> None:
+        self._doors.shut(port)
+
     def herald(self, specs: Sequence[Spec]) -> None:
         self._heirs.announce(specs)
         if not specs and self._worker is None and not self._closed:

@@ -46,6 +46,17 @@ class Doors:
             raise
         return self._number(port)
 
+    def all(self) -> dict[int, int]:
+        """Ports of the host, by those of the machine that they lead to."""
+        return {port: self._number(port) for port in list(self._open)}
+
+    def shut(self, port: int) -> None:
+        """No connection comes in there any more; those there are end."""
+        if port in self._open:
+            listener, porter = self._open.pop(port)
+            _end(porter)
+            listener.close()
+
     def move(self, pid: int) -> None:
         """The machine has another pid 1, and another network."""
         for port, (listener, porter) in self._open.items():

@@ -163,6 +163,18 @@ class Alive(OnBranch):
         `port`; returns the host's. It closes with the machine."""
         return self._live().expose(port, at)
 
+    def exposed(self) -> dict[int, int]:
+        """Ports of this host that lead into the machine, by its own."""
+        return self._live().exposed()
+
+    def unexpose(self, port: int) -> bool:
+        """Close what `expose` opened for the machine's `port`, with its connections; False when
+        nothing leads there."""
+        machine = self._live()
+        known = port in machine.exposed()
+        machine.unexpose(port)
+        return known
+
     def check_restart(self, target: Oid) -> None:
         """Unsupported where `restart` could not start what was a service at this commit."""
         from ortet.machine.carried import services_of

@@ -56,6 +56,10 @@ class Tending(Moving):
         """A loopback port of this host that leads to `port` in the machine; it closes with it."""
         return self.machine.expose(port, at=at)
 
+    def unexpose(self, port: int) -> bool:
+        """Close it again; False when nothing leads there."""
+        return self.machine.unexpose(port)
+
     def _began(self, verb: str, args: tuple[Any, ...], options: dict[str, Any], why: str) -> Job:
         with self._acting():
             self._get_ready()
