@@ -6,7 +6,6 @@ Only what we say and hear is here; the field numbers are those of CRIU's rpc.pro
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.errors import Unavailable
+from ortet.machine.polling import readable
 
 _DUMP, _RESTORE, _NOTIFY = 1, 2, 6
 _FIELDS = {
@@ -129,7 +129,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """It says nothing before it is asked: what can be read is its end."""
-        return not select.select([self._sock], [], [], 0)[0]
+        return not readable(self._sock)
 
     def close(self) -> None:
         self._sock.close()

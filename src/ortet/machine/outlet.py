@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from ortet.errors import Invalid, OrtetError, Unsupported
 from ortet.machine.abc import Capability, Loss, Network
 from ortet.machine.live import Keeper, Starting
 from ortet.machine.mounts import CLONE_NEWNET, Kernel, privileged
+from ortet.machine.polling import readable
 from ortet.machine.resolver import give_names
 from ortet.machine.view import Cover
 
@@ -139,7 +139,7 @@ class Outlet:
 
     def missed(self) -> list[Loss]:
         """That it has ended by itself, if so: what it carried is broken, and nothing goes out."""
-        if not self.open or not select.select([self._pidfd], [], [], 0)[0]:
+        if not self.open or not readable(self._pidfd):
             return []
         why = f"{PROGRAM} of this machine was killed: close and open the machine to have it again"
         return [Loss("", "network", why)]
@@ -226,7 +226,7 @@ def _lacks() -> str:
         stderr=subprocess.PIPE,
     ) as process:
         os.close(tell)
-        good = bool(select.select([told], [], [], _PATIENCE)[0]) and os.read(told, 1) == _READY
+        good = bool(readable(told, seconds=_PATIENCE)) and os.read(told, 1) == _READY
         process.kill()
         said = process.stderr.read() if process.stderr else b""
     os.close(told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from ortet.machine.criurpc import gone
+from ortet.machine.polling import readable
 
 _ENOUGH = 2  # more restores side by side are seldom
 
@@ -44,7 +44,7 @@ class Spare(NamedTuple):
     @property
     def usable(self) -> bool:
         """Does it live, and see the host as it is now?"""
-        return self.mounts == mounted() and not select.select([self.sock], [], [], 0)[0]
+        return self.mounts == mounted() and not readable(self.sock)
 
     def close(self) -> None:
         self.sock.close()
