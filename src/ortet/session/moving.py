@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
     from ortet.session.joining import Merged
     from ortet.session.session import Session
-    from ortet.session.swarming import Interrupted, Losers, SwarmResult, Task, Watcher
+    from ortet.session.swarming import Halt, Interrupted, Losers, SwarmResult, Task, Watcher
     from ortet.session.undoing import Undone, Way
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
@@ -287,6 +287,7 @@ class Moving(Surrounded):
         at: Ref | None = None,
         interrupted: Interrupted = "again",
         progress: Watcher | None = None,
+        halt: Halt | None = None,
     ) -> SwarmResult:
         """n attempts at a task from here, or from the commit `at`: each in a process and a fork of
         its own, `parallel` at once; scored, and the best adopted.
@@ -300,7 +301,8 @@ class Moving(Surrounded):
         `timeout` seconds costs itself only. `harvest`: learn what the losers learned.
 
         A swarm whose process was killed goes on when it is called again with the same `name`: what
-        is done is not done again; attempts that were `interrupted` are repeated, or "count".
+        is done is not done again; attempts that were `interrupted` are repeated, or "count". With
+        `halt` another thread can end it, or have it let go.
         """
         from ortet.session.swarming import Wish
 
@@ -319,6 +321,7 @@ class Moving(Surrounded):
             at=at,
             interrupted=interrupted,
             progress=progress,
+            halt=halt,
         )
         self._live()
         self._must_move("swarm")

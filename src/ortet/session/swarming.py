@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -78,6 +80,41 @@ class SwarmResult(msgspec.Struct, frozen=True):
 Watcher = Callable[[SwarmResult], object]
 
 
+class Halt:
+    """A word to whoever drives a swarm, from any thread: `stop` when enough was found, `leave` when
+    it is to let go, so that another can go on with it. The first word counts."""
+
+    def __init__(self) -> None:
+        self.word: Literal["", "stop", "leave"] = ""
+        self._ends = os.pipe2(os.O_CLOEXEC)
+        self._lock = Lock()
+
+    def __enter__(self) -> Halt:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.word = self.word or "leave"
+            for end in self._ends:
+                os.close(end)
+
+    def fileno(self) -> int:
+        """Can be read once there is a word."""
+        return self._ends[0]
+
+    def stop(self) -> None:
+        self._say("stop")
+
+    def leave(self) -> None:
+        self._say("leave")
+
+    def _say(self, word: Literal["stop", "leave"]) -> None:
+        with self._lock:
+            if not self.word:
+                self.word = word
+                os.write(self._ends[1], b".")
+
+
 class Wish(msgspec.Struct, frozen=True):
     """What a caller asks of a swarm, as given; see Session.swarm."""
 
@@ -95,6 +132,7 @@ class Wish(msgspec.Struct, frozen=True):
     at: Ref | None = None
     interrupted: Any = "again"
     progress: Any = None
+    halt: Halt | None = None
 
 
 class Swarms(Protocol):
@@ -116,6 +154,11 @@ class Swarms(Protocol):
 def swarm_rows(session: str) -> str:
     """The kind of rows that hold the swarms of a session."""
     return f"swarm/{session}"
+
+
+def swarm_topic(session: str) -> str:
+    """What whoever waits for news of the swarms of a session listens to."""
+    return f"swarm:{session}"
 
 
 def attempt_rows(swarm: str) -> str:

@@ -21,6 +21,7 @@ from ortet.session.budget import reserved
 from ortet.session.forking import Named, fork_named
 from ortet.session.gathering import pause_with
 from ortet.session.lifecycle import SessionRow
+from ortet.session.swarming import swarm_topic
 from ortet.swarm.book import AttemptRow, Book, Fork
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _fork(hub: Hub, book: Book, row: AttemptRow, job: Job) -> tuple[Session, Att
 
     named = Named([job.tail], rows)
     (session,) = fork_named(hub._minds(), parent, Oid(bytes.fromhex(job.point)), named)
+    hub.tell(swarm_topic(job.session))
     return session, book.attempt(job.i)
 
 

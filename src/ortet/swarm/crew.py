@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import msgspec
 
 from ortet.errors import Invalid, Unavailable
 from ortet.machine import wire
+from ortet.machine.polling import readable
+from ortet.session.swarming import Halt
 from ortet.swarm.attempt import Job
 from ortet.swarm.travel import Work, surroundings
 
@@ -78,10 +79,11 @@ class Crew:
         """End an attempt with all it has started; `wait` tells when it is gone."""
         self._say({"stop": i})
 
-    def wait(self, seconds: float | None) -> tuple[int, int] | None:
-        """The next attempt that has ended, and its exit code; None when the time is over."""
-        ready, _, _ = select.select([self._sock], [], [], seconds)
-        if not ready:
+    def wait(self, seconds: float | None, halt: Halt | None = None) -> tuple[int, int] | None:
+        """The next attempt that has ended, and its exit code; None when the time is over, or there
+        is a word to the driver."""
+        both = [self._sock] if halt is None else [self._sock, halt]
+        if self._sock.fileno() not in readable(*both, seconds=seconds):
             return None
         try:
             message, _ = wire.receive(self._sock)

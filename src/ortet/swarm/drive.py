@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ortet.errors import Conflict
+from ortet.errors import Conflict, Unavailable
 from ortet.machine.descendants import kill_run
 from ortet.session.gathering import drop_fork
 from ortet.session.leases import is_dead
-from ortet.session.swarming import SwarmResult
+from ortet.session.swarming import SwarmResult, swarm_topic
 from ortet.store.faults import reach
 from ortet.swarm.attempt import Job
 from ortet.swarm.book import UNFINISHED, AttemptRow, Book, SwarmRow, told
@@ -162,7 +162,13 @@ class Drive:
         if timeout is not None:
             ends = [one.began + timeout for one in self._live.values() if not one.why]
             left = max(0.0, min(ends) - now) if ends else None
-        ended = staff.wait(left)
+        halt = self._plan.halt
+        ended = staff.wait(left, None if halt is None or halt.word else halt)
+        if halt is not None and halt.word == "leave":
+            raise Unavailable(
+                "swarm_left",
+                f"swarm {self._row.name!r} was left before its end: run it again by its name",
+            )
         if ended is not None:
             self._took(*ended)
             return
@@ -191,20 +197,27 @@ class Drive:
         self._show()
 
     def _show(self) -> None:
+        self._hub.tell(swarm_topic(self._session.id))
         if self._plan.progress is not None:
             self._plan.progress(self.result)
 
     def _cause(self, why: str, code: int) -> dict[str, Any]:
         if why == "stopped":
-            return {"state": "stopped", "reason": why, "error": "enough was found"}
+            return {"state": "stopped", "reason": why, "error": self._enough()}
         if why == "timeout":
             error = f"it took longer than {self._plan.timeout:g} s"
             return {"state": "failed", "reason": why, "error": error}
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return {"state": "failed", "reason": "crash", "error": f"its process ended with {how}"}
 
+    def _enough(self) -> str:
+        told = self._plan.halt is not None and self._plan.halt.word
+        return "the swarm was stopped" if told else "enough was found"
+
     def _is_enough(self) -> bool:
-        stop = self._plan.stop_when
+        stop, halt = self._plan.stop_when, self._plan.halt
+        if halt is not None and halt.word == "stop":
+            return True
         if stop is None:
             return False
         found = self.result
@@ -228,7 +241,7 @@ class Drive:
         """What was not begun is not begun."""
         while todo:
             row = self._rows[todo.popleft()]
-            self._write(replace(row, state="stopped", reason="stopped", error="enough was found"))
+            self._write(replace(row, state="stopped", reason="stopped", error=self._enough()))
 
     def _write(self, row: AttemptRow) -> AttemptRow:
         with suppress(Conflict):

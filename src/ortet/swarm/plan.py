@@ -12,7 +12,7 @@ from ortet.errors import Invalid
 from ortet.given import CALL, FLAG, NUMBER, TEXT, TIMES, may_be, must_be
 from ortet.session.lifecycle import check_session
 from ortet.session.purses import check_amounts
-from ortet.session.swarming import Interrupted, Losers, SwarmResult, Watcher, Wish
+from ortet.session.swarming import Halt, Interrupted, Losers, SwarmResult, Watcher, Wish
 from ortet.swarm.travel import Work, work_of
 
 _MERGE = "merge"
@@ -49,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
     stop_when: Callable[[SwarmResult], bool] | None
     interrupted: Interrupted
     progress: Watcher | None
+    halt: Halt | None = None
 
 
 def plan_of(wish: Wish) -> Plan:
@@ -61,6 +62,8 @@ def plan_of(wish: Wish) -> Plan:
         raise Invalid("bad_value", f"losers={wish.losers!r}: give 'drop' or 'keep'")
     if wish.interrupted not in ("again", "count"):
         raise Invalid("bad_value", f"interrupted={wish.interrupted!r}: give 'again' or 'count'")
+    if wish.halt is not None and not isinstance(wish.halt, Halt):
+        raise Invalid("bad_value", f"halt={wish.halt!r}: give a Halt, or leave it out")
     if wish.task is None and wish.name is None:
         raise Invalid(
             "bad_task", "give a task, a function or a command, or the name of a swarm to go on with"
@@ -85,6 +88,7 @@ def plan_of(wish: Wish) -> Plan:
         stop_when=_stop(wish.stop_when),
         interrupted=wish.interrupted,
         progress=wish.progress,
+        halt=wish.halt,
     )
 
 

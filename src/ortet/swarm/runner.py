@@ -15,7 +15,7 @@ from ortet.ids import Oid, from_hex
 from ortet.session.gathering import adopt_with, drop_fork, harvest, merge_with
 from ortet.session.leases import TTL_NS, Heart, Holding, take
 from ortet.session.registry import fork_taken
-from ortet.session.swarming import SwarmResult, Wish
+from ortet.session.swarming import SwarmResult, Wish, swarm_topic
 from ortet.store.faults import reach
 from ortet.swarm import book as books
 from ortet.swarm.book import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
@@ -227,6 +227,7 @@ class _Swarm:
 
     def _write(self, **fields: Any) -> None:
         self._row = self._book.write(self._row, self._lease, **fields)
+        self._hub.tell(swarm_topic(self._session.id))
 
 
 @contextmanager
