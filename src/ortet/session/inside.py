@@ -43,9 +43,13 @@ class Inside(Tending):
             )
         return self._interpreters.get(name, python=python, env=env, keep=keep)
 
+    def kernels(self) -> list[SessionKernel]:
+        """Those that live, with their forks; starts nothing. Any thread may ask."""
+        return self._interpreters.all() if self._interpreters is not None else []
+
     def is_running(self) -> bool:
         """Whether programs or interpreters go on in its machine, which end when it is let go."""
-        if self._interpreters is not None:
+        if self.kernels():
             return True
         return self._files is not None and self._files.is_running()
 

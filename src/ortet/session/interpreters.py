@@ -40,6 +40,16 @@ class Interpreters:
         self._find = find
         self._store = store
         self._known: dict[str, SessionKernel] = {}
+        self._forks: dict[str, SessionKernel] = {}
+
+    def all(self) -> list[SessionKernel]:
+        """Those that live, forks behind the others; a fork that was kept is one of the others."""
+        both = {id(one): one for one in (*self._known.values(), *self._forks.values())}
+        return [one for one in both.values() if one.alive]
+
+    def born(self, fork: SessionKernel) -> None:
+        self._forks = {name: one for name, one in self._forks.items() if one.alive}
+        self._forks[fork.name] = fork
 
     def get(
         self,
@@ -89,9 +99,9 @@ class Interpreters:
                 self._store(_KEPT + kernel.name, data, told(kernel.name, lost))
 
     def close(self, why: str) -> None:
-        for kernel in self._known.values():
+        for kernel in (*self._known.values(), *self._forks.values()):
             kernel.leave(why)
-        self._known = {}
+        self._known, self._forks = {}, {}
 
     def _load(self, kernel: SessionKernel, live: Kernel, *, new: bool) -> None:
         """One that came with the machine's processes has them, and is told their names only."""
@@ -199,10 +209,13 @@ class SessionKernel:
 
         names = self._interpreters.act(fork_here, self.name, n, why=why, name="kernel.fork")
         living = {kernel.name: kernel for kernel in made}  # none, when this is a replay
-        return [
+        forks = [
             SessionKernel(self._interpreters, name, live=living.get(name), fork=True)
             for name in names
         ]
+        for fork in forks:
+            self._interpreters.born(fork)
+        return forks
 
     def keep(self, fork: SessionKernel, *, why: str = "") -> SessionKernel:
         """As Kernel.keep: this fork goes on in its place."""
