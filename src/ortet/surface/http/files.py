@@ -27,7 +27,7 @@ from ortet.surface.http.content import Content, Stored
 from ortet.surface.http.streams import Streams
 from ortet.surface.http.tokens import Caller
 
-_RAW = re.compile(rb"/commits/[^/]+/files(?:/(.*))?\Z", re.DOTALL)
+_RAW = re.compile(rb"/(?:commits|sessions)/[^/]+/files(?:/(.*))?\Z", re.DOTALL)
 
 
 class ReadFile(msgspec.Struct, frozen=True):

@@ -20,9 +20,18 @@ from ortet.surface.http.exports import MEDIA as LINES
 from ortet.surface.http.exports import ReadJournal, read_journal
 from ortet.surface.http.files import FileList, ReadFile, list_files, read_file
 from ortet.surface.http.operations import Needs
-from ortet.surface.http.sse import MEDIA
+from ortet.surface.http.placing import Placed, Present
+from ortet.surface.http.present import (
+    GetFile,
+    PutFile,
+    get_present,
+    list_present,
+    put_present,
+)
+from ortet.surface.http.sse import MEDIA, Follow
 from ortet.surface.http.stream_journal import FollowJournal, journal_stream
 from ortet.surface.http.stream_output import FollowOutput, output_stream
+from ortet.surface.http.stream_swarm import swarm_stream
 from ortet.surface.http.streams import Streams
 from ortet.surface.http.terminal import PATH as TERMINAL
 from ortet.surface.http.terminal import terminal
@@ -57,10 +66,16 @@ class Flow(NamedTuple):
 _ARTIFACT = "/sessions/{session}/artifacts/{name:path}"
 _OUTPUT = "/sessions/{session}/jobs/{name}/output/stream"
 _FILES = "/commits/{commit}/files"
+_PRESENT = "/sessions/{session}/files"
+_SWARM = "/sessions/{session}/swarms/{name}/stream"
 
 FLOWS = (
     Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
     Flow("GET", _OUTPUT, "read", FollowOutput, output_stream, MEDIA),
+    Flow("GET", _SWARM, "read", Follow, swarm_stream, MEDIA),
+    Flow("GET", _PRESENT, "write", GetFile, list_present, JSON, told=Present),
+    Flow("GET", _PRESENT + "/{path:path}", "write", GetFile, get_present, ANY),
+    Flow("PUT", _PRESENT + "/{path:path}", "write", PutFile, put_present, JSON, ANY, Placed, 201),
     Flow("GET", _ARTIFACT, "read", GetArtifact, get_artifact, ANY),
     Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY, Artifact, 201),
     Flow("GET", _FILES, "read", ReadFile, list_files, JSON, told=FileList),

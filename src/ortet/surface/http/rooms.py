@@ -21,6 +21,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.drives import Drives
 from ortet.surface.http.room import Opened, Room
 
 WANTED = "rooms"
@@ -58,6 +59,7 @@ class Rooms:
         self._patience = patience
         self._turn = turn
         self._told = told
+        self.drives = Drives(told)
         self._rooms: dict[str, Room] = {}
         self._changed = Condition()
         self._readers: deque[Hub] = deque()
@@ -142,6 +144,10 @@ class Rooms:
         """Whether a machine of this session was used here and is still there; waits for nobody."""
         room = self._rooms.get(id_)
         return room is not None and room.files is not None
+
+    def opened(self) -> list[Room]:
+        """Those in which a session is; to look at, whoever works in it."""
+        return [room for room in list(self._rooms.values()) if room.row is not None]
 
     def machine_door(self, row: SessionRow, *, again: bool = False) -> Door:
         """Where the programs of a session's machine can be asked, whatever else is done with it;
@@ -374,6 +380,7 @@ class Rooms:
             self._rooms, self._readers = {}, deque()
             self._changed.notify_all()
         self._notify(WANTED)
+        self.drives.close()
         stuck = 0
         for room in sorted(rooms, key=lambda one: one.users):
             if room.lock.acquire(timeout=max(0.0, until - time.monotonic())):

@@ -79,7 +79,7 @@ async def received(
     said = request.headers.get("content-length", "")
     if said.isdigit():
         _check_room(int(said), directory, largest)
-    with await streams.in_thread(partial(_file, directory)) as file:
+    with await streams.in_thread(partial(scratch_file, directory)) as file:
         upload = Upload(file)
         try:
             await _fill(streams, request, upload, directory, largest)
@@ -89,7 +89,8 @@ async def received(
         yield upload
 
 
-def _file(directory: Path) -> BinaryIO:
+def scratch_file(directory: Path) -> BinaryIO:
+    """One without a name."""
     directory.mkdir(mode=0o700, exist_ok=True)
     return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
 
