@@ -117,6 +117,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()  # who is told of it may connect, though nobody accepts yet
     except OverflowError:
         listener.close()
         raise Invalid("bad_port", f"port {port}: give one from 0 to 65535") from None
