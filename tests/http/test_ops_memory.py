@@ -170,9 +170,17 @@ def test_a_token_for_some_agents_recalls_what_is_theirs(serve: Serve) -> None:
     assert not [text for text in own if "secret" in text]
     assert limited.ask("GET", "/recall", query="axolotl", agent="secret").kind == "token_agent"
     assert limited.ask("GET", "/recall", query="x", session="secret/s").kind == "no_session"
-    for place in ("/recall", f"/sessions/{_session(limited, 'mine')}/recall"):
+    for place in ("/recall", f"{path_of(limited, 'mine')}/recall"):
         refused = limited.ask("GET", place, query="axolotl", scope="project:other")
         assert refused.kind == "token_memory"
+    path = limited.new("own", agent="mine")
+    for place, body in (
+        (f"{path}/facts", {"text": "x", "scope": "project:x"}),
+        (f"{path}/lessons", {"text": "x", "scope": "user:ann"}),
+        ("/sessions", {"name": "t", "agent": "mine", "scopes": ["project:x"]}),
+    ):
+        assert limited.ask("POST", place, body).kind == "token_memory"
+    assert limited.post(f"{path}/facts", {"text": "x", "scope": "agent"})["scope"] == "agent"
     told = [one["summary"] for one in limited.get("/episodes")["items"]]
     assert sorted(told) == ["mine saw an axolotl", "yours saw an axolotl"]
     bills = limited.get("/bill", by="agent")["items"]
@@ -180,7 +188,6 @@ def test_a_token_for_some_agents_recalls_what_is_theirs(serve: Serve) -> None:
     assert limited.ask("POST", "/memory/consolidate", {"agent": "secret"}).kind == "token_agent"
 
 
-def _session(client: Client, agent: str) -> str:
+def path_of(client: Client, agent: str) -> str:
     (found,) = client.get("/sessions", agent=agent)["items"]
-    id_: str = found["id"]
-    return id_
+    return f"/sessions/{found['id']}"

@@ -6,17 +6,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ortet.errors import Refused
 from ortet.journal.things import Fact
 from ortet.journal.union import Contradiction
 from ortet.session.hub import Hub
 from ortet.session.memories import MemoryDiff, markdown
-from ortet.session.scopes import check_scope
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.operations import operation
 from ortet.surface.http.paging import Page, Paged, page_of
-from ortet.surface.http.shapes import Ask, Number, Ref, When, Words, moment
+from ortet.surface.http.shapes import Ask, Number, Ref, When, Words, check_memory_seen, moment
 from ortet.surface.http.tokens import Caller
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -29,19 +27,6 @@ MemoryScope = Annotated[
     ),
 ]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-def check_scope_seen(caller: Caller, view: View, scope: str | None) -> str | None:
-    """A memory of a user or a project is that of all agents: of a token for some of them, only
-    what the session was begun with."""
-    named = scope is not None and ":" in (check_scope(scope) or "")
-    if caller.agents and named and scope not in view.row.scopes:
-        raise Refused(
-            "token_memory",
-            f"this token is for some agents, and {scope!r} is not for them alone: give a scope "
-            "that the session was begun with",
-        )
-    return scope
 
 
 class ListFacts(Paged, frozen=True):
@@ -90,7 +75,7 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
     made = session.learn(
         ask.text,
         about=ask.about,
-        scope=check_scope_seen(caller, session, ask.scope),
+        scope=check_memory_seen(caller, ask.scope, session.row.scopes),
         confidence=ask.confidence,
         since=moment(session.hub, "since", ask.since),
         until=moment(session.hub, "until", ask.until, ahead=True),
@@ -109,7 +94,7 @@ class Lesson(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/lessons", status=201)
 def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
     """Remember what a failure taught."""
-    scope = check_scope_seen(caller, session, ask.scope)
+    scope = check_memory_seen(caller, ask.scope, session.row.scopes)
     return session.fact(session.lesson(ask.text, about=ask.about, scope=scope))
 
 

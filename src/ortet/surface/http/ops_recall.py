@@ -7,20 +7,25 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ortet.errors import Refused
 from ortet.journal.things import Episode
 from ortet.memory.records import Tier
 from ortet.session.consolidating import Consolidated
 from ortet.session.hits import Hit, Recalled
 from ortet.session.hub import Hub
-from ortet.session.scopes import check_scope
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.operations import operation
-from ortet.surface.http.ops_memory import MemoryScope, Share, check_scope_seen
+from ortet.surface.http.ops_memory import MemoryScope, Share
 from ortet.surface.http.ops_sessions import Agent
 from ortet.surface.http.paging import Page, Paged, page_of
-from ortet.surface.http.shapes import Ask, When, check_agent_seen, moment, seen_view
+from ortet.surface.http.shapes import (
+    Ask,
+    When,
+    check_agent_seen,
+    check_memory_seen,
+    moment,
+    seen_view,
+)
 from ortet.surface.http.tokens import Caller
 
 
@@ -72,21 +77,15 @@ def _told(found: Recalled) -> Recollection:
 @operation("GET", "/sessions/{session}/recall")
 def recall(view: View, ask: Recall, caller: Caller) -> Recollection:
     """The memories nearest to a question, of a session and of what it shares."""
-    check_scope_seen(caller, view, ask.scope)
+    check_memory_seen(caller, ask.scope, view.row.scopes)
     return _told(view.recall(ask.query, ask.k, **_asked(view.hub, ask)))
 
 
 @operation("GET", "/recall", filtered=True)
 def recall_anywhere(hub: Hub, ask: RecallAnywhere, caller: Caller) -> Recollection:
     """The memories nearest to a question in many sessions, and in what they share."""
-    if ask.session is not None:
-        check_scope_seen(caller, seen_view(hub, caller, ask.session), ask.scope)
-    elif caller.agents and ask.scope is not None and ":" in (check_scope(ask.scope) or ""):
-        raise Refused(
-            "token_memory",
-            f"this token is for some agents, and {ask.scope!r} is not for them alone: ask in one "
-            "of their sessions",
-        )
+    row = seen_view(hub, caller, ask.session).row if ask.session is not None else None
+    check_memory_seen(caller, ask.scope, row.scopes if row is not None else ())
     agents = _agents(caller, ask.agent)
     asked = _asked(hub, ask)
     return _told(hub.recall(ask.query, ask.k, agent=agents, session=ask.session, **asked))

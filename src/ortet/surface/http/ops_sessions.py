@@ -17,7 +17,7 @@ from ortet.session.view import View
 from ortet.surface.http.operations import operation
 from ortet.surface.http.paging import Page, Paged, page_of
 from ortet.surface.http.rooms import Rooms
-from ortet.surface.http.shapes import Ask, Why, check_agent_seen, seen_rows
+from ortet.surface.http.shapes import Ask, Why, check_agent_seen, check_memory_seen, seen_rows
 from ortet.surface.http.tokens import Caller
 
 Status = Literal["open", "active", "paused", "closed", "archived"]
@@ -161,6 +161,8 @@ def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
     server's host, and needs an admin's token."""
     check_agent_seen(caller, ask.agent)
+    for scope in ask.scopes or ():
+        check_memory_seen(caller, scope)
     if ask.workspace is not None:
         caller.need("admin")
         caller.need_host()

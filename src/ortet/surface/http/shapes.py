@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from ortet.graph.diff import Change
 from ortet.journal.events import Event
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow, no_session
+from ortet.session.scopes import check_scope
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.store.abc import Objects
@@ -121,6 +123,19 @@ def check_agent_seen(caller: Caller, agent: str) -> str:
     if not caller.sees(agent):
         raise Refused("token_agent", f"this token is not for agent {agent!r}: use another")
     return agent
+
+
+def check_memory_seen(caller: Caller, scope: str | None, own: Collection[str] = ()) -> str | None:
+    """A memory of a user or a project is that of all agents: Refused to a token for some of them,
+    but for those that a session has of its `own`."""
+    named = scope is not None and ":" in (check_scope(scope) or "")
+    if caller.agents and named and scope not in own:
+        raise Refused(
+            "token_memory",
+            f"this token is for some agents, and {scope!r} is not for them alone: use a session "
+            "that was begun with it, or another token",
+        )
+    return scope
 
 
 def seen_rows(hub: Hub, caller: Caller) -> list[SessionRow]:
