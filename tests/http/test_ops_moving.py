@@ -210,6 +210,10 @@ def test_two_become_one(client: Client, project: Path) -> None:
     adopted = client.post(f"{path}/adopt", {"other": fork["branch"]})
     assert adopted["done"]
     assert texts(client, path) == ["base", "better"]
+    client.post(f"{there}/decisions", {"text": "the last one"})
+    client.post(f"{there}/close", {})
+    merged = client.post(f"{path}/merge", {"other": fork["id"]})
+    assert [one["text"] for one in merged["decisions"]] == ["the last one"]
     assert client.ask("POST", f"{path}/merge", {"other": "ours"}).kind == "bad_ref"
     assert client.ask("POST", f"{path}/merge", {"other": "nonsense"}).status == 404
     assert client.ask("POST", f"{path}/merge", {"other": "x", "favor": "mine"}).status == 422

@@ -24,7 +24,6 @@ from ortet.session.comparing import (
     led_to,
 )
 from ortet.session.hub import Hub
-from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.operations import operation
@@ -139,11 +138,11 @@ def show_own_commit(view: View, ask: ShowCommit, caller: Caller) -> CommitPage:
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
     found = led_to(hub, oid, limit=max(ask.reasons, 1))
-    rows = {row.branch: row for row in hub.sessions() if caller.sees(row.agent)}
-    commit = with_names(found.commit, names_of(hub, caller, rows))
+    commit = with_names(found.commit, names_of(hub, caller))
+    working = (hub._minds().roll.of_branch(name) for name in commit.refs)
     return CommitPage(
         commit=commit,
-        sessions=[rows[name].id for name in commit.refs if name in rows],
+        sessions=[row.id for row in working if row is not None],
         first=found.first,
         last=found.last,
         kinds=found.kinds,
@@ -263,16 +262,14 @@ def resolved(view: View, ref: str) -> Oid:
     return view.hub.refs.resolve(ref, default_branch=view.row.branch)
 
 
-def names_of(
-    hub: Hub, caller: Caller, rows: dict[str, SessionRow] | None = None
-) -> dict[str, list[str]]:
+def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
     """Commit -> the branches and tags on it that the caller may know of."""
-    sees = hub.refs.sees
-    if caller.agents and rows is None:
-        rows = {row.branch: row for row in hub.sessions() if caller.sees(row.agent)}
+    sees, theirs = hub.refs.sees, set[str]()
+    if caller.agents:
+        theirs = {row.branch for row in hub.sessions() if caller.sees(row.agent)}
     found: dict[str, list[str]] = {}
     for head in hub.refs.branches():
-        if not caller.agents or (rows is not None and head.name in rows):
+        if not caller.agents or head.name in theirs:
             found.setdefault(to_hex(head.oid), []).append(head.name)
     for head in hub.refs.tags():
         if sees is None or sees(head.oid):

@@ -54,22 +54,23 @@ class AuditInfo(msgspec.Struct, frozen=True):
 
 class ReceiptInfo(msgspec.Struct, frozen=True):
     """What an erasure destroyed. Not `complete`: another process still holds a copy of the objects
-    that are `left`; ask again when it has ended. `replaced` are objects, and what stands for them;
-    the signature is the store's own, in base64."""
+    that are `left`; ask again when it has ended. `replaced`: objects, and what stands for each; the
+    signature is the store's own, in base64."""
 
     id: str
     time: int
     by: str
     session: str
     events: list[Erased]
-    replaced: list[tuple[str, str]]
+    replaced: dict[str, str]
     left: list[str]
     signature: bytes
     complete: bool
 
 
 def _told(receipt: Receipt) -> ReceiptInfo:
-    return ReceiptInfo(**msgspec.structs.asdict(receipt), complete=receipt.complete)
+    told = {**msgspec.structs.asdict(receipt), "replaced": dict(receipt.replaced)}
+    return ReceiptInfo(**told, complete=receipt.complete)
 
 
 @operation("GET", "/sessions/{session}/audit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,10 +19,11 @@ from ortet.journal.union import Contradiction
 from ortet.machine.abc import Loss, Report
 from ortet.session.foreseeing import Foreseen, foresee, foresee_rewind
 from ortet.session.forking import fork_at
-from ortet.session.lifecycle import SessionRow
+from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
 from ortet.session.outcome import Lapsed, Restored
 from ortet.session.session import Session
 from ortet.session.undoing import Step, Undone
+from ortet.session.view import View
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_history import FileChanges, file_changes, resolved
 from ortet.surface.http.ops_sessions import Listed, listed
@@ -185,12 +188,8 @@ class MergedInfo(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/merge", moves=True)
 def merge(session: Session, ask: Merge, caller: Caller, rooms: Rooms) -> MergedInfo:
     """Bring in what another session, branch or commit knows and changed."""
-    row, ref = _meant(session, ask.other, caller, rooms)
-    if row is None:
-        found = session.merge(ref, message=ask.message, favor=ask.favor)
-    else:
-        with rooms.enter(row) as other:
-            found = session.merge(other, message=ask.message, favor=ask.favor)
+    with _other(session, ask.other, caller, rooms) as other:
+        found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
         **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
     )
@@ -205,10 +204,7 @@ class Adopt(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/adopt", moves=True)
 def adopt(session: Session, ask: Adopt, caller: Caller, rooms: Rooms) -> Gone:
     """Take the state of another, mind and files; what was here stays in the reflog."""
-    row, ref = _meant(session, ask.other, caller, rooms)
-    if row is None:
-        return _gone(session, session.adopt(ref))
-    with rooms.enter(row) as other:
+    with _other(session, ask.other, caller, rooms) as other:
         return _gone(session, session.adopt(other))
 
 
@@ -249,20 +245,31 @@ def whatif(rooms: Rooms, ask: WhatIf, caller: Caller) -> Listed:
 # inside
 
 
-def _meant(
-    session: Session, text: str, caller: Caller, rooms: Rooms
-) -> tuple[SessionRow | None, str]:
-    """The session that is meant, or a commit. A branch of an agent that the caller may not see is
-    none to them, whatever it is called."""
+@contextmanager
+def _other(session: Session, text: str, caller: Caller, rooms: Rooms) -> Iterator[View | str]:
+    """The session that is meant, ours alone meanwhile, or a commit."""
+    row = _meant(session, text, caller, rooms)
+    if row is None:
+        yield to_hex(resolved(session, text)) if caller.agents else text
+    elif row.status in (CLOSED, ARCHIVED):  # nobody has it open
+        yield session.hub.get(row.id)
+    else:
+        with rooms.enter(row) as other:
+            yield other
+
+
+def _meant(session: Session, text: str, caller: Caller, rooms: Rooms) -> SessionRow | None:
+    """By its branch, id or name; None for what is no session. One of an agent that the caller may
+    not see is none, whatever it is called."""
     row = session.hub._minds().roll.of_branch(text)
     if row is None or not caller.sees(row.agent):
         try:
             row = rooms.row(text, caller.sees)
         except NotFound:
-            return None, to_hex(resolved(session, text)) if caller.agents else text
+            return None
     if row.id == session.id:
         raise Invalid("bad_ref", f"{text!r} is this session: give another, or a commit")
-    return row, text
+    return row
 
 
 def _head(session: Session) -> str:

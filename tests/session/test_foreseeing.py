@@ -1,0 +1,103 @@
+"""What a restore would do is told before, and is what it does then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.errors import Invalid, NotFound
+from ortet.ids import from_hex
+from ortet.machine.mounts import privileged
+from ortet.session.foreseeing import foresee, foresee_rewind
+from ortet.session.hub import Hub
+
+_SLEEP = ["sleep", "1000"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "proj"
+    place.mkdir()
+    (place / "file").write_text("one\n")
+    return place
+
+
+def test_files_and_mind_in_place(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        s.say("user", "first")
+        target = from_hex(s.commit("first").oid)
+        clean = foresee(s, target)
+        assert (clean.changes, clean.uncommitted, clean.forgotten) == ([], False, 0)
+        (place / "file").write_text("two\n")
+        (place / "new").write_text("new\n")
+        s.say("user", "second")
+        s.say("user", "third")
+        found = foresee(s, target)
+        assert [(one.path, one.kind) for one in found.changes] == [
+            ("file", "modified"),
+            ("new", "removed"),
+        ]
+        assert found.uncommitted
+        assert found.forgotten == 2
+        assert (found.starts, found.ends, found.lost) == ([], [], [])
+        assert (place / "new").exists()
+        assert len(s.messages()) == 3
+        assert foresee(s, target, {"files"}).forgotten == 0
+        assert foresee(s, target, {"mind"}).changes == []
+        head = s.commit("second").oid
+        assert foresee_rewind(s, 1).to == s.rewind(1).to
+        assert foresee(s, from_hex(head)).forgotten == 0  # forth again, nothing is left behind
+        with pytest.raises(Invalid):
+            foresee(s, target, {"nonsense"})
+        with pytest.raises(NotFound):
+            foresee_rewind(s, 9)
+
+
+def test_deeds_stay_and_secrets_lapse(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "before")
+        target = from_hex(s.commit("before").oid)
+        s.act(len, "abc", why="to see", replay="once")
+        s.commit("after")
+        found = foresee(s, target)
+        assert [deed.name for deed in found.deeds] == ["len"]
+        done = s.restore(found.to)
+        assert done.deeds == found.deeds
+        assert (done.collaborations, done.secrets) == (found.collaborations, found.secrets)
+
+
+def test_programs_that_end(hub: Hub, place: Path) -> None:
+    """An engine that does not carry processes says what does not come back."""
+    with hub.session("s", workspace=place, engine="overlay") as s:
+        s.machine.run("true")
+        bare = from_hex(s.commit("bare").oid)
+        s.spawn("service", _SLEEP)
+        running = from_hex(s.commit("running").oid)
+        found = foresee(s, bare)
+        assert found.ends == ["service"]
+        assert foresee(s, bare, {"files", "mind"}).ends == []
+        then = foresee(s, running)
+        assert then.starts == []
+        assert [one.path for one in then.lost] == ["service"]
+        assert [one.name for one in s.machine.jobs() if one.code is None] == ["service"]
+
+
+@pytest.mark.skipif(not privileged(), reason="live machines need root")
+def test_programs_that_go_on(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place, engine="criu") as s:
+        s.spawn("service", _SLEEP)
+        target = from_hex(s.commit("running").oid)
+        s.job("service").kill()
+        s.job("service").wait(60)
+        found = foresee(s, target)
+        assert (found.starts, found.ends, found.lost) == (["service"], [], [])
+        assert s.restore(found.to).files.started == found.starts
