@@ -1,4 +1,4 @@
-"""A terminal over a WebSocket: into a real machine, from several clients, with nothing left over."""
+"""A terminal over a WebSocket: in a real machine, from several clients, with nothing left over."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.http.streaming import streaming
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from ortet.machine.mounts import privileged
-from tests.http.streaming import streaming
 
 if TYPE_CHECKING:
     from tests.http.conftest import Client, Serve, Server
