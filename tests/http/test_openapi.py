@@ -79,6 +79,9 @@ def test_all_that_can_be_asked_is_in_it(told: dict[str, Any]) -> None:
         headers = [ref.rpartition("/")[2] for ref in refs(found["parameters"])]
         assert ("IdempotencyKey" in headers) == one.writes
         assert ("IfMatch" in headers) == one.moves
+    both = [(one.method, one.path) for one in OPERATIONS]
+    both += [(one.method, one.path) for one in FLOWS]
+    assert len(set(both)) == len(both), "one of them is never reached"
     for flow in FLOWS:
         assert there[flow.method, plain(flow.path)]["operationId"] == flow.name
     for path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"):
@@ -126,14 +129,14 @@ def test_constraints_are_told(told: dict[str, Any]) -> None:
 
 def test_it_is_served_to_everybody_and_names_nobody(serve: Serve) -> None:
     server = serve()
-    token = server.token("somebody", "--allow", "admin", "--tenant", "acme")
+    token = server.token("zebedee", "--allow", "admin", "--tenant", "acme")
     client = server.client(token)
     client.new("private-matters")
     served = server.client().ask("GET", "/openapi.json")
     assert served.status == 200
     assert served.headers["content-type"] == "application/json"
     assert served.data == json.loads(json.dumps(document()))
-    for word in (b"acme", b"private-matters", b"somebody", str(server.home).encode()):
+    for word in (b"acme", b"private-matters", b"zebedee", str(server.home).encode()):
         assert word not in served.body
     again = server.client().ask(
         "GET", "/openapi.json", headers={"If-None-Match": served.headers["etag"]}

@@ -22,6 +22,7 @@ ERRORS = {
     413: "The body is too large, or there is no room for it.",
     422: "The request itself is wrong: the message says what to change.",
     429: "Too many requests of this token or address: wait.",
+    431: "The address and the headers are too large.",
     500: "A fault of the server, or stored data that does not match its hash.",
     501: "This host, engine or version cannot do it.",
     503: "Something needed is not there at the moment: the same request may work later.",

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,7 +26,7 @@ from ortet.surface.http.sse import MEDIA as STREAM
 from ortet.surface.http.terminal import PATH as TERMINAL
 from ortet.surface.http.terminal import Attach, terminal
 
-_ALWAYS = (401, 403, 429, 500, 503)
+_ALWAYS = (401, 403, 429, 431, 500, 503)
 _WRITE = (408, 409, 413, 422, 501)
 _SESSION = "A session: its id, or its name where that holds no slash."
 _ABOUT = """\
@@ -55,6 +56,7 @@ class Document:
         return [Route("/openapi.json", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
+        await run_sync(lambda: self.text)  # made once, in a while that others need not wait
         tag = f'"{sha256(self.text).hexdigest()[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:

@@ -158,7 +158,11 @@ def _shape(schema: Json) -> Markup:
         return Markup(" | ").join(Markup("<code>{}</code>").format(one) for one in schema["enum"])
     kind = schema.get("type", "anything")
     if kind == "array":
-        return Markup("list of {}").format(_shape(schema.get("items", {})))
+        if isinstance(schema.get("items", True), dict):
+            return Markup("list of {}").format(_shape(schema["items"]))
+        return Markup("list of ({})").format(
+            Markup(", ").join(map(_shape, schema.get("prefixItems", ())))
+        )
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         return Markup("object of {}").format(_shape(schema["additionalProperties"]))
     limits = [
