@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.convertors import register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,7 +32,7 @@ from ortet.surface.http.operations import operations
 from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.rawgrant import grant_of
 from ortet.surface.http.streams import Streams
-from ortet.surface.http.table import Endpoint, Table
+from ortet.surface.http.table import Endpoint, Table, Whole
 from ortet.surface.http.tenants import OpenHub, Tenants
 from ortet.surface.http.tokens import Tokens
 from ortet.surface.page.site import page_routes
@@ -75,6 +76,7 @@ def make_app(
             desk.threads.close()
             home.close()
 
+    register_url_convertor("int", Whole())
     table = operation_lines(desk)
     app = Starlette(
         routes=[

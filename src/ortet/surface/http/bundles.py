@@ -9,10 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ortet.errors import Invalid
+from ortet.errors import Invalid, OrtetError
 from ortet.ids import to_hex
 from ortet.surface.http import wire
 from ortet.surface.http.content import Content, Stored
+from ortet.surface.http.once import Answered, once
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.streams import Streams
 from ortet.surface.http.tokens import Caller
@@ -70,13 +71,26 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
     """Take a bundle in: all of it is proved before a branch is made."""
     if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
         raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
-    rooms = streams.rooms(request)
+    rooms, caller = streams.rooms(request), request.state.caller
     async with received(streams, request, rooms.scratch) as upload:
+        asked = f"POST {request.url.path}?{request.url.query}\n".encode() + upload.digest
 
-        def take() -> dict[str, str]:
+        def take() -> Answered:
             with named_place(rooms.scratch) as place, rooms.hub() as hub:
                 (place / ask.name).symlink_to(upload.path)
-                return hub.import_(place / ask.name)
+                try:
+                    branches = hub.import_(place / ask.name)
+                except OrtetError as error:  # what is on this host is not for its clients
+                    told = error.message.replace(f"{place}/", "")
+                    raise type(error)(error.kind, told) from error
+            return Answered(201, wire.to_json(Imported(branches)))
 
-        branches = await streams.desk.in_thread(take)
-    return Response(wire.to_json(Imported(branches)), 201, media_type="application/json")
+        def answer() -> Answered:
+            key = request.headers.get("idempotency-key")
+            if key is None:
+                return take()
+            with rooms.hub() as hub:
+                return once(hub, key, caller.token, asked, take)[0]
+
+        done: Answered = await streams.desk.in_thread(answer)
+    return Response(done.body, done.status, media_type="application/json")

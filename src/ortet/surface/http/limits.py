@@ -90,7 +90,7 @@ class Limits:
             if not full:
                 self._each[caller.token] = count + 1
         if full:
-            raise self._busy("requests", "too many requests of this token are being done: wait")
+            raise self._too_many("requests", 1.0)
 
     def dismiss(self, caller: Caller) -> None:
         if caller.token:

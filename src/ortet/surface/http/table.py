@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from starlette.convertors import Convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,18 @@ class _Node:
         self.fixed: dict[str, _Node] = {}
         self.open: _Node | None = None
         self.ends: dict[str, tuple[Endpoint, str, tuple[str, ...]]] = {}
+
+
+class Whole(Convertor[int]):
+    """A number in a path. One that no event has is nowhere: Python would not even read it."""
+
+    regex = "[0-9]{1,18}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
 
 
 class Table:

@@ -1,0 +1,64 @@
+"""A connection that sends whatever it is told to, and a way to wait for what must come."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from tests.http.conftest import Server
+
+WAIT = 60.0
+_Found = TypeVar("_Found")
+
+
+class Raw:
+    """One connection."""
+
+    def __init__(self, server: Server) -> None:
+        at = urlsplit(server.url)
+        self.host = at.netloc
+        self.sock = socket.create_connection((at.hostname, at.port), timeout=WAIT)
+
+    def send(self, data: str | bytes) -> None:
+        self.sock.sendall(data.encode() if isinstance(data, str) else data)
+
+    def head(self, line: str, *headers: str) -> None:
+        self.send("\r\n".join([f"{line} HTTP/1.1", f"Host: {self.host}", *headers, "", ""]))
+
+    def rest(self) -> bytes:
+        """All until the server ends the connection, which it must."""
+        found = b""
+        try:
+            while data := self.sock.recv(65536):
+                found += data
+        except ConnectionResetError:  # the server did not read all that was sent
+            pass
+        return found
+
+    def status(self) -> int:
+        """Of the one answer, behind which the server ends the connection."""
+        found = self.rest()
+        assert found, "no answer"
+        return int(found.split()[1])
+
+
+@contextmanager
+def raw(server: Server) -> Iterator[Raw]:
+    made = Raw(server)
+    try:
+        yield made
+    finally:
+        made.sock.close()
+
+
+def until(ask: Callable[[], _Found], good: Callable[[_Found], bool]) -> _Found:
+    """What `ask` gives once it is good, which it must be some time."""
+    deadline = time.monotonic() + WAIT
+    while not good(found := ask()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,286 @@
+"""What is sent to a server that should not be: bad bytes, slow and rude clients, foreign pages."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.http.conftest import Client, Serve, Server
+from tests.http.rawly import raw
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that waits for nobody and takes little."""
+    limits = ("header_seconds=0.5", "body_seconds=0.5", "body=1", "headers=8")
+    options = [word for limit in limits for word in ("--limit", limit)]
+    started = Server(tmp_path_factory.mktemp("hasty"), "--no-auth", *options)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+def alive(server: Server) -> None:
+    assert server.process.poll() is None
+    assert server.client().ask("GET", "/healthz").body == b"ok\n"
+    assert server.client().ask("GET", "/sessions").status == 200
+
+
+# bodies and heads
+
+
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(hasty: Server) -> None:
+    with raw(hasty) as one:
+        one.head("POST /sessions", "Content-Length: 2000000")
+        assert one.status() == 413
+    alive(hasty)
+
+
+def test_a_body_in_chunks_is_cut_where_it_is_too_large(hasty: Server) -> None:
+    with raw(hasty) as one:
+        one.head("POST /sessions", "Transfer-Encoding: chunked")
+        piece = b"%x\r\n%s\r\n" % (65536, b" " * 65536)
+        try:
+            for _ in range(64):
+                one.send(piece)
+        except OSError:
+            pass  # it has ended already
+        found = one.rest()
+        assert not found or b" 413 " in found.split(b"\r\n")[0]
+    alive(hasty)
+
+
+@pytest.mark.parametrize("size", ["-1", "1e9", "999999999999999999999999", "5, 6", "0x10"])
+def test_a_body_of_no_size_is_refused(hasty: Server, size: str) -> None:
+    with raw(hasty) as one:
+        one.head("POST /sessions", f"Content-Length: {size}", "Connection: close")
+        assert one.status() in (400, 413, 422)
+    alive(hasty)
+
+
+def test_slow_heads_and_bodies_end(hasty: Server) -> None:
+    with raw(hasty) as silent, raw(hasty) as head, raw(hasty) as body, raw(hasty) as chunks:
+        head.send("GET /sessions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        body.head("POST /sessions", "Content-Length: 100")
+        body.send("{")
+        chunks.head("POST /sessions", "Transfer-Encoding: chunked")
+        chunks.send("1\r\n{\r\n")
+        assert silent.rest() == b""
+        assert head.status() == 408
+        assert body.status() == 408
+        assert chunks.status() == 408
+    alive(hasty)
+
+
+def test_a_head_that_is_too_large(hasty: Server) -> None:
+    with raw(hasty) as one, raw(hasty) as many:
+        one.head("GET /sessions", f"X-Large: {'x' * 20_000}")
+        assert one.status() == 431
+        many.head("GET /sessions", *[f"X-{number}: {number}" for number in range(2000)])
+        assert many.status() == 431
+    alive(hasty)
+
+
+def test_who_closes_its_end_gets_its_answer_or_an_end(hasty: Server) -> None:
+    with raw(hasty) as whole, raw(hasty) as half, raw(hasty) as cut:
+        whole.head("GET /healthz", "Connection: close")
+        half.head("POST /sessions", "Content-Length: 100")
+        half.send('{"name": "ha')
+        cut.send("GET /sess")
+        for one in (half, cut, whole):
+            one.sock.shutdown(socket.SHUT_WR)
+            found = one.rest()
+            assert not found or found.startswith(b"HTTP/1.1 ")
+            assert b" 500 " not in found.split(b"\r\n")[0]
+    alive(hasty)
+    assert hasty.client().ask("GET", "/sessions", name="ha").data["items"] == []
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\x01\x02\xff\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the beginning of TLS
+        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_garbage_behind_a_request_takes_only_its_own_connection(
+    hasty: Server, garbage: bytes
+) -> None:
+    with raw(hasty) as one, raw(hasty) as first:
+        one.head("GET /healthz")
+        one.send(garbage)
+        first.send(garbage)
+        for each in (one, first):
+            found = each.rest()
+            assert b"HTTP/1.1 500" not in found
+    alive(hasty)
+
+
+# what bodies hold
+
+
+def deep(depth: int) -> bytes:
+    return b'{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff\xfe",
+        b'{"role": "user", "content": "\xff"}',
+        b'{"role": "user", "content": "\xed\xa0\x80"}',
+        b'{"role": "user", "content": NaN}',
+        b'{"role": "user", "content": 1e999}',
+        b'{"role": "user", "content": ' + b"9" * 5000 + b"}",
+        b'{"role": "user", "content": "a", "role"}',
+        b"\xef\xbb\xbf{}",
+        b"null",
+        b'"text"',
+        deep(100_000),
+        deep(2_000),
+        b"[" * 200_000,
+    ],
+    ids=range(14),
+)
+def test_bad_json_is_said_so(client: Client, body: bytes) -> None:
+    path = client.new("bad-json")
+    reply = client.ask("POST", f"{path}/messages", body)
+    assert reply.status == 422, reply.body[:200]
+    assert set(reply.data) == {"error", "kind", "message", "details"}
+    assert client.get(f"{path}/messages")["items"] == []
+
+
+def test_text_of_all_kinds_is_kept(client: Client) -> None:
+    path = client.new("text")
+    for text in ("\0", "\x1b[31m", "𝄞", "\u202e", "</script><b>"):
+        client.post(f"{path}/messages", {"role": "user", "content": text})
+        assert client.get(f"{path}/messages", last=1)["items"][0]["content"] == text
+    lone = b'{"role": "user", "content": "\\ud800"}'
+    assert client.ask("POST", f"{path}/messages", lone).status in (201, 422)
+    assert client.ask("GET", f"{path}/messages").status == 200
+
+
+def test_numbers_in_paths_may_be_anything(client: Client) -> None:
+    path = client.new("numbers")
+    for number in ("0", "-1", "9" * 18, "9" * 30, "9" * 5000, "1e3", "٣"):
+        reply = client.ask("GET", f"{path}/events/{number}")
+        assert reply.status in (404, 422), (number[:20], reply)
+
+
+# paths that lead out
+
+
+ESCAPES = (
+    "../../../../etc/passwd",
+    "..%2f..%2f..%2f..%2fetc%2fpasswd",
+    "%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "/etc/passwd",
+    "%2fetc%2fpasswd",
+    "//etc/passwd",
+    "x%00.txt",
+    "..%5c..%5cetc%5cpasswd",
+    "..\\..\\etc\\passwd",
+    "%252e%252e%252fetc%252fpasswd",
+    "....//....//etc/passwd",
+    "..;/etc/passwd",
+    "%c0%ae%c0%ae/etc/passwd",
+    "%ff%fe",
+    "a/../../../catalog.db",
+)
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_no_path_leads_out(client: Client, server: Server, tmp_path: Path, escape: str) -> None:
+    path = client.new("paths")
+    client.ask("PUT", f"{path}/artifacts/kept.txt", b"kept")
+    commit = client.post(f"{path}/commits", {"message": "kept"})["oid"]
+    places = (f"{path}/artifacts/", f"/commits/{commit}/files/", "/static/x/", "/docs/", "/")
+    for place in places:
+        for method in ("GET", "HEAD", "PUT"):
+            if method == "PUT" and not place.endswith("artifacts/"):
+                continue
+            with raw(server) as one:
+                one.head(f"{method} {place}{escape}", "Content-Length: 0", "Connection: close")
+                found = one.rest()
+            status = int(found.split()[1])
+            assert b"root:" not in found, place
+            assert b"SQLite format" not in found, place
+            if method == "PUT":
+                assert status in (201, 400, 404, 405, 422), found
+            elif "artifacts" not in place:
+                assert status in (400, 401, 404, 405, 422), found
+    assert not (tmp_path.parent / "etc").exists()
+    alive(server)
+
+
+def test_what_is_no_bundle_is_said_without_where_it_lies(client: Client, server: Server) -> None:
+    reply = client.ask("POST", "/bundles", b"no bundle at all", name="theirs")
+    assert (reply.status, reply.kind) == (422, "not_a_bundle")
+    assert reply.data["message"].startswith("theirs is not a bundle")
+    assert str(server.home).encode() not in reply.body
+
+
+# foreign pages
+
+
+def test_a_name_that_is_not_ours_is_refused(server: Server) -> None:
+    client = server.client()
+    for name in ("evil.example", "127.0.0.1.evil.example", "localhost.", "", "[::2]", "\xff"):
+        with raw(server) as one:
+            head = f"GET /sessions HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n"
+            one.send(head.encode("latin-1"))
+            assert one.status() in (400, 403), name
+    for path in ("/", "/metrics", "/openapi.json", "/docs", "/login"):
+        assert client.ask("GET", path, headers={"Host": "evil.example"}).status == 403, path
+    assert client.ask("GET", "/healthz", headers={"Host": "10.0.0.7"}).status == 200
+    assert client.ask("GET", "/me", headers={"Host": "LOCALHOST:1"}).status == 200
+
+
+FOREIGN: tuple[dict[str, str], ...] = (
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+)
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_page_of_another_site_changes_nothing(serve: Serve, headers: dict[str, str]) -> None:
+    server = serve()
+    token = server.token("ann", "--allow", "admin")
+    anyone = server.client()
+    signed = anyone.ask("POST", "/login", {"token": token})
+    cookie = signed.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    mine = {"Cookie": cookie.partition(";")[0]}
+    session = server.client(token).new("mine")
+    asked: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/sessions", {"name": "theirs"}),
+        ("POST", f"{session}/messages", {"role": "user", "content": "x"}),
+        ("PUT", f"{session}/artifacts/x", b"x"),
+        ("DELETE", session, None),
+        ("POST", "/login", {"token": token}),
+        ("POST", "/logout", {}),
+    )
+    for method, path, body in asked:
+        reply = anyone.ask(method, path, body, headers={**mine, **headers})
+        assert (reply.status, reply.kind) == (403, "foreign_page"), (method, path)
+    assert [one["name"] for one in server.client(token).get("/sessions")["items"]] == ["mine"]
+    own = {**mine, "Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+    assert anyone.ask("POST", "/sessions", {"name": "ours"}, headers=own).status == 200
+    if "navigate" not in headers.values() and "Sec-Fetch-Site" in headers:
+        assert anyone.ask("GET", "/sessions", headers={**mine, **headers}).status == 403
