@@ -28,6 +28,7 @@ from ortet.surface.render import safe
 _MOST = 100_000
 """Commits that are remembered, some 40 MB; more are read again at each look."""
 _DRAWINGS = 16
+SKETCH = "sketch"
 _TITLE, _REST = 200, 300
 """Characters of the first line of a message, and of what follows it."""
 
@@ -127,10 +128,35 @@ class Grove:
             self._drawings.move_to_end(key)
             return known
 
-    def _draw(self, hub: Hub, caller: Caller, family: Family, tag: str) -> Drawing:
-        notes = self._notes.setdefault(caller.tenant, {})
+    def sketch(self, hub: Hub, caller: Caller, family: Family, count: int) -> Drawing | None:
+        """The newest that heads lead to, without a look at all others: for who looks the first
+        time. None where a drawing is known, or clocks have disagreed."""
+        with self._lock:
+            if (caller.tenant, family.row.id, caller.agents) in self._drawings:
+                return None
+            notes = self._known(caller.tenant)
+        heads = _heads(hub, family.rows)
+        found = _newest(hub, notes, set(heads.values()), count)
+        if found is None:
+            return None
+        order, graph = found
+        return _columns(
+            SKETCH,
+            order,
+            graph,
+            present=set(order),
+            trunk=heads.get(family.row.id),
+            labels=_labels(hub, family, heads),
+        )
+
+    def _known(self, tenant: str) -> dict[Oid, Note]:
+        notes = self._notes.setdefault(tenant, {})
         if len(notes) > _MOST:
             notes.clear()
+        return notes
+
+    def _draw(self, hub: Hub, caller: Caller, family: Family, tag: str) -> Drawing:
+        notes = self._known(caller.tenant)
         heads = _heads(hub, family.rows)
         tips = set(heads.values())
         for row in family.rows:
@@ -185,15 +211,46 @@ def _read(hub: Hub, notes: dict[Oid, Note], tips: Iterable[Oid]) -> dict[Oid, No
         oid = todo.pop()
         if oid in found:
             continue
-        note = notes.get(oid)
-        if note is None:
-            try:
-                note = notes[oid] = _note(hub, oid)
-            except OrtetError:
-                continue
-        found[oid] = note
-        todo += note.parents
+        note = _noted(hub, notes, oid)
+        if note is not None:
+            found[oid] = note
+            todo += note.parents
     return found
+
+
+def _newest(
+    hub: Hub, notes: dict[Oid, Note], heads: Iterable[Oid], count: int
+) -> tuple[list[Oid], dict[Oid, Note]] | None:
+    """The first so many by time, if that is an order with no commit before its children."""
+    found: dict[Oid, Note] = {}
+    ready: list[tuple[int, Oid]] = []
+
+    def add(oids: Iterable[Oid]) -> None:
+        for oid in oids:
+            note = None if oid in found else _noted(hub, notes, oid)
+            if note is not None:
+                found[oid] = note
+                heappush(ready, (-note.ms, oid))
+
+    add(heads)
+    order: list[Oid] = []
+    while ready and len(order) < count:
+        ms, oid = heappop(ready)
+        if order and -ms >= found[order[-1]].ms:
+            return None
+        order.append(oid)
+        add(found[oid].parents)
+    return order, found
+
+
+def _noted(hub: Hub, notes: dict[Oid, Note], oid: Oid) -> Note | None:
+    note = notes.get(oid)
+    if note is None:
+        try:
+            note = notes[oid] = _note(hub, oid)
+        except OrtetError:
+            return None
+    return note
 
 
 def _note(hub: Hub, oid: Oid) -> Note:
@@ -276,12 +333,11 @@ def _columns(
     authors: dict[str, int] = {}
     notes = [graph[oid] for oid in order]
     names = list(map(to_hex, order))
-    known = dict(zip(order, names, strict=True))
     lines = (
-        (known[oid], [known[one] for one in note.parents if one in known])
-        for oid, note in zip(order, notes, strict=True)
+        (name, [to_hex(one) for one in note.parents if one in graph])
+        for name, note in zip(names, notes, strict=True)
     )
-    places = list(lay_out(lines, [known[trunk]] if trunk in known else []))
+    places = list(lay_out(lines, [to_hex(trunk)] if trunk is not None and trunk in graph else []))
     return Drawing(
         tag=tag,
         lanes=max((max(one.lane, *one.to, 0) + 1 for one in places), default=1),

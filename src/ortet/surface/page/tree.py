@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.session.view import View
-from ortet.surface.page import commit, compare
+from ortet.surface.page import commit, compare, replay
 from ortet.surface.page.grove import Family, Grove
 from ortet.surface.page.visit import Draw, Visit
 
@@ -25,6 +25,7 @@ def pages() -> tuple[tuple[str, Draw], ...]:
         ("/s/{session}/tree.json", partial(rows, grove)),
         ("/s/{session}/c/{commit}", commit.show),
         ("/s/{session}/compare/{a}/{b}", compare.show),
+        ("/s/{session}/replay", replay.show),
     )
 
 
@@ -55,7 +56,12 @@ def rows(grove: Grove, visit: Visit) -> Response:
     """`?from=N&upto=M`: some of them, all without."""
     start, stop = _number(visit, "from", 0), _number(visit, "upto", 1 << 53)
     with visit.hub() as hub:
-        drawing = grove.drawing(hub, visit.caller, family_of(visit, hub))
+        family = family_of(visit, hub)
+        if not start and stop <= _FIRST:
+            sketch = grove.sketch(hub, visit.caller, family, stop)
+            if sketch is not None:
+                return visit.data(sketch.part(0, stop))
+        drawing = grove.drawing(hub, visit.caller, family)
     return visit.data(drawing.part(start, stop), f'"{drawing.tag}-{start}-{stop}"')
 
 

@@ -5,7 +5,7 @@ import { COLOURS, Rows, paths } from "./lanes.js";
 import { open as openCommit, close as closeCommit } from "./commit.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const MORE = 12; // rows above and below the screen
+const MORE = 8; // rows above and below the screen
 const tree = document.getElementById("tree");
 const space = tree.querySelector(".space");
 const find = document.getElementById("find");
@@ -31,8 +31,9 @@ async function load() {
   refresh();
   performance.mark("tree-first-rows");
   fromAddress();
-  if (part.total > rows.length) {
+  if (part.total > rows.length || part.tag === "sketch") {
     await new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
+    if (part.tag === "sketch") return again();
     if (!rows.add(await get(`?from=${rows.length}`))) return again();
     forget();
     refresh();
@@ -67,6 +68,7 @@ async function again() {
   if (now !== undefined) tree.scrollTop += (now - top) * height;
   search();
   refresh();
+  fromAddress();
   tree.dataset.ready = rows.length;
 }
 
@@ -106,10 +108,11 @@ function draw() {
     }
   }
   let above = first ? rows.open(first - 1) : [];
+  const now = Date.now();
   const fresh = document.createDocumentFragment();
   for (let row = first; row < last; row++) {
     if (!drawn.has(row)) {
-      const one = line(row, row ? rows.edges(row - 1, above) : []);
+      const one = line(row, row ? rows.edges(row - 1, above) : [], now);
       drawn.set(row, one);
       fresh.append(one);
     }
@@ -118,7 +121,7 @@ function draw() {
   space.append(fresh);
 }
 
-function line(row, edges) {
+function line(row, edges, now) {
   const oid = rows.oid[row];
   const one = el("div", {
     class: "row", role: "option", id: `row-${row}`,
@@ -139,7 +142,7 @@ function line(row, edges) {
     picture(row, edges),
     text,
     el("span", { class: "author cut dim" }, rows.authors[rows.author[row]]),
-    el("time", { class: "dim", datetime: at.toISOString(), title: at.toLocaleString() }, since(rows.ms[row])),
+    el("time", { class: "dim", datetime: at.toISOString() }, since(rows.ms[row], now)),
     el("a", { class: "oid dim", href: `/s/${session}/c/${oid}`, tabindex: "-1" }, short(oid)),
   );
   return one;
@@ -283,6 +286,11 @@ tree.addEventListener("click", (event) => {
   if (!one || event.target.closest("a")) return;
   select(Number(one.dataset.row), { show: false });
   openSelected();
+});
+
+tree.addEventListener("pointerover", (event) => {
+  const time = event.target.closest("time"); // only where it is looked at: to say a date takes long
+  if (time) time.title = new Date(time.dateTime).toLocaleString();
 });
 
 tree.addEventListener("focus", () => {

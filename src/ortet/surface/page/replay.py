@@ -1,0 +1,145 @@
+"""A session event by event: what was said, planned, noted, known and spent at each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ortet.codec import decode
+from ortet.errors import Invalid
+from ortet.graph.records import Journal
+from ortet.ids import Oid
+from ortet.journal.events import Event
+from ortet.journal.folding import fold, message_of
+from ortet.journal.line import NOTHING
+from ortet.journal.mind import Mind
+from ortet.journal.rundiff import gist
+from ortet.journal.text import clip, text_of
+from ortet.journal.things import Fact, Message, Note
+from ortet.session.view import View
+from ortet.surface.page.visit import Visit
+
+_MESSAGES = 20
+_FACTS = 60
+_STEP = 256
+_LONGEST = 20_000
+"""Characters of one event's data."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The mind right behind an event. `fresh` are facts that this one taught."""
+
+    event: Event | None
+    text: str
+    data: str
+    messages: list[Message]
+    earlier: int  # messages before those
+    goal: str
+    plan: list[str]
+    step: int
+    notes: list[Note]
+    facts: list[Fact]
+    hidden: int  # facts that are not shown
+    spent: list[tuple[str, float]]
+
+
+def show(visit: Visit) -> Response:
+    """`?at=N`: behind which event, the last without; with `part`, only what changes with it."""
+    with visit.view() as view:
+        tip = view.line.tip().seq
+        at = _at(visit, tip)
+        return visit.show(
+            "moment.html" if "part" in visit.query else "replay.html",
+            tab="replay",
+            row=view.row,
+            at=at,
+            tip=tip,
+            moment=moment_of(view, at),
+            said=text_of,
+        )
+
+
+def moment_of(view: View, at: int) -> Moment:
+    event = next(iter(view.line.events(at - 1, at)), None) if at else None
+    mind = mind_at(view, at)
+    messages = _messages(view, at, mind.core.since)
+    facts = sorted(mind.facts, key=lambda one: -one.seq)
+    return Moment(
+        event=event,
+        text=clip(_text(event), _LONGEST) if event is not None else "",
+        data=_data(event) if event is not None else "",
+        messages=messages[-_MESSAGES:],
+        earlier=max(0, len(messages) - _MESSAGES),
+        goal=mind.core.goal,
+        plan=list(mind.core.plan),
+        step=mind.core.step,
+        notes=list(mind.notes),
+        facts=facts[:_FACTS],
+        hidden=max(0, len(facts) - _FACTS),
+        spent=sorted(mind.core.spent.items()),
+    )
+
+
+def mind_at(view: View, seq: int) -> Mind:
+    """What the events up to one add up to: from the newest commit that is not behind it."""
+    sessions = view.hub._minds()
+    base = next(_sealed(view, seq), NOTHING)
+    mind = Mind.load(sessions.maps, view.hub.objects, base.fold)
+    for event in view.line.events(base.seq, seq):
+        fold(mind, [event])
+    return mind
+
+
+def _sealed(view: View, seq: int) -> Iterator[Journal]:
+    """Journals of this line that commits of its branch hold, the newest first."""
+    hub = view.hub
+    head = hub.catalog.head(f"branch:{view.row.branch}")
+    chain = hub._minds().chain
+    for oid in hub.history.line(head.oid) if head is not None else ():
+        state = hub.history.state(oid)
+        if state.journal:
+            journal = decode(Journal, hub.objects.get(Oid(state.journal)))
+            if 0 < journal.seq <= seq:
+                row = next(iter(view.line.rows(journal.seq - 1, journal.seq)), None)
+                if row is not None and chain.tip(row).hash == journal.hash:
+                    yield journal
+
+
+def _messages(view: View, at: int, since: int) -> list[Message]:
+    """The newest of those in context, in order, and one more where there are others."""
+    found: list[Message] = []
+    upto = at
+    while upto > since and len(found) <= _MESSAGES:
+        start = max(upto - _STEP, since)
+        events = [one for one in view.line.events(start, upto) if _is_said(one)]
+        found[:0] = map(message_of, events)
+        upto = start
+    return found
+
+
+def _is_said(event: Event) -> bool:
+    return event.kind == "message" and not event.erased
+
+
+def _text(event: Event) -> str:
+    if event.erased:
+        return "erased"
+    if event.kind == "message":
+        return text_of(event.data.get("content"))
+    return gist({key: value for key, value in event.data.items() if key != "why"})
+
+
+def _data(event: Event) -> str:
+    plain: Any = msgspec.to_builtins(event.data, enc_hook=str)
+    return clip(json.dumps(plain, indent=2, ensure_ascii=False), _LONGEST)
+
+
+def _at(visit: Visit, tip: int) -> int:
+    text = visit.query.get("at", str(tip))
+    if not (text.isascii() and text.isdigit() and len(text) < 17):
+        raise Invalid("bad_request", "at is the number of an event: correct the address")
+    return min(int(text), tip)
