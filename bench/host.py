@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import apsw
@@ -14,6 +16,8 @@ import ortet
 from measure import PAGE, Scene
 
 VERSIONS = ("git --version", "restic version", "borg --version", "btrfs --version", "mkfs.xfs -V")
+BROWSERS = ("chromium", "google-chrome", "chromium-browser")
+PACKAGES = ("uvicorn", "starlette", "httptools", "mcp")
 
 
 def files_facts(scene: Scene) -> dict[str, str]:
@@ -23,6 +27,16 @@ def files_facts(scene: Scene) -> dict[str, str]:
         f"a SQLite file of {scene.database_pages * PAGE / 1e6:.0f} MB",
         "peers": "; ".join(say(*words.split()) for words in VERSIONS),
     }
+
+
+def chromium() -> str | None:
+    """The first of its names that is there."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def serve_facts(browser: str | None) -> dict[str, str]:
+    packages = "; ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return {"packages": packages, "browser": say(browser, "--version") if browser else "none"}
 
 
 def facts(place: Path) -> dict[str, str]:

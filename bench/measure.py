@@ -40,6 +40,13 @@ class Sample(msgspec.Struct, frozen=True):
         return self.at(0.95)
 
 
+def number(value: float) -> str:
+    """Three figures: more would not come out the same the next time."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
 class Spent(msgspec.Struct, frozen=True):
     """A command's wall time and the largest resident size of it and its children."""
 

@@ -1,6 +1,6 @@
 """bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
-files, sessions, live machines and memory: a run of one leaves the figures of the others as they
-are."""
+files, sessions, live machines, memory and the server: a run of one leaves the figures of the others
+as they are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import live_rows
 import memory_rows
 import memory_tables
 import rows as file_rows
+import serve_rows
+import serve_tables
 import session_rows
-from measure import Sample
+from measure import Sample, number
 from rows import Found, Row
 
 HEAD = """\
@@ -96,7 +98,27 @@ dialogue. With 100 000 memories only what holds them in reasonable time is compa
     memory_rows.ROWS,
     memory_tables.quality,
 )
-PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY)}
+SERVE = Part(
+    "serve",
+    "The ways in",
+    """\
+`ortet serve` as its users have it, with tokens, on loopback; clients are connections that are kept,
+each with a session of its own and one request at a time, all in one process that does as little as
+it can. Client and server share the cores of this host. *Embedded* is the same call with the same
+durability (WAL, `synchronous=FULL`) on a copy of the same store, in one process without HTTP: from
+as many threads, each with a hub and a session of its own, as the server has it. What HTTP *adds* is
+the p50 of requests less the p50 of calls, with as many at once and asked as often. Without a pause
+both are as busy as they can be: time is then the number of clients over what the cores can do in a
+second, client and all, and most of it is waiting for others; with pauses it is the way there and
+back. A commit is timed behind a `say`, which is not; a fork is paused at once, so that anybody may
+go on with it. The page is opened in a new tab each time, until the first paint of anything, and
+until the first rows of the tree are there; tasks are those of the page's main thread in a trace of
+Chromium.
+""",
+    serve_rows.ROWS,
+    serve_tables.loads,
+)
+PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY, SERVE)}
 
 
 def line(sample: Sample) -> str:
@@ -106,13 +128,6 @@ def line(sample: Sample) -> str:
         f"{sample.row:<14} {sample.system:<24} p50 {number(sample.p50)} {unit}, "
         f"p95 {number(sample.p95)} {unit}, n={len(sample.values)} {sample.note}".rstrip()
     )
-
-
-def number(value: float) -> str:
-    """Three figures: more would not come out the same the next time."""
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def render(part: Part, facts: dict[str, str], found: Found, *, quick: bool) -> str:

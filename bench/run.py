@@ -21,6 +21,8 @@ import memory_side
 import ortet_side
 import peer_side
 import report
+import serve_plan
+import serve_side
 import session_peers
 import session_plan
 import session_side
@@ -96,7 +98,23 @@ def of_memory(options: argparse.Namespace, cache: Path, place: Path) -> Measured
     return facts, memory_side.all_rows(plan)
 
 
-MEASURE = {"files": of_files, "session": of_session, "live": of_live, "memory": of_memory}
+def of_serve(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    del cache
+    browser = host.chromium()
+    if browser is None and not options.no_peers:
+        raise SystemExit("no Chromium: scripts/bench installs one, or leave it out: --no-peers")
+    counts = serve_plan.QUICK if options.quick else serve_plan.FULL
+    plan = serve_plan.Plan(place, counts, frozenset(options.only), browser)
+    return host.serve_facts(browser), serve_side.all_rows(plan)
+
+
+MEASURE = {
+    "files": of_files,
+    "session": of_session,
+    "live": of_live,
+    "memory": of_memory,
+    "serve": of_serve,
+}
 
 
 def measured(part: report.Part, options: argparse.Namespace, cache: Path) -> str:

@@ -1,5 +1,5 @@
-"""The benchmark itself: session, live and memory parts run, small, and keep what they did not
-measure; the dialogues of the memory part are as they say, and its measures are right."""
+"""The benchmark itself: all parts but that of files run, small, and keep what they did not measure;
+the dialogues of the memory part are as they say, and its measures are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path, *words: str, peers: bool = False) -> subprocess.Complete
         env={**os.environ, "ORTET_BENCH_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 
@@ -81,6 +81,21 @@ def test_the_memory_part_runs_without_peers(tmp_path: Path) -> None:
     for title in ("recall@5, %", "recall@10, %", "recall@20, %", "MRR, %", "nDCG@10, %"):
         assert f"### {title}" in text
     assert "| ortet, text |" in text
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_serve_part_runs(tmp_path: Path) -> None:
+    output = tmp_path / "RESULTS.md"
+    output.write_text(f"# Results\n\n{OTHER}")
+    done = run(tmp_path, "--part", "serve", "--output", str(output), peers=True)
+    assert done.returncode == 0, done.stderr
+    text = output.read_text()
+    assert OTHER in text
+    for row in ("HTTP adds", "/healthz", "first paint", "longest task", "answers `initialize`"):
+        assert row in text
+    for verb in ("say", "commit", "fork, mind only", "recall"):
+        assert text.count(f"\n| {verb} | ") == 4  # three numbers of clients, and those with pauses
+    assert "| say, all to one session | " in text
     assert list((tmp_path / "cache").iterdir()) == []
 
 
