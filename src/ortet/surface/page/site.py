@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TABS = (
     Tab("timeline", "Timeline", ""),
+    Tab("replay", "Replay", "/replay"),
     Tab("journal", "Journal", "/journal"),
     Tab("memory", "Memory", "/memory"),
     Tab("artifacts", "Artifacts", "/artifacts"),
