@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Reply, Server
+from tests.http.conftest import Client, Reply, Serve, Server
 
 import ortet
+from ortet.machine.mounts import privileged
 from ortet.surface.http.tokens import Tokens
 
 MOVES = ("commits", "forks", "restore", "rewind", "undo", "redo", "merge", "adopt")
@@ -322,3 +323,36 @@ def test_a_token_for_one_agent_takes_nothing_of_another(apart: Apart) -> None:
     (fork,) = client.post(f"{path}/forks", {})["forks"]
     assert fork["agent"] == "mine"
     assert client.post(f"{path}/merge", {"other": fork["id"]})["up_to_date"]
+
+
+@pytest.mark.skipif(not privileged(), reason="live machines need root")
+def test_programs_are_moved_by_those_who_may_run_them(serve: Serve, tmp_path: Path) -> None:
+    server, place = serve(), tmp_path / "live"
+    place.mkdir()
+    with ortet.open(server.store) as hub:
+        with hub.session("live", workspace=place, engine="criu") as session:
+            session.spawn("service", ["sleep", "1000"])
+            first = session.commit("running").oid
+            session.say("user", "hello")
+            session.commit("said")
+        tokens = Tokens(hub.catalog, hub.clock, hub.random)
+        writer = server.client(tokens.create("writer", "write")[0])
+    path = f"/sessions/{session.id}"
+    for verb, body in (
+        ("restore", {"ref": first}),
+        ("restore", {"ref": first, "only": ["mind"], "restart": True}),
+        ("forks", {}),
+        ("forks", {"at": first}),
+        ("rewind", {}),
+        ("undo", {}),
+        ("redo", {}),
+        ("adopt", {"other": first}),
+        ("whatif", {"at": 1, "message": "x"}),
+    ):
+        reply = writer.ask("POST", f"{path}/{verb}", body)
+        assert (reply.status, reply.kind) == (403, "token_host"), (verb, body, reply)
+    assert texts(writer, path) == ["hello"]
+    assert writer.post(f"{path}/restore", {"ref": first, "only": ["mind"]})["done"]
+    assert texts(writer, path) == []
+    (fork,) = writer.post(f"{path}/forks", {"machine": False})["forks"]
+    assert fork["name"] == "live/1"

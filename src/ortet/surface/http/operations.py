@@ -47,6 +47,7 @@ MODULES = (
     "ops_history",
     "ops_refs",
     "ops_moving",
+    "ops_joining",
     "ops_store",
     "ops_keeping",
 )

@@ -1,0 +1,106 @@
+"""Where a session went, or would go, as it is told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ortet.journal.around import Collaboration
+from ortet.journal.environment import Difference
+from ortet.journal.things import Effect
+from ortet.machine.abc import Loss, Report
+from ortet.session.foreseeing import Foreseen
+from ortet.session.outcome import Lapsed, Restored
+from ortet.session.session import Session
+from ortet.session.undoing import Step, Undone
+from ortet.surface.http.ops_history import FileChanges, file_changes
+
+_SHOWN = 1000
+"""Files that an answer names; all are counted."""
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """Where a session went, or would go: not `done`, nothing was moved. `head` is its newest commit
+    now; `was`, the one that holds what was there before. What was not committed is committed first
+    (`kept`). `files` are the changes, where they are known: before it is done. `forgotten` counts
+    events that its mind does not know of any more. `lost` did not, or will not, come back; `ends`
+    are programs that run and will not then. `deeds` were done since and stay done, and others see
+    `collaborations` that they made; `secrets` are named there and cannot be had here now;
+    `environment` is what surrounds it now and did not then."""
+
+    done: bool
+    to: str
+    head: str
+    was: str
+    kept: bool
+    files: FileChanges | None
+    written: int
+    removed: int
+    forgotten: int
+    started: list[str]
+    ends: list[str]
+    lost: list[Loss]
+    deeds: list[Effect]
+    collaborations: list[Collaboration]
+    secrets: list[Lapsed]
+    environment: list[Difference]
+    steps: list[Step]
+    text: str
+
+
+def _head(session: Session) -> str:
+    head = session.head
+    return head.oid if head is not None else ""
+
+
+def gone(session: Session, found: Restored, back: Undone | None = None) -> Gone:
+    return Gone(
+        done=True,
+        to=found.to,
+        head=_head(session),
+        was=back.was if back is not None else "",
+        kept=back is not None and back.kept,
+        files=_files(session, back) if back is not None else None,
+        written=found.files.written,
+        removed=found.files.removed,
+        forgotten=max(back.events, 0) if back is not None else 0,
+        started=found.files.started,
+        ends=[],
+        lost=found.files.losses,
+        deeds=found.deeds,
+        collaborations=found.collaborations,
+        secrets=found.secrets,
+        environment=found.environment,
+        steps=back.steps if back is not None else [],
+        text=str(found),
+    )
+
+
+def undone(session: Session, found: Undone, *, done: bool) -> Gone:
+    return msgspec.structs.replace(gone(session, found.restored, found), done=done)
+
+
+def _files(session: Session, found: Undone | Foreseen) -> FileChanges:
+    return file_changes(session.hub, found.changes, limit=_SHOWN)
+
+
+def foreseen(session: Session, found: Foreseen) -> Gone:
+    return Gone(
+        done=False,
+        to=found.to,
+        head=found.head,
+        was=found.head,
+        kept=found.uncommitted,
+        files=_files(session, found),
+        written=0,
+        removed=0,
+        forgotten=found.forgotten,
+        started=found.starts,
+        ends=found.ends,
+        lost=found.lost,
+        deeds=found.deeds,
+        collaborations=found.collaborations,
+        secrets=found.secrets,
+        environment=[],
+        steps=[],
+        text=str(Restored(found.to, Report(losses=found.lost), found.deeds, secrets=found.secrets)),
+    )

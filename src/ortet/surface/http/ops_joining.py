@@ -1,0 +1,144 @@
+"""Sessions brought together again: merge, adopt, land; and what would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ortet.errors import Invalid, NotFound
+from ortet.graph.commits import CommitInfo
+from ortet.graph.merge import FileConflict
+from ortet.ids import to_hex
+from ortet.journal.things import Artifact, Decision, Fact
+from ortet.journal.union import Contradiction
+from ortet.machine.abc import Report
+from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
+from ortet.session.session import Session
+from ortet.session.view import View
+from ortet.surface.http.moved import Gone, gone
+from ortet.surface.http.operations import operation
+from ortet.surface.http.ops_history import resolved
+from ortet.surface.http.ops_moving import Times, need_run
+from ortet.surface.http.ops_sessions import Listed, listed
+from ortet.surface.http.rooms import Rooms
+from ortet.surface.http.shapes import Ask, Ref
+from ortet.surface.http.tokens import Caller
+
+Favor = Literal["ours", "theirs"]
+
+
+class Merge(Ask, frozen=True):
+    """`other`: a session, by id or name, a branch or a commit. `favor`: who wins where both changed
+    the same; without it, a conflict changes nothing."""
+
+    other: Ref
+    message: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
+    favor: Favor | None = None
+
+
+class MergedInfo(msgspec.Struct, frozen=True):
+    """One commit of both. `contradictions`: both facts are known now. `conflicts` are those that
+    `favor` settled. `up_to_date`: all was here already."""
+
+    commit: CommitInfo
+    up_to_date: bool
+    facts: list[Fact]
+    lessons: list[Fact]
+    decisions: list[Decision]
+    artifacts: list[Artifact]
+    contradictions: list[Contradiction]
+    conflicts: list[FileConflict]
+    files: Report
+
+
+@operation("POST", "/sessions/{session}/merge", moves=True)
+def merge(session: Session, ask: Merge, caller: Caller, rooms: Rooms) -> MergedInfo:
+    """Bring in what another session, branch or commit knows and changed."""
+    with _other(session, ask.other, caller, rooms) as other:
+        found = session.merge(other, message=ask.message, favor=ask.favor)
+    return MergedInfo(
+        **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
+    )
+
+
+class Adopt(Ask, frozen=True):
+    """`other`: a session, by id or name, a branch or a commit."""
+
+    other: Ref
+
+
+@operation("POST", "/sessions/{session}/adopt", moves=True)
+def adopt(session: Session, ask: Adopt, caller: Caller, rooms: Rooms) -> Gone:
+    """Take the state of another, mind and files; what was here stays in the reflog."""
+    need_run(session.hub, session.row, caller)
+    with _other(session, ask.other, caller, rooms) as other:
+        return gone(session, session.adopt(other))
+
+
+class Land(Ask, frozen=True):
+    favor: Favor | None = None
+
+
+@operation("POST", "/sessions/{session}/land")
+def land(session: Session, ask: Land, caller: Caller) -> Report:
+    """Apply what a session with private files changed to the directory that it is of, on the
+    server's host: all or nothing."""
+    caller.need_host()
+    return session.land(favor=ask.favor)
+
+
+class WhatIf(Ask, frozen=True):
+    """`at` is the number of an event; one change: another content of that `message`, or another
+    `result` or `error` of that action."""
+
+    session: str
+    at: Times
+    message: Any = msgspec.UNSET
+    result: Any = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    machine: bool = True
+
+
+@operation("POST", "/sessions/{session}/whatif", status=201, filtered=True)
+def whatif(rooms: Rooms, ask: WhatIf, caller: Caller) -> Listed:
+    """A fork at one event, as if that had been another; the session itself is left alone."""
+    row = rooms.row(ask.session, caller.sees)
+    given = {"message": ask.message, "result": ask.result, "error": ask.error}
+    change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    with rooms.hub() as hub:
+        if ask.machine:
+            need_run(hub, row, caller)
+        return listed(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
+
+
+# inside
+
+
+@contextmanager
+def _other(session: Session, text: str, caller: Caller, rooms: Rooms) -> Iterator[View | str]:
+    """The session that is meant, ours alone meanwhile, or a commit."""
+    row = _meant(session, text, caller, rooms)
+    if row is None:
+        yield to_hex(resolved(session, text)) if caller.agents else text
+    elif row.status in (CLOSED, ARCHIVED):  # nobody has it open
+        yield session.hub.get(row.id)
+    else:
+        with rooms.enter(row) as other:
+            yield other
+
+
+def _meant(session: Session, text: str, caller: Caller, rooms: Rooms) -> SessionRow | None:
+    """By its branch, id or name; None for what is no session. One of an agent that the caller may
+    not see is none, whatever it is called."""
+    row = session.hub._minds().roll.of_branch(text)
+    if row is None or not caller.sees(row.agent):
+        try:
+            row = rooms.row(text, caller.sees)
+        except NotFound:
+            return None
+    if row.id == session.id:
+        raise Invalid("bad_ref", f"{text!r} is this session: give another, or a commit")
+    return row
