@@ -55,6 +55,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
         self.registry = Registry(parts.catalog, parts.host)
         self.environ, self.opening = parts.environ, dict(parts.environ)  # now, and as of opening
+        self.lends = False  # lets a session go when another process asks for it: a server does
         self._parts = parts
         self._machines = Machines(parts.root, parts.engine, parts.hide)
         self._open: list[Workspace] = []

@@ -28,9 +28,9 @@ from ortet.session.leases import (
     in_use,
     is_held,
     process_here,
-    take,
 )
 from ortet.session.ledger import Ledger
+from ortet.session.lending import LENT, borrow
 from ortet.session.lifecycle import (
     ACTIVE,
     OPEN,
@@ -362,7 +362,7 @@ class Sessions:
             self.hub.catalog.seize(held)
             self._stray.remove(held.owner)
         try:
-            return take(self.hub.catalog, name, self.owner(), self._host)
+            return borrow(self.hub, row.id, self.owner, self._host)
         except Refused as error:
             if error.kind != "lease_held":
                 raise
@@ -391,7 +391,7 @@ class Sessions:
     def owner(self) -> str:
         if self._me[0] != os.getpid():
             self._me = (os.getpid(), process_here(self._host))
-        return f"{self._me[1]}:{self.new_id()}"
+        return f"{self._me[1]}:{LENT if self.hub.lends else ''}{self.new_id()}"
 
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:

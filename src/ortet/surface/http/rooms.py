@@ -18,20 +18,16 @@ from ortet.backend.abc import Signal
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
 from ortet.machine.abc import Door
 from ortet.session.hub import Hub
+from ortet.session.lending import SOON, WANTED, ask_for, left, wanted
 from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.drives import Drives
 from ortet.surface.http.room import Opened, Room
 
-WANTED = "rooms"
-"""The topic under which servers ask one another for a session; others of theirs begin with it."""
-
 Told = Callable[[str, BaseException], None]
 """Hears what failed where nobody can be told."""
 
-_SOON = 0.25
-"""Seconds after which another server is asked again."""
 _READERS = 32
 
 
@@ -53,7 +49,7 @@ class Rooms:
         turn: float = 0.1,
         told: Told = lambda _what, _error: None,
     ) -> None:
-        self._open_hub = open_hub
+        self._opened = open_hub
         self._most = most
         self._linger = linger
         self._patience = patience
@@ -65,8 +61,13 @@ class Rooms:
         self._readers: deque[Hub] = deque()
         self._closed = False
         self._keeper: Thread | None = None
-        self._door = open_hub()
+        self._door = self._open_hub()
         self._calls = self._door.signal.narrowed(WANTED)  # not every event wakes the keeper
+
+    def _open_hub(self) -> Hub:
+        hub = self._opened()
+        hub.lends = True
+        return hub
 
     @property
     def count(self) -> int:
@@ -265,7 +266,7 @@ class Rooms:
                 return room.session
             self._empty(room)  # it was ended, or another took it while this process slept
         until = time.monotonic() + self._patience
-        signal, topic = self._calls, f"{WANTED}:left:{row.id}"
+        signal, topic = self._calls, left(row.id)
         hub = self._open_hub()
         try:
             while True:
@@ -279,7 +280,7 @@ class Rooms:
                     if error.kind != "lease_held" or rest <= 0 or self._closed:
                         raise
                     self._ask_for(row.id)
-                    signal.wait(topic, token, min(rest, _SOON))
+                    signal.wait(topic, token, min(rest, SOON))
         finally:
             if room.hub is not hub:
                 hub.close()
@@ -298,8 +299,7 @@ class Rooms:
     # leaving
 
     def _ask_for(self, id_: str) -> None:
-        self._notify(f"{WANTED}:{id_}")
-        self._notify(WANTED)
+        ask_for(self._door.signal, id_)
 
     def _is_wanted(self, room: Room) -> bool:
         """Another server asked for it, and it was ours for a turn."""
@@ -333,7 +333,7 @@ class Rooms:
         except OrtetError as error:
             self._told("leaving a session", error)
         finally:
-            self._notify(f"{WANTED}:left:{room.id}")
+            self._notify(left(room.id))
 
     def _tidy(self, room: Room) -> None:
         try:
@@ -354,7 +354,7 @@ class Rooms:
                 signal.wait(WANTED, token, self._linger / 4)
                 before, token = token, signal.token(WANTED)
                 for room in list(self._rooms.values()):
-                    self._look_after(room, signal.wait(f"{WANTED}:{room.id}", before, 0))
+                    self._look_after(room, signal.wait(wanted(room.id), before, 0))
             except Exception as error:
                 self._told("keeping rooms", error)
                 with self._changed:

@@ -1,0 +1,59 @@
+"""A session that a server has open between requests: who else opens it gets it at once."""
+
+from __future__ import annotations
+
+import pytest
+from tests.http.conftest import Serve, Server
+
+import ortet
+from ortet.errors import Refused
+
+
+@pytest.fixture
+def patient(serve: Serve) -> Server:
+    """One that lets nothing go by itself for an hour."""
+    return serve("--no-auth", "--limit", "linger=3600")
+
+
+def begin(server: Server) -> None:
+    client = server.client()
+    assert client.ask("POST", "/sessions", {"name": "talk"}).status == 200
+    assert say(server, "hello") == 201
+
+
+def say(server: Server, text: str) -> int:
+    body = {"role": "user", "content": text}
+    return server.client().ask("POST", "/sessions/talk/messages", body).status
+
+
+@pytest.mark.parametrize("where", ["store", "url"])
+def test_another_process_gets_it(patient: Server, where: str) -> None:
+    begin(patient)
+    with ortet.open(str(getattr(patient, where))) as hub, hub.session("talk") as session:
+        session.say("assistant", "hi")
+        assert [one.content for one in session.messages()] == ["hello", "hi"]
+    assert say(patient, "and back") == 201
+    with ortet.open(str(patient.store)) as hub:
+        said = [one.content for one in hub.get("talk").messages()]
+    assert said == ["hello", "hi", "and back"]
+
+
+def test_one_that_is_not_lent_is_refused_at_once(patient: Server) -> None:
+    with ortet.open(str(patient.store)) as hub, hub.session("talk") as session:
+        session.say("user", "mine")
+        with ortet.open(str(patient.store)) as other:
+            asked = other.signal.token("rooms")
+            with pytest.raises(Refused, match="open in this process"):
+                other.session("talk")
+            assert not other.signal.wait("rooms", asked, 0)
+
+
+def test_what_runs_in_it_is_not_ended(patient: Server) -> None:
+    begin(patient)
+    ran = patient.client().ask(
+        "POST", "/sessions/talk/jobs", {"name": "sleep", "command": "sleep 600"}
+    )
+    assert ran.status == 201, ran
+    with ortet.open(str(patient.store)) as hub, pytest.raises(Refused, match="talk"):
+        hub.session("talk")
+    assert say(patient, "still here") == 201
