@@ -58,3 +58,23 @@ def test_keys_go_with_the_session(hub: Hub) -> None:
     assert len(hub.catalog.rows("turns")) == 1
     hub.remove(s.id)
     assert hub.catalog.rows("turns") == []
+
+
+def test_what_was_erased_leaves_no_trace_and_is_not_said_again(hub: Hub) -> None:
+    with hub.session("s") as s:
+        (event,) = s.say_all([("user", "my secret wish")], key="t1")
+    hub.erase(s.id, seqs=[event.seq])
+    with hub.session("s") as s:
+        assert [one.seq for one in s.say_all([("user", "my secret wish")], key="t1")] == [event.seq]
+        assert s.messages() == []
+
+
+def test_a_secret_that_is_known_by_now_makes_no_other_turn(hub: Hub) -> None:
+    said = [{"role": "user", "content": "open swordfish-4711", "name": "ann"}]
+    with hub.session("s") as s:
+        s.say_all(said, key="t1")
+        hub.vault.put("door", "swordfish-4711")
+        s.say_all(said, key="t1")
+        s.say_all(said, key="t2")
+        s.say_all(said, key="t2")
+        assert len(s.messages()) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,29 +32,35 @@ class Said(msgspec.Struct, frozen=True):
     before them has other events of these numbers, of another timeline."""
 
     key: str
-    digest: bytes
     timeline: str
     first: int
     last: int
 
 
-def mark_of(messages: Sequence[Message]) -> bytes:
-    """The same for the same messages."""
-    for message in messages:
-        check_plain(message)
-    return sha256(encode(list(messages))).digest()
-
-
 def said_before(view: View, key: str, messages: Sequence[Message]) -> list[Event] | None:
     """What was said under the key; None when nothing was, or it was restored away."""
+    for message in messages:
+        check_plain(message)
     known, events = _under(view, key)
     if known is None:
         return None
-    if known.digest != mark_of(messages):
+    if not _is_same(view, events, messages):
         raise Invalid(
             "key_reused", f"under key {key!r} something else was said: give each turn its own"
         )
     return events
+
+
+def _is_same(view: View, events: Sequence[Event], messages: Sequence[Message]) -> bool:
+    """Told by the events themselves: what is kept beside them would outlive their erasure."""
+    if len(events) != len(messages):
+        return False
+    hidden = view.hub.hidden  # a secret may have become known since
+    pairs = zip(events, messages, strict=True)
+    return all(
+        event.erased or encode(hidden(event.data)) == encode(hidden(dict(message)))
+        for event, message in pairs
+    )
 
 
 def is_said(view: View, key: str) -> bool:
@@ -74,11 +79,9 @@ def _under(view: View, key: str) -> tuple[Said | None, list[Event]]:
     return known, events
 
 
-def noted(
-    catalog: Catalog, row: SessionRow, after: int, *, key: str, messages: Sequence[Message]
-) -> RowChange:
-    """To be written with the messages, which follow event `after`."""
-    said = Said(key, mark_of(messages), row.timeline, after + 1, after + len(messages))
+def noted(catalog: Catalog, row: SessionRow, after: int, *, key: str, count: int) -> RowChange:
+    """To be written with so many messages, which follow event `after`."""
+    said = Said(key, row.timeline, after + 1, after + count)
     others = [one for one in _known(catalog, row.id) if one.key != key]
     return RowChange(KIND, row.id, encode([*others[1 - _KEPT :], said]))
 

@@ -371,7 +371,7 @@ class Session(Inside):
         self._touch()
         with self._ledger.alone():
             row, after, hub = self._row, self._ledger.tip.seq, self._hub
-            rows = [noted(hub.catalog, row, after, key=key, messages=several)] if key else []
+            rows = [noted(hub.catalog, row, after, key=key, count=len(several))] if key else []
             events = self._ledger.add(*(self._draft(kind, data) for data in several), rows=rows)
         self._keep_pace(kind, several[-1])
         return events
