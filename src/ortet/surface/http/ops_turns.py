@@ -3,12 +3,10 @@ the state is in the store, or carried by the client, so any number of them can s
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Annotated
 
 import msgspec
 
-from ortet.codec import encode
 from ortet.errors import Invalid
 from ortet.graph.commits import CommitInfo
 from ortet.journal.briefing import Briefing
@@ -108,7 +106,13 @@ def turn(rooms: Rooms, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
     with rooms.hub() as hub:
         held = read_carry(hub._minds(), ask.carry)
     with rooms.enter(rooms.row(held.session, caller.sees)) as session:
-        return _carried(session, ask, key or _own_key(ask, held), held)
+        try:
+            # one turn goes on from one place: that names it
+            return _carried(session, ask, key or f"carried-{held.hash.hex()}", held)
+        except Invalid as error:
+            if error.kind == "key_reused" and not key:
+                check_fresh(session, held)  # another turn was taken from there
+            raise
 
 
 def _carried(
@@ -118,9 +122,3 @@ def _carried(
         check_fresh(session, held)
     done = _turn(session, ask, key)
     return CarriedOn(**msgspec.structs.asdict(done), carry=session.carry())
-
-
-def _own_key(ask: CarriedTurn, held: Carried) -> str:
-    """Two turns that say the same begin at different places: a carry tells them apart."""
-    said = encode([held.session, held.seq, held.hash, [as_message(one) for one in ask.messages]])
-    return f"carried-{sha256(said).hexdigest()}"
