@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 from tests.http.conftest import Server, serve
 from tests.page.sample import Sample, make_sample
 
@@ -37,6 +44,7 @@ def browser() -> Iterator[Browser]:
     """Of one module: while it is there, nothing else in this process may have an event loop."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     assert found, "no Chromium: scripts/test installs one"
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
         yield started

@@ -1,0 +1,126 @@
+"""What pages do to sessions: told first, done if nothing has moved meanwhile, and undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+from tests.http.conftest import Client, Server
+from tests.page.conftest import Look, phone
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.client()
+
+
+def begin(page: Page, name: str) -> Locator:
+    """Opens a dialog."""
+    page.get_by_role("group", name="Actions").get_by_role("button", name=name).click()
+    dialog = page.locator("#act")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
+def test_a_fork(page: Page, client: Client, look: Look) -> None:
+    path = client.new("forked")
+    client.post(f"{path}/messages", {"role": "user", "content": "hello"})
+    page.goto("/s/forked/journal")
+    dialog = begin(page, "Fork")
+    dialog.get_by_label("How many").fill("2")
+    look(page)
+    dialog.get_by_role("button", name="Fork").click()
+    links = dialog.get_by_role("link")
+    expect(links).to_have_text(["forked/1", "forked/2"])
+    links.first.click()
+    page.wait_for_url("**/s/*")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("forked/1")
+
+
+def test_a_restore_is_told_first_and_can_be_undone(
+    page: Page, client: Client, tmp_path: Path, look: Look
+) -> None:
+    path = client.new("to-restore", workspace=str(tmp_path))
+    file = tmp_path / "made.txt"
+    file.write_text("first")
+    first = client.post(f"{path}/commits", {"message": "first"})["oid"]
+    file.write_text("second")
+    (tmp_path / "<img src=x>.txt").write_text("x")
+    client.post(f"{path}/thoughts", {"text": "a thought to be left"})
+    client.post(f"{path}/commits", {"message": "second"})
+    page.goto("/s/to-restore/journal")
+    dialog = begin(page, "Restore")
+    dialog.get_by_label("Commit").fill(first[:12])
+    report = dialog.locator(".act-report")
+    expect(report).to_contain_text("modified: made.txt")
+    expect(report).to_contain_text("removed: <img src=x>.txt")
+    expect(report).to_contain_text("it will not know of any more")
+    assert file.read_text() == "second"  # it was told, and not done
+    look(page, "light")
+    page.emulate_media(color_scheme="dark")
+    look(page, "dark")
+    look(phone(page), "phone")
+    dialog.get_by_role("button", name="Restore").click()
+    expect(report).to_contain_text("Done")
+    assert file.read_text() == "first"
+    dialog.get_by_role("button", name="Undo this").click()
+    expect(dialog.get_by_role("heading", level=2)).to_have_text("Undo the last move")
+    expect(report).to_contain_text("modified: made.txt")
+    dialog.get_by_role("button", name="Undo", exact=True).click()
+    expect(report).to_contain_text("Done")
+    assert file.read_text() == "second"
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_be_hidden()
+    expect(page.locator(".event", has_text="a thought to be left").first).to_be_visible()
+
+
+def test_a_head_that_moved_is_told_and_nothing_is_done(
+    page: Page, client: Client, troubles: list[str]
+) -> None:
+    path = client.new("raced")
+    for word in ("a", "b"):
+        client.post(f"{path}/thoughts", {"text": word})
+        client.post(f"{path}/commits", {"message": word})
+    page.goto("/s/raced/journal")
+    dialog = begin(page, "Rewind")
+    go = dialog.get_by_role("button", name="Rewind")
+    expect(go).to_be_enabled()
+    client.post(f"{path}/thoughts", {"text": "c"})
+    head = client.post(f"{path}/commits", {"message": "c"})["oid"]
+    go.click()
+    expect(page.get_by_role("status")).to_contain_text("moved on meanwhile")
+    expect(go).to_be_enabled()
+    assert client.get(path)["head"]["oid"] == head
+    troubles.clear()  # the browser says that it was refused
+    go.click()
+    expect(dialog.locator(".act-report")).to_contain_text("Done")
+    assert client.get(path)["head"]["message"] == "b"
+
+
+def test_what_cannot_be_done_is_said_in_the_dialog(
+    page: Page, client: Client, troubles: list[str]
+) -> None:
+    path = client.new("cannot")
+    client.post(f"{path}/commits", {"message": "only"})
+    page.goto("/s/cannot/journal")
+    dialog = begin(page, "Restore")
+    dialog.get_by_label("Commit").fill("<b>no-such-commit</b>")
+    expect(dialog.get_by_role("alert")).to_contain_text("<b>no-such-commit</b>")
+    expect(dialog.get_by_role("button", name="Restore")).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    troubles.clear()
+
+
+def test_a_pause_by_keyboard(page: Page, client: Client) -> None:
+    path = client.new("to-pause")
+    page.goto("/s/to-pause/journal")
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("#act")
+    dialog.get_by_label("Why").fill("lunch")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("h1 .badge.paused")).to_be_visible()
+    assert client.get(path)["status"] == "paused"
