@@ -29,6 +29,7 @@ from ortet.surface.http.terminal import Attach, terminal
 _ALWAYS = (401, 403, 429, 431, 500, 503)
 _WRITE = (408, 409, 413, 422, 501)
 _SESSION = "A session: its id, or its name where that holds no slash."
+_RUNS = "Only for tokens that may run commands on the server's host."
 _ABOUT = """\
 Git for the whole AI agent. Lists come in pages: `next` of one is `after` of the following. Every
 write takes an Idempotency-Key. The head of a session is its ETag: give it as If-Match, and what
@@ -134,6 +135,8 @@ def _operation(operation: Operation, schemas: dict[Any, Json], components: Json)
         "content": {JSON: {"schema": schemas.get(operation.gives, {"type": "null"})}},
     }
     made = _about(operation.name, operation.noun, operation.text, operation.needs)
+    if operation.runs:
+        made["description"] = _with(made["description"], _RUNS)
     if ask and operation.in_query:
         made["description"] = _with(made["description"], _doc(operation.ask))
     made["parameters"] = parameters

@@ -20,6 +20,7 @@ from ortet.surface.http.openapi import document
 from ortet.surface.page.visit import html, theme_of
 
 _DEEPEST = 4
+_ANY = 2**53  # no limit that anybody would meet
 _CODE = re.compile(r"`([^`]+)`")
 _SAMPLES: Json = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 
@@ -174,7 +175,7 @@ def _shape(schema: Json) -> Markup:
             ("minLength", "at least"),
             ("maxLength", "at most"),
         )
-        if key in schema
+        if key in schema and schema[key] < _ANY
     ]
     if schema.get("default") not in (None, "", [], {}):
         limits.append(f"else {json.dumps(schema['default'])}")
