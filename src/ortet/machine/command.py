@@ -18,6 +18,7 @@ from ortet.given import BYTES, CALL, DICT, NUMBER, TEXT, check_text, check_texts
 from ortet.ids import Random
 from ortet.machine.abc import Command, Output, Result
 from ortet.machine.descendants import MARK, kill_run
+from ortet.machine.polling import LONGEST
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 LIMIT = 64 * 1024 * 1024
@@ -151,7 +152,7 @@ class _Run:
                 return True
             if self._pidfd is None:
                 left = _POLL if left is None else min(left, _POLL)
-            for key, _ in self._selector.select(left):
+            for key, _ in self._selector.select(None if left is None else min(left, LONGEST)):
                 if key.fileobj is self._process.stdin:
                     rest = self._feed(rest)
                 elif key.fileobj == self._pidfd:

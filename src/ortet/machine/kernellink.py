@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ortet.machine import wire
 from ortet.machine.abc import Output
 from ortet.machine.command import Kept
+from ortet.machine.polling import LONGEST
 from ortet.machine.seat import Ends, Entered
 
 LIMIT = 8 << 20
@@ -142,7 +143,9 @@ class Link:
                 timed_out, deadline = True, time.monotonic() + grace
                 self.interrupt()
                 continue
-            ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
+            ready = {
+                fd for fd, _ in poll.poll(None if left is None else min(left, LONGEST) * 1000 + 1)
+            }
             for fd, name in self._streams.items():
                 if fd in ready and not self._read(fd, name, kept[name], output):
                     poll.unregister(fd)

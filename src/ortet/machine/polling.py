@@ -6,6 +6,9 @@ from __future__ import annotations
 import select
 from typing import Protocol
 
+LONGEST = 1e6
+"""Seconds that can be waited for at once: poll(2) counts milliseconds in 31 bits."""
+
 
 class _Source(Protocol):
     def fileno(self) -> int: ...
@@ -13,8 +16,9 @@ class _Source(Protocol):
 
 def readable(*sources: int | _Source, seconds: float | None = 0.0) -> list[int]:
     """The descriptors of those that can be read, or have ended; waits until there is one, at most
-    so many seconds, None: for ever."""
+    so many seconds, or LONGEST; None: for ever."""
     poll = select.poll()
     for one in sources:
         poll.register(one, select.POLLIN)
-    return [fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000)]
+    most = None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000
+    return [fd for fd, _ in poll.poll(most)]

@@ -26,7 +26,7 @@ from ortet.surface.http.tokens import Caller
 Argv = Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)]
 Command = Words | Argv
 Env = dict[str, str | None]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
