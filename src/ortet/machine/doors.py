@@ -54,6 +54,8 @@ class Doors:
         """No connection comes in there any more; those there are end."""
         if port in self._open:
             listener, porter = self._open.pop(port)
+            with suppress(OSError):  # at once: the porter has it open until it is gone
+                listener.shutdown(socket.SHUT_RDWR)
             _end(porter)
             listener.close()
 
