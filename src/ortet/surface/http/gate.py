@@ -88,6 +88,8 @@ class Gate:
             foreign = site not in _OWN and asking.headers.get("sec-fetch-mode") != "navigate"
         else:
             origin, here = asking.headers.get("origin"), asking.headers.get("host", "")
+            if origin == "null" and asking.headers.get("sec-fetch-site") == "same-origin":
+                origin = None  # a form of ours: pages that tell no referrer tell no origin either
             other = origin is not None and urlsplit(origin).netloc != here
             foreign = other or site not in _OWN
         if foreign:
