@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,3 +106,18 @@ def test_a_seal_in_the_background_changes_nothing_for_readers(open_store: Open) 
         store.flush()
         assert store.get(oids[turn // 2])
     assert len({store.get(oid) for oid in oids}) == 200
+
+
+def test_many_handles_of_a_process_follow_a_tail_with_one_descriptor(
+    open_store: Open, root: Path
+) -> None:
+    writer, *readers = [open_store() for _ in range(6)]
+    oid = writer.put(Kind.BLOB, b"seen by all")
+    writer.flush()
+    assert [reader.get(oid) for reader in readers] == [b"seen by all"] * 5
+    (tail,) = (root / "local/tails").iterdir()
+    open_here = [Path(f"/proc/self/fd/{fd}").resolve() for fd in os.listdir("/proc/self/fd")]
+    assert open_here.count(tail.resolve()) == 2  # the writer's own, and one for the others
+    late = writer.put(Kind.BLOB, b"and what came behind it")
+    writer.flush()
+    assert {reader.get(late) for reader in readers} == {b"and what came behind it"}

@@ -8,12 +8,14 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from ortet.backend.abc import Bucket
 from ortet.codec import checksum
 from ortet.errors import Corrupt, NotFound, Unsupported
 from ortet.store import frame
 from ortet.store.faults import reach
+from ortet.store.source import File
 from ortet.store.tail import PART, SUFFIX, Tail, pack_key, storage_error, sync_directory
 
 
@@ -25,9 +27,25 @@ def follow(path: Path, *, key_id: bytes) -> Tail | None:
         return None
     except OSError as error:
         raise storage_error(error, f"opening {path}") from error
-    tail = Tail(path, fd, key_id=key_id)
+    tail = Tail(path, _shared(fd), key_id=key_id)
     tail.advance()
     return tail
+
+
+_FOLLOWED: WeakValueDictionary[tuple[int, int], File] = WeakValueDictionary()
+# Of the whole process, as descriptors are: where many have the store open, as in a server, each
+# follows the tails of all others.
+
+
+def _shared(fd: int) -> File:
+    """The same file as others of this process have it open, if some do: all of them only read."""
+    status = os.fstat(fd)
+    key = status.st_dev, status.st_ino  # not given to another file while it is open
+    mine = File(fd)
+    found = _FOLLOWED.get(key)
+    if found is None:
+        found = _FOLLOWED[key] = mine  # two at once have two: no harm
+    return found
 
 
 def create(path: Path, *, key_id: bytes) -> Tail | None:
@@ -39,7 +57,7 @@ def create(path: Path, *, key_id: bytes) -> Tail | None:
         return None
     except OSError as error:
         raise storage_error(error, "opening a tail") from error
-    tail = Tail(path, fd, key_id=key_id)
+    tail = Tail(path, File(fd), key_id=key_id)
     return tail if _lock(fd) and _same_file(path, fd) else None
 
 
@@ -52,7 +70,7 @@ def adopt(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
         return None
     except OSError as error:
         raise storage_error(error, f"opening {path}") from error
-    tail = Tail(path, fd, key_id=key_id)
+    tail = Tail(path, File(fd), key_id=key_id)
     try:
         if _lock(fd) and _same_file(path, fd) and not _left_over(path, bucket):
             _recover(tail, fd)

@@ -18,6 +18,7 @@ from ortet.store.recovery import create
 from ortet.store.remotepack import WHOLE, RemotePack, RemoteTail
 from ortet.store.root import Root
 from ortet.store.shelf import Shelf
+from ortet.store.source import File
 from ortet.store.tail import SUFFIX as TAIL
 from ortet.store.tail import Tail, pack_key, storage_error
 
@@ -50,7 +51,7 @@ class RemoteShelf(Shelf):
         for id_ in self._root.tail_ids():
             path = self._root.tail(id_)
             with contextlib.suppress(OSError), open(path, "rb") as file:
-                tail = Tail(path, os.dup(file.fileno()), key_id=self._key_id)
+                tail = Tail(path, File(os.dup(file.fileno())), key_id=self._key_id)
                 if tail.is_free():
                     path.unlink()
 

@@ -57,14 +57,14 @@ def sync_directory(path: Path) -> None:
 class Tail(Source):
     """A tail file: ours, locked and writable, or another writer's, which we only follow."""
 
-    def __init__(self, path: Path, fd: int, *, key_id: bytes) -> None:
+    def __init__(self, path: Path, file: File, *, key_id: bytes) -> None:
         self.key = path.name
         self.id = self.key.removesuffix(SUFFIX)
         self.path = path
         self.end = 0
         self.synced = 0
         self.frames = 0
-        self._file = File(fd)
+        self._file = file
         self._key_id = key_id
         self._seen = (0, 0)
         self._last, self._last_head = 0, b""
