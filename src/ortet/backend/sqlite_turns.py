@@ -151,6 +151,14 @@ _KNOWING = Lock()
 # Of the whole process, as the locks are that the kernel and SQLite keep on the file.
 
 
+def _forked() -> None:
+    global _KNOWING
+    _KNOWING = Lock()  # a thread that is not here may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def turns_of(path: Path) -> Turns:
     """Those of a file, whoever in this process has it open."""
     key = os.path.realpath(path)
