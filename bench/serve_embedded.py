@@ -89,12 +89,15 @@ class _Callers:
             self._together.abort()
 
     def _call(self, number: int, session: ortet.Session) -> None:
-        calls, times, begun = self._calls, list[float](), 0.0
+        calls, times = self._calls, list[float]()
         before, deed = deeds(calls.verb, session)
+        for text in calls.texts[: calls.warm]:
+            before(text)
+            deed(text)
         self._together.wait(BEGIN)
         begin = time.perf_counter()
         due = begin + calls.every * number / len(calls.sessions)
-        for turn in range(calls.warm + calls.count):
+        for turn in range(calls.count):
             text = calls.texts[turn % len(calls.texts)]
             if calls.every:
                 time.sleep(max(0.0, due - time.perf_counter()))
@@ -103,13 +106,11 @@ class _Callers:
             begin_one = time.perf_counter()
             deed(text)
             end = time.perf_counter()
-            if turn >= calls.warm:
-                begun = begun or begin_one
-                times.append((end - begin_one) * 1000)
+            times.append((end - begin_one) * 1000)
             if end - begin > calls.seconds:
                 break
         self._times += times
-        self._first.append(begun or end)
+        self._first.append(begin)
         self._last.append(end)
 
 

@@ -20,9 +20,9 @@ PATIENCE = 60.0
 
 class Work(msgspec.Struct, frozen=True):
     """`requests`: those of each client, in turn, for ever. Of each `of` requests the last is timed.
-    `count`: answers of each that are timed, behind `warm` that could be and are not. `seconds`:
-    after which a client asks no more. `every`: from one timed request of a client to the next; 0:
-    at once."""
+    `count`: answers of each that are timed, once all clients had `warm` that could be and are not.
+    `seconds`: after which a client asks no more. `every`: from one timed request of a client to its
+    next; 0: at once."""
 
     host: str
     port: int
@@ -90,15 +90,11 @@ class _Drive:
         self._running = len(self._clients)
         self._times: list[float] = []
         self._bad = b""
-        self._first = self._end = 0.0
+        self._cold = self._running if work.warm else 0
+        self._begin = self._end = 0.0
 
     def run(self) -> Told:
-        begin = time.perf_counter()
-        self._until = begin + self._work.seconds
-        for one in self._clients:
-            # not all at once: clients do not know of one another
-            one.due = begin + self._work.every * one.number / len(self._clients)
-            heapq.heappush(self._waiting, (one.due, one.number))
+        self._start()
         while self._running:
             now = time.perf_counter()
             while self._waiting and self._waiting[0][0] <= now:
@@ -114,7 +110,14 @@ class _Drive:
                     self._answered(one, answer)
         for one in self._clients:
             one.socket.close()
-        return Told(self._times, self._end - self._first, self._bad)
+        return Told(self._times, self._end - self._begin, self._bad)
+
+    def _start(self) -> None:
+        self._begin = time.perf_counter()
+        for one in self._clients:
+            # not all at once: clients do not know of one another
+            one.due = self._begin + self._work.every * one.number / len(self._clients)
+            heapq.heappush(self._waiting, (one.due, one.number))
 
     def _answered(self, one: _Client, answer: bytes) -> None:
         work, now = self._work, time.perf_counter()
@@ -124,11 +127,17 @@ class _Drive:
         if rest:
             one.ask()
             return
+        if rounds == work.warm:
+            self._cold -= 1
+            if not self._cold:
+                self._start()
+            return
         if rounds > work.warm:
-            self._first = self._first or one.begun
             self._end = now
             self._times.append((now - one.begun) * 1000)
-        if rounds == work.warm + work.count or now > self._until:
+        if rounds == work.warm + work.count or (
+            rounds > work.warm and now > self._begin + work.seconds
+        ):
             self._running -= 1
         elif work.every:
             one.due = max(one.due + work.every, now)
