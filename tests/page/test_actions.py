@@ -124,3 +124,23 @@ def test_a_pause_by_keyboard(page: Page, client: Client) -> None:
     expect(dialog).to_be_hidden()
     expect(page.locator("h1 .badge.paused")).to_be_visible()
     assert client.get(path)["status"] == "paused"
+
+
+def test_a_commit_is_restored_and_forked_from_its_page(page: Page, client: Client) -> None:
+    path = client.new("from-commit")
+    oids = []
+    for word in ("one", "two"):
+        client.post(f"{path}/thoughts", {"text": word})
+        oids.append(client.post(f"{path}/commits", {"message": word})["oid"])
+    page.goto(f"/s/from-commit/c/{oids[0]}")
+    dialog = page.locator("#act")
+    page.get_by_role("button", name="Fork from here").click()
+    expect(dialog).to_contain_text(oids[0][:12])
+    dialog.get_by_role("button", name="Fork").click()
+    expect(dialog.get_by_role("link")).to_have_text(["from-commit/1"])
+    dialog.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Restore this").click()
+    expect(dialog.get_by_label("Commit")).to_have_value(oids[0])
+    dialog.get_by_role("button", name="Restore").click()
+    expect(dialog.locator(".act-report")).to_contain_text("Done")
+    assert client.get(path)["head"]["oid"] == oids[0]

@@ -118,6 +118,8 @@ PAGES = (
     "/s/evil/terminal",
     "/s/evil/c/{new}",
     "/s/evil/compare/{old}/{new}",
+    "/s/evil/replay",
+    "/s/evil/replay?at=12",
 )
 REFUSED = (
     (f"/s/{quote(FLAT, safe='')}", 404),

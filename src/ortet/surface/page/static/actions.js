@@ -138,7 +138,7 @@ function lines(told, past) {
   add("Secrets that cannot be had here now", (told.secrets || []).map((one) => `${one.name} (${one.state}), for ${one.used.join(", ")}`), "lost");
   add(past ? "Undone" : "Takes back", (told.steps || []).map((one) => [one.verb, one.detail && short(one.detail)].filter(Boolean).join(" ")));
   if (told.files) add(`Files: ${counted(told.files)}`, files(told.files));
-  if (told.forgotten) add("Mind", [`${told.forgotten} events that it will not know of any more; they stay in its history`]);
+  if (told.forgotten) add("Mind", [`${told.forgotten} ${told.forgotten === 1 ? "event" : "events"} that it will not know of any more; they stay in its history`]);
   add("Programs that go on", told.started);
   add("Programs that end", told.ends);
   add("Around it", (told.environment || []).map((one) => `${one.part} ${one.name}: ${one.then || "nothing"} then, ${one.now || "nothing"} now`));

@@ -28,7 +28,7 @@ function put(fresh) {
   if (!fresh) return;
   for (const one of list.querySelectorAll("[data-waiting]")) one.remove();
   const here = [...fresh.children].filter((one) => !one.id || !document.getElementById(one.id));
-  for (const one of here) one.classList.add("new");
+  for (const one of here) if (one.id) one.classList.add("new");
   list.prepend(...here);
   tip = Number(fresh.dataset.tip);
   list.dataset.tip = tip;
