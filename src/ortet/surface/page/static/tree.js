@@ -6,6 +6,7 @@ import { open as openCommit, close as closeCommit } from "./commit.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MORE = 8; // rows above and below the screen
+const MOST = 6; // of them, that are drawn at once
 const tree = document.getElementById("tree");
 const space = tree.querySelector(".space");
 const find = document.getElementById("find");
@@ -99,8 +100,10 @@ function refresh() {
 
 function draw() {
   waiting = false;
-  const first = Math.max(0, Math.floor(tree.scrollTop / height) - MORE);
-  const last = Math.min(rows.length, Math.ceil((tree.scrollTop + tree.clientHeight) / height) + MORE);
+  const top = tree.scrollTop; // read before anything is changed: after that it costs a layout
+  const end = top + tree.clientHeight;
+  const first = Math.max(0, Math.floor(top / height) - MORE);
+  const last = Math.min(rows.length, Math.ceil(end / height) + MORE);
   for (const [row, one] of drawn) {
     if (row < first || row >= last) {
       one.remove();
@@ -108,15 +111,22 @@ function draw() {
     }
   }
   let above = first ? rows.open(first - 1) : [];
+  let left = MOST;
   const now = Date.now();
+  const seen = (row) => (row + 1) * height > top && row * height < end;
   const fresh = document.createDocumentFragment();
   for (let row = first; row < last; row++) {
-    if (!drawn.has(row)) {
+    if (!drawn.has(row) && (seen(row) || left > 0)) {
       const one = line(row, row ? rows.edges(row - 1, above) : [], now);
       drawn.set(row, one);
       fresh.append(one);
+      left -= 1;
     }
     if (row) above = rows.below(row - 1, above);
+  }
+  if (left <= 0 && !waiting) { // what cannot be seen yet can wait for the next frame
+    waiting = true;
+    requestAnimationFrame(draw);
   }
   space.append(fresh);
 }
