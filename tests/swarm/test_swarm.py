@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.swarm import tasks
 
-from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unavailable
 from ortet.session.hub import Hub
 from ortet.session.session import Session
-from ortet.session.swarming import SwarmResult
+from ortet.session.swarming import Halt, SwarmResult
 
 
 def states(result: SwarmResult) -> list[str]:
@@ -145,6 +145,39 @@ def test_enough_is_enough(mind: Session) -> None:
     result = mind.swarm(tasks.block, n=4, parallel=2, stop_when=0)
     assert states(result) == ["done", "stopped", "stopped", "stopped"]
     assert result.kept == [0]
+
+
+def test_it_is_stopped_by_whoever_may(mind: Session, long: int) -> None:
+    with Halt() as halt:
+
+        def enough(result: SwarmResult) -> None:
+            if result.best:
+                halt.stop()
+
+        task = f"[ $ORTET_ATTEMPT = 0 ] || sleep {long}; echo 5"
+        result = mind.swarm(task, 4, parallel=2, halt=halt, progress=enough)
+    assert states(result) == ["done", "stopped", "stopped", "stopped"]
+    assert (result.state, result.kept) == ("finished", [0])
+    assert sleeping(long) == []
+
+
+def test_it_is_left_and_taken_up(mind: Session, tmp_path: Path, long: int) -> None:
+    gate = tmp_path / "go"
+    task = f"[ $ORTET_ATTEMPT = 0 ] || [ -e {gate} ] || sleep {long}; echo $ORTET_ATTEMPT"
+
+    def leave(now: SwarmResult) -> None:
+        if now.best is not None:
+            halt.leave()
+
+    with Halt() as halt, pytest.raises(Unavailable) as error:
+        mind.swarm(task, 4, name="cut", halt=halt, progress=leave)
+    assert error.value.kind == "swarm_left"
+    assert sleeping(long) == []
+    gate.touch()
+    result = mind.swarm(name="cut")
+    assert states(result) == ["done"] * 4
+    assert result.attempts[0].tries == 1
+    assert result.kept == [3]
 
 
 def test_stop_when_is_asked_with_what_there_is(mind: Session) -> None:
@@ -341,6 +374,7 @@ def test_a_name_that_is_taken(hub: Hub, mind: Session) -> None:
         ({"name": "a b"}, "bad_name"),
         ({"name": 5}, "not_text"),
         ({"progress": 5}, "bad_value"),
+        ({"halt": 5}, "bad_value"),
         ({"at": "nowhere"}, "no_ref"),
     ],
 )

@@ -22,7 +22,7 @@ class Stretch(NamedTuple):
     sealed: list[Segment]
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return self.upto - self.after
 
     def newest(self, objects: Objects, chain: Chain) -> Iterator[Event]:

@@ -233,7 +233,7 @@ class Rooms:
                     "session_busy", "programs run in its machine: end them first, or try again"
                 )
             self._empty(room)
-            self._ask_for(row.id)
+            ask_for(self._door.signal, row.id)
             with self.hub() as hub:
                 yield hub
 
@@ -279,7 +279,7 @@ class Rooms:
                     rest = until - time.monotonic()
                     if error.kind != "lease_held" or rest <= 0 or self._closed:
                         raise
-                    self._ask_for(row.id)
+                    ask_for(self._door.signal, row.id)
                     signal.wait(topic, token, min(rest, SOON))
         finally:
             if room.hub is not hub:
@@ -297,9 +297,6 @@ class Rooms:
                 )
 
     # leaving
-
-    def _ask_for(self, id_: str) -> None:
-        ask_for(self._door.signal, id_)
 
     def _is_wanted(self, room: Room) -> bool:
         """Another server asked for it, and it was ours for a turn."""
