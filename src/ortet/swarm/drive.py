@@ -48,6 +48,7 @@ class Drive:
         self._live: dict[int, _Live] = {}
         self._slots = list(range(plan.parallel))
         self._gone: set[int] = set()
+        self._stopped = False  # it was told to, and knows
 
     @property
     def result(self) -> SwarmResult:
@@ -162,19 +163,21 @@ class Drive:
         if timeout is not None:
             ends = [one.began + timeout for one in self._live.values() if not one.why]
             left = max(0.0, min(ends) - now) if ends else None
-        halt = self._plan.halt
-        ended = staff.wait(left, None if halt is None or halt.word else halt)
-        if halt is not None and halt.word == "leave":
-            raise Unavailable(
-                "swarm_left",
-                f"swarm {self._row.name!r} was left before its end: run it again by its name",
-            )
+        ended = staff.wait(left, None if self._stopped else self._plan.halt)
+        self._heed()
         if ended is not None:
             self._took(*ended)
             return
         for i, one in self._live.items():
             if timeout is not None and time.monotonic() - one.began >= timeout:
                 self._stop(staff, i, "timeout")
+
+    def _heed(self) -> None:
+        if self._plan.halt is not None and self._plan.halt.word == "leave":
+            raise Unavailable(
+                "swarm_left",
+                f"swarm {self._row.name!r} was left before its end: run it again by its name",
+            )
 
     def _stop(self, staff: Crew, i: int, why: str) -> None:
         if not self._live[i].why:
@@ -217,6 +220,7 @@ class Drive:
     def _is_enough(self) -> bool:
         stop, halt = self._plan.stop_when, self._plan.halt
         if halt is not None and halt.word == "stop":
+            self._stopped = True
             return True
         if stop is None:
             return False
