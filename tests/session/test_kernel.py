@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import ortet
 from ortet.errors import Conflict, Diverged, Invalid, NotFound, Unavailable, Unsupported
 from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
@@ -46,6 +47,23 @@ def test_bad_words(hub: Hub, work: Path, s: Session) -> None:
             s.kernel(keep=keep)
     with pytest.raises(Invalid):
         s.kernel().vars("not a name")
+
+
+def test_forks_that_nobody_commits_are_in_nobodys_way(hub: Hub, s: Session) -> None:
+    """Their layers lie in the store's cache, of files that no other process can read of."""
+    kernel = s.kernel()
+    kernel.run("open('new', 'w').write('a')")
+    forks = kernel.fork(2)
+    assert [one.name for one in s.kernels()] == ["main", "main/1", "main/2"]
+    with ortet.open(hub.root) as other, other.session("other", engine="overlay") as another:
+        assert another.run("echo fine").stdout == "fine\n"
+    kernel.keep(forks[1])
+    assert [one.name for one in s.kernels()] == ["main", "main/1"]
+    forks[0].close()
+    assert [one.name for one in s.kernels()] == ["main"]
+    assert s.is_running()
+    s.kernel().close()
+    assert not s.is_running()
 
 
 def test_runs_are_actions(s: Session) -> None:
