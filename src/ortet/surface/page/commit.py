@@ -10,15 +10,15 @@ from starlette.responses import Response
 from ortet.graph.diff import Change
 from ortet.ids import Oid, to_hex
 from ortet.session.comparing import Led, led_to
+from ortet.session.guest import line_of
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.surface import render
 from ortet.surface.http.shapes import seen_rows
+from ortet.surface.page.seals import goes_through, journal_at
 from ortet.surface.page.visit import Visit
 
 _REASONS, _FILES = 300, 500
-_SHOWN = 60
-"""Characters of the text of an action's arguments."""
 
 
 def show(visit: Visit) -> Response:
@@ -38,6 +38,7 @@ def show(visit: Visit) -> Response:
             tally=render.tally(found.files)[0],
             commands=commands(row, found),
             head=_head(hub, row),
+            replayed=_is_replayed(hub, row, oid),
         )
 
 
@@ -77,6 +78,13 @@ def _names(visit: Visit, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
             found.append(("branch", row.name, row.id))
     found += [("tag", tag.name, "") for tag in hub.refs.tags() if tag.oid == oid]
     return found
+
+
+def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
+    """Whether a replay of this session leads through it."""
+    line = line_of(hub._minds(), row)[0]
+    journal = journal_at(hub, oid)
+    return journal.seq <= line.tip().seq and goes_through(line, hub, journal)
 
 
 def _head(hub: Hub, row: SessionRow) -> str:

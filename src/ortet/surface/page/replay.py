@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from ortet.codec import decode
 from ortet.errors import Invalid
 from ortet.graph.records import Journal
-from ortet.ids import Oid
 from ortet.journal.events import Event
 from ortet.journal.folding import fold, message_of
 from ortet.journal.line import NOTHING
@@ -21,6 +18,7 @@ from ortet.journal.rundiff import gist
 from ortet.journal.text import clip, text_of
 from ortet.journal.things import Fact, Message, Note
 from ortet.session.view import View
+from ortet.surface.page.seals import Seals
 from ortet.surface.page.visit import Visit
 
 _MESSAGES = 20
@@ -47,7 +45,7 @@ class Moment(msgspec.Struct, frozen=True):
     spent: list[tuple[str, float]]
 
 
-def show(visit: Visit) -> Response:
+def show(seals: Seals, visit: Visit) -> Response:
     """`?at=N`: behind which event, the last without; with `part`, only what changes with it."""
     with visit.view() as view:
         tip = view.line.tip().seq
@@ -58,14 +56,15 @@ def show(visit: Visit) -> Response:
             row=view.row,
             at=at,
             tip=tip,
-            moment=moment_of(view, at),
+            moment=moment_of(view, at, next(seals.before(view, visit.caller.tenant, at), NOTHING)),
             said=text_of,
         )
 
 
-def moment_of(view: View, at: int) -> Moment:
+def moment_of(view: View, at: int, base: Journal) -> Moment:
+    """`base`: what a commit holds that is not behind it, the newer the better."""
     event = next(iter(view.line.events(at - 1, at)), None) if at else None
-    mind = mind_at(view, at)
+    mind = mind_at(view, at, base)
     messages = _messages(view, at, mind.core.since)
     facts = sorted(mind.facts, key=lambda one: -one.seq)
     return Moment(
@@ -84,29 +83,13 @@ def moment_of(view: View, at: int) -> Moment:
     )
 
 
-def mind_at(view: View, seq: int) -> Mind:
-    """What the events up to one add up to: from the newest commit that is not behind it."""
+def mind_at(view: View, seq: int, base: Journal) -> Mind:
+    """What the events up to one add up to."""
     sessions = view.hub._minds()
-    base = next(_sealed(view, seq), NOTHING)
     mind = Mind.load(sessions.maps, view.hub.objects, base.fold)
     for event in view.line.events(base.seq, seq):
         fold(mind, [event])
     return mind
-
-
-def _sealed(view: View, seq: int) -> Iterator[Journal]:
-    """Journals of this line that commits of its branch hold, the newest first."""
-    hub = view.hub
-    head = hub.catalog.head(f"branch:{view.row.branch}")
-    chain = hub._minds().chain
-    for oid in hub.history.line(head.oid) if head is not None else ():
-        state = hub.history.state(oid)
-        if state.journal:
-            journal = decode(Journal, hub.objects.get(Oid(state.journal)))
-            if 0 < journal.seq <= seq:
-                row = next(iter(view.line.rows(journal.seq - 1, journal.seq)), None)
-                if row is not None and chain.tip(row).hash == journal.hash:
-                    yield journal
 
 
 def _messages(view: View, at: int, since: int) -> list[Message]:

@@ -12,6 +12,7 @@ from ortet.session.hub import Hub
 from ortet.session.view import View
 from ortet.surface.page import commit, compare, replay
 from ortet.surface.page.grove import Family, Grove
+from ortet.surface.page.seals import Seals
 from ortet.surface.page.visit import Draw, Visit
 
 _FIRST = 200
@@ -25,7 +26,7 @@ def pages() -> tuple[tuple[str, Draw], ...]:
         ("/s/{session}/tree.json", partial(rows, grove)),
         ("/s/{session}/c/{commit}", commit.show),
         ("/s/{session}/compare/{a}/{b}", compare.show),
-        ("/s/{session}/replay", replay.show),
+        ("/s/{session}/replay", partial(replay.show, Seals())),
     )
 
 
