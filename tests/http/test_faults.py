@@ -171,6 +171,15 @@ def test_text_of_all_kinds_is_kept(client: Client) -> None:
     assert client.ask("GET", f"{path}/messages").status == 200
 
 
+def test_a_key_is_plain_text(client: Client) -> None:
+    path = client.new("keys")
+    for key in ("", "x" * 201, "caf\xe9", "a\tb"):
+        reply = client.ask("POST", f"{path}/pause", {}, headers={"Idempotency-Key": key})
+        assert (reply.status, reply.kind) == (422, "bad_key"), key
+    kept = {"Idempotency-Key": "x y" * 60}
+    assert client.ask("POST", f"{path}/pause", {}, headers=kept).status == 200
+
+
 def test_numbers_in_paths_may_be_anything(client: Client) -> None:
     path = client.new("numbers")
     for number in ("0", "-1", "9" * 18, "9" * 30, "9" * 5000, "1e3", "٣"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
@@ -20,7 +21,7 @@ from tests.http.conftest import Client, Server
 from ortet.surface.http.openapi import document
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
-EXAMPLES = 4 * SOAK
+EXAMPLES = 3 * SOAK
 """Of each operation, once as it should be asked, once as it should not; and twice as many edges."""
 NAME = "fuzzed"
 CHECKS: list[Any] = [
@@ -124,7 +125,7 @@ class Scene:
         self.prepare()
         headers = {"Authorization": f"Bearer {self.token}"}
         key = dict(case.headers or {}).get("Idempotency-Key")
-        if isinstance(key, str) and 0 < len(key) <= 200 and key.isascii() and key.isprintable():
+        if isinstance(key, str) and re.fullmatch(r"[!-~]{1,200}", key):
             headers["Idempotency-Key"] = f"{key[:100]}-{next(self._keys)}"  # one of its own
         about = case.operation.definition.raw
         if _STREAM in about["responses"].get("200", {}).get("content", {}):

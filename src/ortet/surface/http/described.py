@@ -65,7 +65,7 @@ PARAMETERS: Json = {
         "The same request with the same key is done once, and answered the same, for a day.",
         minLength=1,
         maxLength=LONGEST,
-        pattern="^[!-~]+$",
+        pattern="^[ -~]+$",
     ),
     "IfMatch": _header(
         "If-Match", "Only if this is still the head: the ETag of an answer before, or *."

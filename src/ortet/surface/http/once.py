@@ -57,8 +57,8 @@ def once(
 
 
 def check_key(key: str) -> str:
-    if not 0 < len(key) <= LONGEST or not key.isprintable():
-        raise Invalid("bad_key", f"Idempotency-Key: give 1 to {LONGEST} printable characters")
+    if not 0 < len(key) <= LONGEST or not (key.isascii() and key.isprintable()):
+        raise Invalid("bad_key", f"Idempotency-Key: give 1 to {LONGEST} printable ASCII characters")
     return key
 
 
