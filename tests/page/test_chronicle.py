@@ -18,6 +18,8 @@ def test_events_are_told_with_their_reasons(page: Page, sample: Sample, look: Lo
     decided.get_by_text("data", exact=True).click()
     expect(decided.locator("pre")).to_contain_text('"instead_of"')
     expect(decided.locator("dd.mono").first).to_have_text(re.compile("^[0-9a-f]{64}$"))
+    expect(page.locator(".event.money", has_text="1,200 tokens").first).to_be_visible()
+    expect(page.locator(".event.reasoning", has_text="2. fix").first).to_be_visible()
     decided.scroll_into_view_if_needed()
     look(page, "light")
     page.emulate_media(color_scheme="dark")

@@ -16,6 +16,7 @@ from ortet.session.view import View
 from ortet.surface import render
 from ortet.surface.http.shapes import Number
 from ortet.surface.page.asking import about, asked
+from ortet.surface.page.drawing import amount
 from ortet.surface.page.visit import Visit
 
 PAGE = 60
@@ -152,6 +153,10 @@ def _text(event: Event) -> str:
     data = event.data
     if event.kind == "message":
         return _said(data.get("content"))
+    if event.kind == "spend" and isinstance(data.get("amounts"), dict):
+        return ", ".join(_spent(name, value) for name, value in data["amounts"].items())
+    if event.kind == "plan" and isinstance(data.get("steps"), list):
+        return "\n".join(f"{n}. {step}" for n, step in enumerate(data["steps"], 1))
     for key in ("text", "summary"):
         if isinstance(data.get(key), str) and not data.get("gone"):
             return str(data[key])
@@ -172,6 +177,10 @@ def _said(content: Any) -> str:
             kind = part.get("type") if isinstance(part, dict) else None
             found.append(f"[{kind or 'part'}] {_json(part)[:500]}")
     return "\n".join(found)
+
+
+def _spent(name: str, value: float) -> str:
+    return amount(value, name) if name == "usd" else f"{amount(value)} {name}"
 
 
 def _more(kind: str, data: dict[str, Any]) -> list[str]:
