@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,24 +59,41 @@ class Desk:
             state["caller"] = caller
         return caller
 
-    @asynccontextmanager
-    async def line(self, request: Request) -> AsyncIterator[None]:
+    def line(self, request: Request) -> _Standing:
         """Who asks much of one session waits for its turn here, in order, and keeps no thread from
         others."""
         who = request.headers.get("authorization") or request.headers.get("cookie", "")
         key = (who, request.path_params["session"])
-        line = self._lines.setdefault(key, _Line())
+        return _Standing(self._lines, key, self.limits.settings.patience)
+
+
+class _Standing:
+    """One request in a line, which is there as long as somebody stands in it."""
+
+    def __init__(
+        self, lines: dict[tuple[str, str], _Line], key: tuple[str, str], patience: float
+    ) -> None:
+        self._lines = lines
+        self._key = key
+        self._patience = patience
+
+    async def __aenter__(self) -> None:
+        line = self._line = self._lines.setdefault(self._key, _Line())
         line.users += 1
         try:
-            await line.enter(self.limits.settings.patience)
-            try:
-                yield
-            finally:
-                line.leave()
-        finally:
-            line.users -= 1
-            if not line.users:
-                self._lines.pop(key, None)
+            await line.enter(self._patience)
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._line.leave()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._line.users -= 1
+        if not self._line.users:
+            self._lines.pop(self._key, None)
 
 
 class _Line:

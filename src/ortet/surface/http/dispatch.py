@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -159,7 +159,7 @@ async def read_body(request: Request, largest: int = 16 << 20, seconds: float = 
     parts: list[bytes] = []
     size = int(said) if said.isdigit() else 0
     try:
-        with anyio.fail_after(seconds):
+        async with asyncio.timeout(seconds):
             if size <= largest:
                 size = 0
                 async for part in request.stream():

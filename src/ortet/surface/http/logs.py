@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any
 
-import msgspec
-
 from ortet.surface.http.answers import hidden
+from ortet.surface.http.wire import to_json
 
 _MOST = 20_000
 _TOGETHER = 0.02
@@ -28,16 +27,14 @@ class Log:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
-        self._lines: deque[bytes] = deque(maxlen=_MOST)
+        self._lines: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST)
         self._some = Event()
         self._stop = False
         self._thread = Thread(target=self._run, name="ortet-log", daemon=True)
         self._thread.start()
 
     def say(self, level: str, what: str, **fields: Any) -> None:
-        now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
-        line = {"time": now.replace("+00:00", "Z"), "level": level, "message": what, **fields}
-        self._lines.append(hidden(msgspec.json.encode(line, enc_hook=str)) + b"\n")
+        self._lines.append((time.time(), {"level": level, "message": what, **fields}))
         if not self._some.is_set():
             self._some.set()
 
@@ -67,12 +64,17 @@ class Log:
     def _drain(self) -> None:
         lines = []
         while self._lines:
-            lines.append(self._lines.popleft())
+            lines.append(_line(*self._lines.popleft()))
         if lines:
             try:
-                self._write(b"".join(lines))
+                self._write(hidden(b"".join(lines)))
             except (OSError, ValueError):  # nobody is there to read
                 return
+
+
+def _line(when: float, fields: dict[str, Any]) -> bytes:
+    now = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+    return to_json({"time": now.replace("+00:00", "Z"), **fields}) + b"\n"
 
 
 class Handler(logging.Handler):

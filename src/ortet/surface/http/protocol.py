@@ -41,13 +41,17 @@ class _Limited(HttpToolsProtocol):
         if self._inside:  # what came together with its beginning is little
             self._head += len(data)
         super().data_received(data)
-        if self._inside and self._head > self.limits.headers << 10:
+        if not self._inside:
+            return
+        if self._head > self.limits.headers << 10:
             self._refuse(431, "the head of the request is too large")
+        elif self._timer is None:  # most heads come whole: they need none
+            self._wait()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._inside, self._head = True, 0
-        self._wait()
+        self._done()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._inside:  # behind a body in chunks
