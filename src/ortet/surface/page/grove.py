@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ortet.errors import OrtetError
 from ortet.ids import Oid, to_hex
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
@@ -22,25 +20,13 @@ from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.shapes import seen_rows
 from ortet.surface.http.tokens import Caller
 from ortet.surface.page.lanes import lay_out
+from ortet.surface.page.notes import Note, ancestors, in_order, newest, read
 from ortet.surface.page.swarms import Swarm, swarms_of
-from ortet.surface.render import safe
 
 _MOST = 100_000
 """Commits that are remembered, some 40 MB; more are read again at each look."""
 _DRAWINGS = 16
 SKETCH = "sketch"
-_TITLE, _REST = 200, 300
-"""Characters of the first line of a message, and of what follows it."""
-
-
-class Note(NamedTuple):
-    """What a drawing needs of a commit."""
-
-    parents: tuple[Oid, ...]
-    title: str
-    rest: str
-    ms: int
-    author: str
 
 
 class Label(NamedTuple):
@@ -136,7 +122,7 @@ class Grove:
                 return None
             notes = self._known(caller.tenant)
         heads = _heads(hub, family.rows)
-        found = _newest(hub, notes, set(heads.values()), count)
+        found = newest(hub, notes, set(heads.values()), count)
         if found is None:
             return None
         order, graph = found
@@ -163,9 +149,9 @@ class Grove:
             tips |= self._moved(hub, caller.tenant, row.branch)
         if not caller.agents:  # else what is dropped may be anybody's
             tips |= {Oid(bytes.fromhex(one.commit)) for one in _attempts(family) if one.commit}
-        graph = _read(hub, notes, tips)
-        present = set(_ancestors(graph, heads.values()))
-        order = list(_order(graph))
+        graph = read(hub, notes, tips)
+        present = set(ancestors(graph, heads.values()))
+        order = list(in_order(graph))
         trunk = heads.get(family.row.id)
         return _columns(
             tag, order, graph, present=present, trunk=trunk, labels=_labels(hub, family, heads)
@@ -201,99 +187,6 @@ def _heads(hub: Hub, rows: Iterable[SessionRow]) -> dict[str, Oid]:
 
 def _attempts(family: Family) -> Iterator[Any]:
     return (one for swarm in family.swarms for one in swarm.attempts)
-
-
-def _read(hub: Hub, notes: dict[Oid, Note], tips: Iterable[Oid]) -> dict[Oid, Note]:
-    """All that lead to these, as far as they are there: reflogs outlive what they name."""
-    found: dict[Oid, Note] = {}
-    todo = list(tips)
-    while todo:
-        oid = todo.pop()
-        if oid in found:
-            continue
-        note = _noted(hub, notes, oid)
-        if note is not None:
-            found[oid] = note
-            todo += note.parents
-    return found
-
-
-def _newest(
-    hub: Hub, notes: dict[Oid, Note], heads: Iterable[Oid], count: int
-) -> tuple[list[Oid], dict[Oid, Note]] | None:
-    """The first so many by time, if that is an order with no commit before its children."""
-    found: dict[Oid, Note] = {}
-    ready: list[tuple[int, Oid]] = []
-
-    def add(oids: Iterable[Oid]) -> None:
-        for oid in oids:
-            note = None if oid in found else _noted(hub, notes, oid)
-            if note is not None:
-                found[oid] = note
-                heappush(ready, (-note.ms, oid))
-
-    add(heads)
-    order: list[Oid] = []
-    while ready and len(order) < count:
-        ms, oid = heappop(ready)
-        if order and -ms >= found[order[-1]].ms:
-            return None
-        order.append(oid)
-        add(found[oid].parents)
-    return order, found
-
-
-def _noted(hub: Hub, notes: dict[Oid, Note], oid: Oid) -> Note | None:
-    note = notes.get(oid)
-    if note is None:
-        try:
-            note = notes[oid] = _note(hub, oid)
-        except OrtetError:
-            return None
-    return note
-
-
-def _note(hub: Hub, oid: Oid) -> Note:
-    commit = hub.history.read(oid)
-    first, _, rest = commit.message.strip().partition("\n")
-    return Note(
-        parents=tuple(map(Oid, commit.parents)),
-        title=safe(first[:_TITLE]),
-        rest=safe(" ".join(rest[: 2 * _REST].split())[:_REST]),
-        ms=commit.time // 1_000_000,
-        author=safe(commit.author[:_TITLE]),
-    )
-
-
-def _ancestors(graph: dict[Oid, Note], heads: Iterable[Oid]) -> Iterator[Oid]:
-    stack = list(heads)
-    seen = set(stack)
-    while stack:
-        oid = stack.pop()
-        yield oid
-        for parent in graph[oid].parents if oid in graph else ():
-            if parent not in seen:
-                seen.add(parent)
-                stack.append(parent)
-
-
-def _order(graph: dict[Oid, Note]) -> Iterator[Oid]:
-    """Newest first, no commit before one that descends from it."""
-    children = dict.fromkeys(graph, 0)
-    for note in graph.values():
-        for parent in note.parents:
-            if parent in children:
-                children[parent] += 1
-    ready = [(-graph[oid].ms, oid) for oid, count in children.items() if not count]
-    heapify(ready)
-    while ready:
-        oid = heappop(ready)[1]
-        yield oid
-        for parent in graph[oid].parents:
-            if parent in children:
-                children[parent] -= 1
-                if not children[parent]:
-                    heappush(ready, (-graph[parent].ms, parent))
 
 
 def _labels(hub: Hub, family: Family, heads: dict[str, Oid]) -> dict[Oid, list[Label]]:
