@@ -92,3 +92,14 @@ class TestDelete:
     def test_what_is_not_there(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="none yet"):
             branches.delete(hub, "nobody")
+
+
+def test_the_branch_of_a_session_stays_its_own(hub: Hub) -> None:
+    with hub.session("talk") as session:
+        session.say("user", "hello")
+        head = session.commit("said")
+        with pytest.raises(Refused, match="session 'talk' works on branch"):
+            branches.delete(hub, session.row.branch)
+        with pytest.raises(Refused, match="session 'talk' works on branch"):
+            branches.rename(hub, session.row.branch, "other")
+        assert session.head == head

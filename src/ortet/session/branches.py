@@ -14,6 +14,7 @@ from ortet.session.hub import Hub
 def rename(hub: Hub, old: str, new: str) -> Oid:
     """Give a branch, and the workspace that works on it, another name; returns where it points."""
     head = _need(hub, old)
+    _unless_session(hub, old, "renamed")
     row = hub.registry.get(old)
     if hub.refs.get(check_name(new)) or hub.registry.get(new):
         raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
@@ -36,7 +37,19 @@ def delete(hub: Hub, name: str) -> Oid:
             "branch_in_use",
             f"workspace {name!r} works on this branch: `ortet drop {name} --branch` forgets both",
         )
+    _unless_session(hub, name, "deleted")
     return hub.refs.delete(name, expect=head, actor=hub.author)
+
+
+def _unless_session(hub: Hub, name: str, done: str) -> None:
+    """The head of a session is where its branch points."""
+    row = hub._minds().roll.of_branch(name)
+    if row is not None:
+        raise Refused(
+            "branch_in_use",
+            f"session {row.name!r} works on branch {name!r}, which cannot be {done}: "
+            f"`ortet session rm {row.name}` forgets it",
+        )
 
 
 def _need(hub: Hub, name: str) -> Oid:

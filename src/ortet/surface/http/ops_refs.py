@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ortet.backend.abc import Head, Op
-from ortet.errors import Conflict, NotFound, Refused
+from ortet.errors import Conflict, NotFound
 from ortet.graph.refs import RefKind
 from ortet.ids import Oid, to_hex
 from ortet.session import branches
@@ -96,10 +96,6 @@ class Deleted(msgspec.Struct, frozen=True):
 @operation("DELETE", "/branches/{name}", needs="admin")
 def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
     """Delete a branch that no workspace and no session works on."""
-    if hub._minds().roll.of_branch(ask.name) is not None:
-        raise Refused(
-            "branch_in_use", f"a session works on branch {ask.name!r}: remove the session instead"
-        )
     return Deleted(ask.name, to_hex(branches.delete(hub, ask.name)))
 
 
