@@ -29,6 +29,16 @@ class Raw:
     def head(self, line: str, *headers: str) -> None:
         self.send("\r\n".join([f"{line} HTTP/1.1", f"Host: {self.host}", *headers, "", ""]))
 
+    def begin(self, line: str, size: int, *headers: str) -> None:
+        """A request whose body the server is waiting for, when this returns."""
+        self.head(line, f"Content-Length: {size}", "Expect: 100-continue", *headers)
+        told = b""
+        while not told.endswith(b"\r\n\r\n"):
+            data = self.sock.recv(1)
+            assert data, told
+            told += data
+        assert told.startswith(b"HTTP/1.1 100 "), told
+
     def rest(self) -> bytes:
         """All until the server ends the connection, which it must."""
         found = b""

@@ -43,10 +43,10 @@ def test_only_so_much_at_once(serve: Serve) -> None:
     try:
         for _ in range(2):
             one = Raw(server)
-            auth = f"Authorization: Bearer {token}"
-            one.head(f"PUT {session}/artifacts/slow", auth, "Content-Length: 10")
             held.append(one)
-        reply = until(lambda: client.ask("GET", "/me"), lambda reply: reply.status != 200)
+            auth = f"Authorization: Bearer {token}"
+            one.begin(f"PUT {session}/artifacts/slow", 10, auth)
+        reply = client.ask("GET", "/me")
         assert reply.status == 429
         assert int(reply.headers["retry-after"]) >= 1
         for one in held:
@@ -143,8 +143,7 @@ def test_stopping_it_is_not_ready_and_lets_sessions_go(serve: Serve) -> None:
     assert kept.getresponse().read()
     with raw(server) as one, streaming(server.url, f"{session}/events/stream") as stream:
         stream.upto("live")
-        one.head(f"PUT {session}/artifacts/last", "Content-Length: 4")
-        until(lambda: client.ask("GET", "/metrics").body, lambda body: b"_in_progress 2" in body)
+        one.begin(f"PUT {session}/artifacts/last", 4)
         server.process.terminate()
         assert stream.upto("end")[-1].data == {"reason": "stopping"}
         # connections that there are already are answered until what was begun has ended
@@ -164,11 +163,7 @@ def test_readiness_is_503_while_it_stops(serve: Serve) -> None:
     kept = HTTPConnection(urlsplit(server.url).netloc, timeout=WAIT)
     statuses = []
     with raw(server) as one:
-        one.head(f"PUT {session}/artifacts/last", "Content-Length: 4")
-        until(
-            lambda: server.client().ask("GET", "/metrics").body,
-            lambda body: b"_in_progress 2" in body,
-        )
+        one.begin(f"PUT {session}/artifacts/last", 4)
         kept.request("GET", "/readyz")
         statuses.append(_status(kept))
         server.process.terminate()

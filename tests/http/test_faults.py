@@ -15,7 +15,7 @@ from tests.http.rawly import raw
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that waits for nobody and takes little."""
-    limits = ("header_seconds=0.5", "body_seconds=0.5", "body=1", "headers=8")
+    limits = ("header_seconds=4", "body_seconds=4", "body=1", "headers=8")
     options = [word for limit in limits for word in ("--limit", limit)]
     started = Server(tmp_path_factory.mktemp("hasty"), "--no-auth", *options)
     try:
