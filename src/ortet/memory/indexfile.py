@@ -6,18 +6,21 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import RLock
 
 import apsw
 
 from ortet.backend.atfork import close_at_fork
+from ortet.backend.sqlite_turns import turns_of
 from ortet.errors import Conflict, Invalid, Unavailable
 
 _SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
     PRAGMA trusted_schema = OFF; PRAGMA cache_size = -8192"""
 _MEMORY = ":memory:"
+_TURN = 60.0
+"""Seconds that threads of this process wait for one another, all of whom get on."""
 _NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
 _DAMAGED = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
 
@@ -47,6 +50,7 @@ class IndexFile:
         self._names = set(_NAMES.findall(schema))
         self._version = version
         self._busy_ms = busy_ms
+        self._turns = turns_of(self._path)
         self._lock = RLock()
         self._connection: apsw.Connection | None = None
         self._in_memory = False
@@ -64,11 +68,15 @@ class IndexFile:
         with self._lock:
             try:
                 connection = self._opened()
-                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield connection
-                connection.execute("COMMIT")
+                with self._turns.alone(_TURN) if write else nullcontext():
+                    try:
+                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        yield connection
+                        connection.execute("COMMIT")
+                    except BaseException:
+                        self._roll_back()  # while it is still our turn
+                        raise
             except BaseException as error:
-                self._roll_back()
                 if isinstance(error, apsw.Error | UnicodeDecodeError | OSError):
                     raise self._answered(error) from error
                 raise
