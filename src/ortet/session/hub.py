@@ -294,12 +294,24 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
             raise taken
 
     def _start(self, row: WorkspaceRow) -> Workspace:
+        self._check_here(row)
         live = self._machines.open(row, lambda: self._start_image(row))
         try:
             return self._remember(Workspace(self, row, live)).come_back()
         except BaseException:
             live.close()
             raise
+
+    def _check_here(self, row: WorkspaceRow) -> None:
+        """A server opens whatever it is asked for by name: a directory of another host is none of
+        its own at the same path."""
+        direct = row.files == "inplace" or row.engine == "folder"
+        if self.lends and direct and row.host != self._parts.host:
+            raise Refused(
+                "other_host",
+                f"the files of {row.name!r} are in a directory of another host: work on it there, "
+                "or fork it from a commit",
+            )
 
     def _start_image(self, row: WorkspaceRow) -> Oid | None:
         self.registry.need(row.name)

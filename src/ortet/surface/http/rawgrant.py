@@ -1,23 +1,30 @@
-"""Which store a remote hub is given: its tenant's, without the server's own rows."""
+"""Which store a remote hub is given: its tenant's, without the server's own rows, and without those
+that would let a token do what its scope does not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from starlette.requests import Request
 
 from ortet.backend.abc import Bucket, Catalog, Row, RowChange, Signal
-from ortet.errors import Refused
+from ortet.codec import decode
+from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
+from ortet.session.registry import WorkspaceRow
+from ortet.session.vault import BROWSERS
+from ortet.session.vault import KIND as VAULT
 from ortet.store.objects import LocalObjects
 from ortet.surface.http.desk import Desk
 from ortet.surface.http.once import ASKED
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.rawaccess import Access, Grant
-from ortet.surface.http.tokens import TOKEN
+from ortet.surface.http.tokens import TOKEN, Caller
 
 _OURS = (TOKEN, ASKED, "serve")
+_ADMINS = ("hold", "retention", "tombstone", "erasure", "erasing")
+"""Kinds of rows that only operations write which need an admin's token."""
 
 
 class Given(NamedTuple):
@@ -39,49 +46,102 @@ def grant_of(desk: Desk) -> Grant:
                 "token_agents", "this is about all agents, and the token is for some: use another"
             )
         hub = desk.tenants.rooms(caller.tenant).door
-        catalog = cast("Catalog", _Guarded(hub.catalog))
+        catalog = cast("Catalog", _Guarded(hub.catalog, caller, hub._parts.host))
         return Given(catalog, hub.bucket, hub.signal, hub.objects, hub.clock)
 
     return access
 
 
 class _Guarded:
-    """A catalog in which tokens and keys of the server cannot be seen, and not be made."""
+    """A catalog in which tokens and keys of the server cannot be seen, and not be made; nor, by
+    those who may run nothing on its host, what would lead it to files there."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, caller: Caller, host: str) -> None:
         self._catalog = catalog
+        self._caller = caller
+        self._host = host
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)
 
     def row(self, kind: str, key: str) -> Row | None:
-        return None if _is_ours(kind) else self._catalog.row(kind, key)
+        hidden = _is_ours(kind) or (self._hides(kind) and not key.startswith(BROWSERS))
+        return None if hidden else self._catalog.row(kind, key)
 
     def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
-        return [] if _is_ours(kind) else self._catalog.rows(kind, after, limit)
+        if _is_ours(kind):
+            return []
+        if self._hides(kind):
+            found = self._catalog.rows(kind, max(after, BROWSERS), limit)
+            return [row for row in found if row.key.startswith(BROWSERS)]
+        return self._catalog.rows(kind, after, limit)
 
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
-        _check([kind])
+        self._check([RowChange(kind, key, value)])
         return self._catalog.put_row(kind, key, value, expect)
 
     def drop_row(self, kind: str, key: str) -> None:
-        _check([kind])
+        self._check([RowChange(kind, key, None)])
         self._catalog.drop_row(kind, key)
 
     def move(self, *args: Any, rows: Sequence[RowChange] = (), **given: Any) -> Any:
-        _check([row.kind for row in rows])
+        self._check(rows)
         return self._catalog.move(*args, rows=rows, **given)
 
     def append(self, *args: Any, rows: Sequence[RowChange] = (), **given: Any) -> Any:
-        _check([row.kind for row in rows])
+        self._check(rows)
         return self._catalog.append(*args, rows=rows, **given)
+
+    def erase_events(self, *args: Any, **given: Any) -> Any:
+        self._caller.need("admin")
+        return self._catalog.erase_events(*args, **given)
+
+    def trim_ops(self, *args: Any, **given: Any) -> Any:
+        self._caller.need("admin")
+        return self._catalog.trim_ops(*args, **given)
+
+    def _hides(self, kind: str) -> bool:
+        """Names of secrets are told to admins only; states of browsers belong to sessions."""
+        return kind == VAULT and not self._caller.may("admin")
+
+    def _check(self, rows: Sequence[RowChange]) -> None:
+        for row in rows:
+            if _is_ours(row.kind):
+                raise Refused(
+                    "not_yours", f"rows of kind {row.kind!r} are the server's own: leave them"
+                )
+            if row.kind in _ADMINS or (self._hides(row.kind) and not row.key.startswith(BROWSERS)):
+                self._caller.need("admin")
+            if not self._caller.runs:
+                self._check_place(row)
+
+    def _check_place(self, row: RowChange) -> None:
+        """Whose row says that its files are on this host could have the server read and write any
+        directory there: a remote hub has its own at its own."""
+        if row.kind == "place" and row.key.startswith(f"{self._host}:"):
+            _not_here()
+        if row.kind != "workspace":
+            return
+        before = self._catalog.row(row.kind, row.key)
+        if before is not None and decode(WorkspaceRow, before.value).host == self._host:
+            _not_here()
+        if row.value is None:
+            return
+        try:
+            new = decode(WorkspaceRow, row.value)
+        except OrtetError as error:
+            raise Invalid("bad_row", f"this is no workspace ({error.message}): leave it") from error
+        if new.host == self._host or not (new.machine.isascii() and new.machine.isalnum()):
+            _not_here()
+
+
+def _not_here() -> NoReturn:
+    raise Refused(
+        "token_host",
+        "this token may reach no files on the server's host: use an admin's that is for no tenant "
+        "and no agent, or keep the workspace at your own",
+    )
 
 
 def _is_ours(kind: str) -> bool:
     return kind.partition("/")[0] in _OURS
-
-
-def _check(kinds: Sequence[str]) -> None:
-    for kind in kinds:
-        if _is_ours(kind):
-            raise Refused("not_yours", f"rows of kind {kind!r} are the server's own: leave them")

@@ -1,0 +1,125 @@
+"""What the store itself gives a token: no more than the operations would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from tests.http.conftest import Server
+
+import ortet
+from ortet.backend.abc import RowChange
+from ortet.codec import encode
+from ortet.config import open_hub
+from ortet.errors import Refused
+from ortet.session.hub import Hub
+from ortet.surface.http.tokens import Tokens
+
+
+class Scene(NamedTuple):
+    server: Server
+    host: str
+    admin: str
+    writer: str
+    reader: str
+
+    def hub(self, token: str) -> Hub:
+        """As somebody has it elsewhere."""
+        environ = {**self.server.env, "ORTET_TOKEN": token, "ORTET_URL": ""}
+        environ["XDG_CACHE_HOME"] = str(self.server.home / "elsewhere")
+        return open_hub(self.server.url, environ=environ)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    server = Server(tmp_path_factory.mktemp("raw"), env={"ORTET_VAULT_KEY": "ab" * 32})
+    try:
+        with open_hub(server.store, environ=server.env) as hub:
+            hub.vault.put("prod/database", "not for everybody")
+            tokens = Tokens(hub.catalog, hub.clock, hub.random)
+            made = [tokens.create(one, one)[0] for one in ("admin", "write", "read")]
+            yield Scene(server, hub._parts.host, *made)
+    finally:
+        server.kill()
+
+
+def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path) -> None:
+    """Else a commit over HTTP would read it, and a restore write to it."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    (theirs / "key").write_text("private")
+    with scene.hub(scene.writer) as hub:
+        with hub.session("planted", workspace=mine) as session:
+            commit = session.commit("one").oid
+        row = hub.registry.need(session.row.branch)
+        elsewhere = msgspec.structs.replace(row, path=os.fsencode(theirs))
+        here = msgspec.structs.replace(elsewhere, host=scene.host)
+        for bad in (here, msgspec.structs.replace(row, machine="../../../elsewhere")):
+            change = RowChange("workspace", bad.name, encode(bad))
+            with pytest.raises(Refused) as caught:
+                hub.catalog.put_row(change.kind, change.key, encode(bad))
+            assert caught.value.kind == "token_host"
+            with pytest.raises(Refused):
+                hub.catalog.move([], verb="x", rows=[change])
+        with pytest.raises(Refused):
+            hub.catalog.put_row("place", here.place, row.name.encode())
+        hub.catalog.put_row("workspace", row.name, encode(elsewhere))
+    client = scene.server.client(scene.writer)
+    path = f"/sessions/{session.id}"
+    taken = client.ask("POST", f"{path}/commits", {"message": "two"})
+    assert (taken.status, taken.kind) == (403, "other_host")
+    assert client.ask("POST", f"{path}/restore", {"ref": commit}).kind == "other_host"
+    assert [one.name for one in theirs.iterdir()] == ["key"]
+    assert client.ask("GET", f"/commits/{row.name}/files/key").kind == "no_file"
+
+
+def test_a_workspace_of_the_server_cannot_be_taken(scene: Scene, tmp_path: Path) -> None:
+    with ortet.open(scene.server.store) as hub, hub.workspace(tmp_path, name="kept"):
+        pass
+    with scene.hub(scene.writer) as hub:
+        row = hub.registry.need("kept")
+        for value in (None, encode(msgspec.structs.replace(row, host="other"))):
+            with pytest.raises(Refused):
+                hub.catalog.move([], verb="x", rows=[RowChange("workspace", "kept", value)])
+        with pytest.raises(Refused):
+            hub.catalog.drop_row("workspace", "kept")
+        with pytest.raises(Refused):
+            hub.catalog.drop_row("place", row.place)
+    with scene.hub(scene.admin) as hub:  # who owns the host may
+        moved = msgspec.structs.replace(row, network="outbound")
+        hub.catalog.put_row("workspace", "kept", encode(moved))
+        assert hub.registry.need("kept") == moved
+
+
+def test_names_of_secrets_are_for_admins(scene: Scene) -> None:
+    for token in (scene.reader, scene.writer):
+        with scene.hub(token) as hub:
+            assert hub.vault.names() == []
+            assert not hub.vault.has("prod/database")
+            with pytest.raises(Refused):
+                hub.catalog.put_row("vault", "prod/database", b"another")
+            with pytest.raises(Refused):
+                hub.catalog.drop_row("vault", "prod/database")
+    with scene.hub(scene.admin) as hub:
+        assert hub.vault.names() == ["prod/database"]
+
+
+def test_what_needs_an_admin_needs_one_here(scene: Scene) -> None:
+    with scene.hub(scene.writer) as hub:
+        with hub.session("held") as session:
+            session.say("user", "keep me")
+        with pytest.raises(Refused):
+            hub.hold(session.id, "a court asks")
+        for kind in ("hold", "retention", "erasing"):
+            with pytest.raises(Refused):
+                hub.catalog.put_row(kind, "x", b"")
+        with pytest.raises(Refused):
+            hub.catalog.erase_events(session.row.timeline, [1])
+        with pytest.raises(Refused):
+            hub.catalog.trim_ops(1)
+        hub.remove("held")
