@@ -31,7 +31,7 @@ def all_rows(plan: Plan) -> Iterator[Sample]:
     ours = [_answered(store) for _ in range(plan.counts.starts)]
     sdk = [command([sys.executable, "-c", SDK]).seconds for _ in range(plan.counts.starts)]
     yield Sample("mcp-start", "ortet", ours, "over standard streams")
-    yield Sample("mcp-start", "the SDK imported, alone", sdk, "which is in it")
+    yield Sample("mcp-start", "the SDK imported, alone", sdk, "a process that does no more")
 
 
 def _answered(store: Path) -> float:

@@ -47,7 +47,7 @@ def _adds(row: str) -> Judge:
 ROWS = (
     Row(
         PAUSED,
-        "HTTP adds, p50, 32 clients that ask 5 times a second each",
+        "HTTP adds, p50, 32 clients that ask twice a second each",
         "ms",
         "≤ 3",
         _adds(PAUSED),

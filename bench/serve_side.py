@@ -40,6 +40,7 @@ from serve_rows import (
 HERE = Path(__file__).parent
 OWN = "serve-own"
 WARM = 3
+CROWD = 64  # clients that warm the server by their number
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -51,6 +52,10 @@ class Load(msgspec.Struct, frozen=True):
     count: int
     every: float = 0.0
     shared: bool = False
+
+    @property
+    def warm(self) -> int:
+        return 1 if self.clients > CROWD else WARM
 
 
 def all_rows(plan: Plan) -> Iterator[Sample]:
@@ -65,7 +70,7 @@ def all_rows(plan: Plan) -> Iterator[Sample]:
 
 def loads(plan: Plan) -> Iterator[Load]:
     counts = plan.counts
-    for verb in VERBS:
+    for verb in ("recall", "say", "commit", "fork"):  # what adds least to the store goes first
         for size, clients in zip(SIZES, counts.clients, strict=True):
             each = max(counts.least, counts.answers // clients)
             yield Load(latency(verb, size), verb, clients, min(each, counts.answers // 2))
@@ -122,7 +127,7 @@ def _sessions(plan: Plan, store: Path) -> list[str]:
             with hub.session(name) as session:
                 session.say_all([("user", one) for one in islice(texts, plan.counts.messages)])
                 session.commit("before")
-        hub.recall("token", k=1)  # the index is made
+                session.recall("token", k=1)  # it is in the index
     return names
 
 
@@ -178,9 +183,9 @@ class _Clients:
         sessions = [names[0 if load.shared else number] for number in range(load.clients)]
         requests = [self._requests(load.verb, name) for name in sessions]
         of = 2 if load.verb == "commit" else 1
-        seconds = self._counts.seconds + load.every * (load.count + WARM)
+        seconds = self._counts.seconds + load.every * load.count
         return self._driven(
-            Work("", 0, requests, load.count, WARM, of=of, seconds=seconds, every=load.every)
+            Work("", 0, requests, load.count, load.warm, of=of, seconds=seconds, every=load.every)
         )
 
     def _driven(self, work: Work) -> Told:
@@ -228,8 +233,8 @@ def _embedded(plan: Plan, load: Load, store: Path, names: list[str]) -> Told:
         [names[0 if load.shared else number] for number in range(load.clients)],
         list(islice(session_text.messages(), 40)),
         load.count,
-        WARM,
-        seconds=counts.seconds + load.every * (load.count + WARM),
+        load.warm,
+        seconds=counts.seconds + load.every * load.count,
         every=load.every,
     )
     return driven("serve_embedded.py", calls)
