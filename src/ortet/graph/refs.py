@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Literal
 
 import msgspec
@@ -139,11 +140,12 @@ class Refs:
         return head.oid
 
     def reflog(self, name: str, *, kind: RefKind = "branch") -> list[Op]:
-        """Every move of a branch or tag, newest first, of deleted ones too."""
+        """Every move of a branch or tag, newest first, of deleted ones too; to whoever may not see
+        all, since it was made: the one before it, of the same name, may have been another's."""
         found: list[Op] = []
         while page := self._catalog.ops(f"{kind}:{name}", after=found[-1].seq if found else 0):
             found += page
-        return found[::-1]
+        return found[::-1] if self.sees is None else since_made(found[::-1])
 
     def resolve(self, ref: Ref, default_branch: str | None = None) -> Oid:
         """The commit that `ref` means.
@@ -262,6 +264,11 @@ class Refs:
         while page := self._catalog.heads(prefix, after=found[-1].name if found else ""):
             found += page
         return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in found]
+
+
+def since_made(ops: Sequence[Op]) -> list[Op]:
+    """Moves, newest first, since a branch or tag of the name was made last; none of a deleted."""
+    return list(takewhile(lambda op: op.new is not None, ops))
 
 
 def text_of(ref: Ref) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 from ortet.errors import NotFound, OrtetError
+from ortet.graph.refs import since_made
 from ortet.ids import OID_BYTES, Oid
 from ortet.session.hub import Hub
 from ortet.surface.http.tokens import Caller
@@ -75,7 +76,7 @@ def _heads(hub: Hub, caller: Caller) -> set[Oid]:
             head = hub.catalog.head(f"branch:{row.branch}")
             if head is not None:
                 found.add(head.oid)
-            for op in hub.refs.reflog(row.branch):
+            for op in since_made(hub.refs.reflog(row.branch)):
                 found |= {Oid(one) for one in (op.old, op.new) if one is not None}
     return {oid for oid in found if _is_there(hub, oid)}
 
