@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from tests.http.conftest import Server
+from tests.http.rawly import raw
 
 import ortet
 from ortet.backend.abc import RowChange
@@ -123,3 +124,12 @@ def test_what_needs_an_admin_needs_one_here(scene: Scene) -> None:
         with pytest.raises(Refused):
             hub.catalog.trim_ops(1)
         hub.remove("held")
+
+
+def test_strangers_send_little(scene: Scene) -> None:
+    """More than that is not even taken: it would lie in memory."""
+    for path in ("/raw/catalog/head", "/raw/signal/token", "/raw/bucket/list"):
+        with raw(scene.server) as connection:
+            connection.head(f"POST {path}", "Content-Length: 60000000")
+            connection.send(b"x" * (128 << 10))
+            assert connection.status() == 401

@@ -82,7 +82,7 @@ class _Raw:
 
     async def catalog(self, request: Request) -> Response:
         try:
-            body = await body_of(request)
+            body = await body_of(request, self._access)
         except OrtetError as error:
             return failed(error)
         return await answering(partial(self._catalog, request, body))
@@ -109,7 +109,7 @@ class _Raw:
     async def signal(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         try:
-            body = await body_of(request)
+            body = await body_of(request, self._access)
             if verb == "wait":
                 return await self._wait(request, parsed(Waiting, body))
         except OrtetError as error:

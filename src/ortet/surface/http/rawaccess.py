@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
+import anyio
 import msgspec
 from anyio.to_thread import run_sync
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ortet.backend.abc import Bucket, Catalog, Signal
@@ -15,10 +16,13 @@ from ortet.backend.httpwire import unpack
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
 from ortet.store.objects import LocalObjects
-from ortet.surface.http.answers import refusal
+from ortet.surface.http.answers import TooSlow, refusal
+from ortet.surface.http.dispatch import SLOWEST
 
 BODY = 64 << 20
 """Bytes of one call at most, but for uploads: those go to the disk."""
+_SMALL = 64 << 10
+"""Bytes of a call that are taken before anybody knows whose it is."""
 _WORDS = 100
 
 
@@ -54,16 +58,49 @@ async def answering(work: Callable[[], Response]) -> Response:
         return failed(error)
 
 
-async def body_of(request: Request) -> bytes:
-    """All of it, if it is not too much."""
+async def body_of(request: Request, access: Grant) -> bytes:
+    """All of it, if it is not too much and not too slow. More than a little is taken only from
+    those who may ask."""
     pieces: list[bytes] = []
-    size = 0
-    async for piece in request.stream():
+    size, known = 0, False
+    async for piece in pieces_of(request):
         size += len(piece)
         if size > BODY:
-            raise Refused("too_large", f"a call has more than {BODY} bytes: write less at once")
+            raise ending(
+                request,
+                Refused("too_large", f"a call has more than {BODY} bytes: write less at once"),
+            )
+        if size > _SMALL and not known:
+            try:
+                await run_sync(access, request, "read")
+            except OrtetError as error:
+                raise ending(request, error) from None
+            known = True
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def pieces_of(request: Request) -> AsyncIterator[bytes]:
+    """A body as it comes; who sends nothing of it for long is not waited for."""
+    body = request.stream().__aiter__()
+    while True:
+        try:
+            with anyio.fail_after(SLOWEST):
+                piece = await anext(body, None)
+        except TimeoutError:
+            told = TooSlow("too_slow", f"nothing came for {SLOWEST:g} s: send it anew")
+            raise ending(request, told) from None
+        except ClientDisconnect:
+            raise Invalid("cut_off", "the body ended too soon: send it anew") from None
+        if piece is None:
+            return
+        yield piece
+
+
+def ending(request: Request, error: OrtetError) -> OrtetError:
+    """The rest of the body is not waited for."""
+    request.scope.setdefault("state", {})["end"] = True
+    return error
 
 
 def parsed(type_: Any, body: bytes) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from anyio.to_thread import run_sync
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -19,7 +19,7 @@ from ortet.backend.httpwire import AGAIN, KIND, Keys, Prefix, Ranges, pack
 from ortet.backend.keys import check_key, check_range
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.store.tail import storage_error
-from ortet.surface.http.rawaccess import Grant, answering, body_of, failed, parsed
+from ortet.surface.http.rawaccess import Grant, answering, body_of, failed, parsed, pieces_of
 from ortet.surface.http.rawview import View
 
 _SMALL = 1 << 20
@@ -60,7 +60,7 @@ class _Bucket:
 
     async def ask(self, request: Request) -> Response:
         try:
-            body = await body_of(request)
+            body = await body_of(request, self._access)
         except OrtetError as error:
             return failed(error)
         verbs = {"size": self._size, "list": self._list, "ranges": self._ranges}
@@ -100,9 +100,6 @@ class _Bucket:
         upload = _Upload(request, self._access)
         try:
             await upload.receive()
-        except ClientDisconnect:  # nobody is there to be told
-            await run_sync(upload.discard)
-            return Response(status_code=400)
         except OrtetError as error:
             await run_sync(upload.discard)
             return failed(error)
@@ -123,7 +120,7 @@ class _Upload:
 
     async def receive(self) -> None:
         self._view = await run_sync(self._open)  # before a byte is taken
-        async for piece in self._request.stream():
+        async for piece in pieces_of(self._request):
             self._pieces.append(piece)
             self._held += len(piece)
             if self._held >= _SMALL:
@@ -133,9 +130,11 @@ class _Upload:
         access = self._grant(self._request, "write")
         check_key(self._request.path_params["key"])
         self._place = access.objects.root.local / "uploads"
+        self._space = access.objects.space
         return View(access.bucket, access.objects)
 
     def _spill(self) -> None:
+        self._space.check(self._held)
         try:
             if self._file is None:
                 self._place.mkdir(exist_ok=True)
