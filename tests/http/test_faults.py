@@ -180,6 +180,17 @@ def test_a_key_is_plain_text(client: Client) -> None:
     assert client.ask("POST", f"{path}/pause", {}, headers=kept).status == 200
 
 
+@pytest.mark.parametrize("number", ["%C2%B2", "%D9%A1", "9" * 5000, "-1", "1e3", ""])
+def test_numbers_of_pages_may_be_anything(client: Client, number: str) -> None:
+    path = client.new("numbered")
+    client.post(f"{path}/messages", {"role": "user", "content": "one"})
+    oid = client.post(f"{path}/commits")["oid"]
+    page = path.replace("/sessions/", "/s/")
+    for where in (f"compare/{oid}/{oid}?file=", "replay?at=", "tree.json?from=", "journal?before="):
+        reply = client.ask("GET", f"{page}/{where}{number}")
+        assert reply.status < 500, (where, reply)
+
+
 def test_numbers_in_paths_may_be_anything(client: Client) -> None:
     path = client.new("numbers")
     for number in ("0", "-1", "9" * 18, "9" * 30, "9" * 5000, "1e3", "٣"):

@@ -28,7 +28,8 @@ def show(visit: Visit) -> Response:
         if "file" in visit.query:
             changes = [one for one in files_between(hub, old, new) if not is_touch(one)]
             number = visit.query["file"]
-            if not (number.isdigit() and int(number) < len(changes)):
+            plain = number.isascii() and number.isdigit() and len(number) < 10
+            if not (plain and int(number) < len(changes)):
                 raise NotFound("no_file", "the two differ in no such file: load the page again")
             return visit.show("patch.html", patch=patch_of(hub.objects, changes[int(number)]))
         found = compare(hub, old, new, limit=_MESSAGES)
