@@ -9,6 +9,8 @@ import pytest
 
 from ortet.config import open_hub
 from ortet.errors import Corrupt, NotFound
+from ortet.ids import from_hex
+from ortet.session.comparing import led_to
 from ortet.session.hub import Hub
 
 
@@ -31,6 +33,7 @@ def test_who_did_what_and_why(hub: Hub) -> None:
     lines = {(line.kind, line.what, line.why) for line in report.lines}
     assert {
         ("message", "user: hi", ""),
+        ("message", "assistant: x", ""),
         ("begun", f"look (recorded) key k1, {deed.id[-8:]}", "to see"),
         ("ended", f"{deed.id[-8:]} done", ""),
         ("compaction", "left out 1 messages, events 4 to 4", ""),
@@ -39,6 +42,25 @@ def test_who_did_what_and_why(hub: Hub) -> None:
         ("lifecycle", "active -> paused", ""),
     } <= lines
     assert {line.actor for line in report.lines} == {hub.author}
+
+
+def test_a_command_and_a_call_of_a_tool_say_what_they_were(hub: Hub) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
+    with hub.session("s") as s:
+        s.say("assistant", [call])
+        s.run("echo hi", why="to see")
+        s.run(["echo", "there"])
+        led = led_to(hub, from_hex(s.commit().oid))
+    told = [line.what for line in hub.audit(s.id).lines]
+    assert 'assistant: [calls Bash {"command":"ls"}]' in told
+    assert [what.partition(": ")[2] for what in told if what.startswith("run (")] == [
+        "echo hi",
+        "echo there",
+    ]
+    assert [one.text for one in led.reasons if one.kind == "action"] == [
+        "run: echo hi",
+        "run: echo there",
+    ]
 
 
 def test_forks_and_trimmed_rows(hub: Hub) -> None:

@@ -46,6 +46,14 @@ def _part(part: Any) -> str:
     return f"[{kind}]" if isinstance(kind, str) else to_json(part)
 
 
+def called(data: dict[str, Any]) -> str:
+    """What a deed was: of a command, what was run, which its name does not tell."""
+    args = data.get("args")
+    first = args[0] if data.get("name") == "run" and isinstance(args, list) and args else None
+    words = first if isinstance(first, list) else [first]
+    return " ".join(words) if words and all(isinstance(word, str) for word in words) else ""
+
+
 def size_of(message: Message, count: Counter) -> int:
     """Tokens of a message with all that goes to the model: its parts and tool calls too."""
     said = message.content if isinstance(message.content, str) else to_json(message.content)

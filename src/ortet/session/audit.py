@@ -17,6 +17,7 @@ from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.segments import segments, unseal
+from ortet.journal.text import called, text_of
 from ortet.session.lifecycle import ARCHIVED
 from ortet.session.replacing import journals
 from ortet.session.scopes import scope_rows
@@ -118,8 +119,7 @@ def _tail(data: dict[str, Any]) -> str:
 def _what(kind: str, data: dict[str, Any]) -> str:
     match kind:
         case "message":
-            content = data.get("content")
-            return f"{data.get('role', '')}: {content if isinstance(content, str) else '(parts)'}"
+            return f"{data.get('role', '')}: {text_of(data.get('content')) or '(no text)'}"
         case "episode":
             return str(data.get("summary", ""))
         case "fact" | "lesson" if data.get("gone"):
@@ -128,7 +128,8 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{data.get('from', '')} -> {data.get('to', '')}"
         case "begun":
             key = f" key {data['key']}" if data.get("key") else ""
-            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_tail(data)}"
+            command = f": {words}" if (words := called(data)) else ""
+            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_tail(data)}{command}"
         case "ended":
             return f"{_tail(data)} {data.get('state', '')} {data.get('error', '')}".strip()
         case "compaction":

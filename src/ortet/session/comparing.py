@@ -19,7 +19,7 @@ from ortet.journal.events import Event
 from ortet.journal.folding import fact_of, message_of
 from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
-from ortet.journal.text import clip, text_of
+from ortet.journal.text import called, clip, text_of
 from ortet.journal.things import Fact, Message
 from ortet.session.joining import journal_of
 from ortet.session.memories import MemoryDiff, believed_at, believed_by, memory_between
@@ -38,7 +38,8 @@ _LONGEST = 4000
 
 class Reason(msgspec.Struct, frozen=True):
     """One step of the reasoning. `kind`: goal, plan, step, thought, decision, action, question,
-    answer, approval. Of an action, `text` is its name, and `state` how it ended: "" if it did not.
+    answer, approval. Of an action, `text` is its name, of a command with what was
+    run, and `state` how it ended: "" if it did not.
     """
 
     seq: int
@@ -264,7 +265,8 @@ def _told(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
         case "step":
             return kind, str(data.get("step", ""))
         case "begun":
-            return "action", str(data.get("name", ""))
+            command = f": {words}" if (words := called(data)) else ""
+            return "action", f"{data.get('name', '')}{command}"
         case "answer":
             return kind, text_of(data.get("answer"))
         case "asked":
