@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -107,6 +109,20 @@ class Roll:
                 found.append(msgspec.structs.replace(value, version=row.version))
             after = page[-1].key
         return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
+
+    def seen(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
+        """As `meant`, of the agents to be seen; a name that is no default agent's may be that of
+        the only one who has it."""
+        with suppress(NotFound):
+            if sees((row := self.get(self.meant(word))).agent):
+                return row
+        found = [row for row in self.all() if row.name == word and sees(row.agent)]
+        if len(found) > 1:
+            named = ", ".join(f"{row.id} of {row.agent}" for row in found[:5])
+            raise Conflict("ambiguous", f"{word!r} may be {named}: say which by its id")
+        if not found:
+            raise no_session(word)
+        return found[0]
 
     @staticmethod
     def added(row: SessionRow) -> list[RowChange]:

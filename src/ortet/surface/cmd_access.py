@@ -53,7 +53,10 @@ def create(
     made, row = _tokens(call, create=True).create(
         name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds
     )
-    told = [made, f"token {row.id} allows {allow}; it is not shown again"]
+    until = f" until {render.when(row.expires)}" if row.expires else ""
+    told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
+    if call.quiet and not call.json:
+        click.echo(made)  # said by nobody else, ever again
     call.emit({"token": made, **shown(row)}, told)
 
 
@@ -69,24 +72,31 @@ def ls(call: Call) -> None:
 
     rows = list(_tokens(call).all())
     lines = render.table(
-        [row.id, row.allows, row.tenant or "-", ",".join(row.agents) or "-", render.safe(row.name)]
+        [
+            row.id,
+            row.allows,
+            row.tenant or "-",
+            render.safe(",".join(row.agents)) or "-",
+            f"until {render.when(row.expires)}" if row.expires else "-",
+            render.safe(row.name),
+        ]
         for row in rows
     )
     call.emit([shown(row) for row in rows], lines)
 
 
 @verb()
-@click.argument("token_id", metavar="ID")
-def revoke(call: Call, token_id: str) -> None:
+@click.argument("token", metavar="ID|NAME")
+def revoke(call: Call, token: str) -> None:
     """Make a token invalid, at once and for every server.
 
     \b
     Example:
-      ortet access revoke 1f2e3d4c5b6a
+      ortet access revoke ci
     """
     from ortet.surface.http.tokens import shown
 
-    row = _tokens(call).revoke(token_id)
+    row = _tokens(call).revoke(token)
     call.emit(shown(row), [f"token {row.id} ({render.safe(row.name)}) is revoked"])
 
 

@@ -28,7 +28,7 @@ from ortet.surface.http.terminal import Attach, terminal
 
 _ALWAYS = (401, 403, 429, 431, 500, 503)
 _WRITE = (408, 409, 413, 422, 501)
-_SESSION = "A session: its id, or its name where that holds no slash."
+_SESSION = "A session: its id, or its name where that holds no slash and is one agent's."
 _RUNS = "Only for tokens that may run commands on the server's host."
 _ABOUT = """\
 Git for the whole AI agent. Lists come in pages: `next` of one is `after` of the following. Every

@@ -177,7 +177,7 @@ def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
 @operation("GET", "/sessions/{session}")
 def show_session(view: View) -> SessionInfo:
     """One session, with its newest commit. It is named by its id, or by its name where that holds
-    no slash."""
+    no slash and is one agent's."""
     return info_of(view)
 
 

@@ -120,8 +120,7 @@ class Rooms:
         row = room.row if room is not None else None  # while it is open here nobody removes it
         if row is None:
             with self.hub() as hub:
-                roll = hub._minds().roll
-                row = roll.get(roll.meant(session))
+                row = hub._minds().roll.seen(session, sees)
         if not sees(row.agent):
             raise no_session(session)
         return row

@@ -11,7 +11,7 @@ import msgspec
 
 from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
-from ortet.errors import Invalid, NotFound, Refused
+from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import Clock, Random
 from ortet.surface.http.operations import NEEDS, Needs
 
@@ -118,10 +118,17 @@ class Tokens:
             yield from (decode(TokenRow, row.value) for row in page)
             after = page[-1].key
 
-    def revoke(self, id_: str) -> TokenRow:
-        found = self._catalog.row(TOKEN, id_) if id_ else None
+    def revoke(self, word: str) -> TokenRow:
+        """By its id, or by its name where no other has it."""
+        named = [row.id for row in self.all() if row.name == word]
+        if word and self._catalog.row(TOKEN, word) is not None:
+            named = [word]
+        if len(named) > 1:
+            raise Conflict("ambiguous", f"{word!r} may be {', '.join(named)}: say which of them")
+        id_ = named[0] if named else ""
+        found = self._catalog.row(TOKEN, id_) if named else None
         if found is None:
-            raise NotFound("no_token", f"there is no token {id_!r}: `ortet access ls` lists them")
+            raise NotFound("no_token", f"there is no token {word!r}: `ortet access ls` lists them")
         change = RowChange(TOKEN, id_, None, expect=found.version)
         self._catalog.move([], verb="token", rows=[change])
         return decode(TokenRow, found.value)
