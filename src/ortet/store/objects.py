@@ -257,6 +257,9 @@ class LocalObjects(Objects):
         self.shelf.refresh_if_changed()
         found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
         found.update(self.shelf.prefix(low, high))
+        if not found:  # a remote hub sends packs, which only a look at all of them tells
+            self.shelf.refresh()
+            found.update(self.shelf.prefix(low, high))
         return [(oid, kind_of(found[oid])) for oid in sorted(found)]
 
     def stats(self) -> Stats:
