@@ -144,3 +144,22 @@ def test_a_commit_is_restored_and_forked_from_its_page(page: Page, client: Clien
     dialog.get_by_role("button", name="Restore").click()
     expect(dialog.locator(".act-report")).to_contain_text("Done")
     assert client.get(path)["head"]["oid"] == oids[0]
+
+
+def test_an_undo_names_the_whole_commit_that_it_takes_back(page: Page, client: Client) -> None:
+    path = client.new("to-undo")
+    for word in ("first", "a message of more than twelve characters"):
+        client.post(f"{path}/thoughts", {"text": word})
+        client.post(f"{path}/commits", {"message": word})
+    page.goto("/s/to-undo/journal")
+    report = begin(page, "Undo").locator(".act-report")
+    expect(report).to_contain_text("a message of more than twelve characters")
+
+
+def test_a_fork_is_had_back_by_its_own_name(page: Page, client: Client, tmp_path: Path) -> None:
+    path = client.new("original", workspace=str(tmp_path))
+    client.post(f"{path}/commits", {"message": "first"})
+    (fork,) = client.post(f"{path}/forks", {"n": 1})["forks"]
+    head = client.get(path)["head"]["oid"]
+    page.goto(f"/s/{fork['id']}/c/{head}")
+    expect(page.get_by_text(f"ortet restore {head[:12]} -w original/1")).to_be_visible()

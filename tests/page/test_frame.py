@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -47,6 +48,11 @@ def test_who_signs_in_stays_here(serve: Serve, to: str) -> None:
     assert (reply.status, reply.headers["location"]) == (303, "/")
     reply = client.ask("POST", "/login", f"token={token}&next=/s/x".encode(), headers=form)
     assert (reply.status, reply.headers["location"]) == (303, "/s/x")
+    wrong = client.ask("POST", "/login", b"token=no&next=/s/x", headers=form)
+    asked = client.ask("GET", wrong.headers["location"], headers=HTML)
+    assert b'name="next" value="/s/x"' in asked.body  # a slip does not lead elsewhere
+    asked = client.ask("GET", f"/login?next={quote(to)}", headers=HTML)
+    assert b'name="next" value="/"' in asked.body
 
 
 def test_the_theme_follows_the_system_and_then_the_switch(
@@ -87,6 +93,18 @@ def test_a_page_fits_a_phone(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}")
     phone(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_tab_where_one_is_can_be_seen_on_a_phone(page: Page, sample: Sample) -> None:
+    phone(page).goto(f"/s/{sample.session}/terminal")
+    tab = page.get_by_role("navigation", name="Session").get_by_role("link", name="Terminal")
+    expect(tab).to_be_in_viewport(ratio=0.9)
+
+
+def test_the_interface_is_led_to(page: Page, sample: Sample) -> None:
+    page.goto(f"/s/{sample.session}")
+    page.get_by_role("navigation", name="Site").get_by_role("link", name="API").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("The HTTP interface")
 
 
 def test_what_is_not_there_is_said_in_words(page: Page, troubles: list[str], look: Look) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -42,7 +42,7 @@ async def _login(desk: Desk, request: Request) -> Response:
         client = request.scope.get("client")
         desk.limits.stranger(client[0] if client else "")
         if media == _FORM:
-            return RedirectResponse("/login?wrong", 303)
+            return RedirectResponse("/login?" + urlencode({"wrong": "", "next": _next(body)}), 303)
         raise
     told = {"token": caller.token, "name": caller.name, "allows": caller.allows}
     answer = (
@@ -64,7 +64,11 @@ async def _logout(desk: Desk, request: Request) -> Response:
 
 def _next(body: bytes) -> str:
     """Where the form was, if that is a page of ours."""
-    path = parse_qs(body.decode()).get("next", ["/"])[0]
+    return page_of(parse_qs(body.decode()).get("next", ["/"])[0])
+
+
+def page_of(path: str) -> str:
+    """A path that is one of ours, else the first page: who signs in is led to no other site."""
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 

@@ -136,7 +136,7 @@ def line_of(event: Event) -> Line:
         time=event.time,
         actor=event.actor,
         role=_word(data.get("role")) if event.kind == "message" else "",
-        text="(erased)" if event.erased else _text(event),
+        text="(erased)" if event.erased else wording(event),
         why=why if isinstance(why, str) else _json(why),
         more=_more(event.kind, data),
         data=shown[:_DATA] + cut,
@@ -148,7 +148,7 @@ def line_of(event: Event) -> Line:
     )
 
 
-def _text(event: Event) -> str:
+def wording(event: Event) -> str:
     """In full where somebody wrote it, else as the audit tells it."""
     data = event.data
     if event.kind == "message":

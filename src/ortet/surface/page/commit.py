@@ -48,9 +48,8 @@ def commands(row: SessionRow, led: Led) -> list[tuple[str, str]]:
     if not row.has_files:
         name = row.name if row.agent == "default" else f"{row.name}', agent='{row.agent}"
         return [("Go back to it", f"ortet.open().session('{name}').restore('{oid}')")]
-    where = f"-C {quote(row.path)} " if row.path else ""
     return [
-        ("Go back to it, files and mind", f"ortet {where}restore {oid}"),
+        ("Go back to it, files and mind", f"ortet restore {oid} -w {quote(row.branch)}"),
         ("Look at its files elsewhere", f"ortet restore {oid} --to ./then"),
     ]
 

@@ -14,10 +14,10 @@ from ortet.journal.events import Event
 from ortet.journal.folding import fold, message_of
 from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
-from ortet.journal.rundiff import gist
 from ortet.journal.text import clip, text_of
 from ortet.journal.things import Fact, Message, Note
 from ortet.session.view import View
+from ortet.surface.page.chronicle import wording
 from ortet.surface.page.seals import Seals
 from ortet.surface.page.visit import Visit
 
@@ -111,9 +111,7 @@ def _is_said(event: Event) -> bool:
 def _text(event: Event) -> str:
     if event.erased:
         return "erased"
-    if event.kind == "message":
-        return text_of(event.data.get("content"))
-    return gist({key: value for key, value in event.data.items() if key != "why"})
+    return text_of(event.data.get("content")) if event.kind == "message" else wording(event)
 
 
 def _data(event: Event) -> str:

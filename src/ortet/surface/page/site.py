@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ortet.surface.http.desk import Desk
+from ortet.surface.http.login import page_of
 from ortet.surface.http.streams import Streams
 from ortet.surface.page.chronicle import journal
 from ortet.surface.page.drawing import environment
@@ -75,7 +76,7 @@ async def _login(templates: Environment, request: Request) -> Response:
     text = templates.get_template("login.html").render(
         theme=theme_of(request),
         wrong="wrong" in request.query_params,
-        back="/",
+        back=page_of(request.query_params.get("next", "/")),
         who=None,
     )
     return html(text)

@@ -131,12 +131,12 @@ function lines(told, past) {
   };
   found.push(el("p", { class: past ? "flash good" : "" }, past ? "Done: it is at " : "To commit ",
     el("a", { class: "oid", href: `/s/${session}/c/${told.to}` }, short(told.to)),
-    past ? `, ${told.written} files written, ${told.removed} removed.` : "."));
+    past ? `, ${told.written} ${told.written === 1 ? "file" : "files"} written, ${told.removed} removed.` : "."));
   add("Will not come back", (told.lost || []).map(lost), "lost");
   add("Done since, and stays done", (told.deeds || []).map((one) => one.why ? `${one.name}: ${one.why}` : one.name), "lost");
   add("Others still see", (told.collaborations || []).map((one) => [one.kind, one.name, one.link].filter(Boolean).join(" ")), "lost");
   add("Secrets that cannot be had here now", (told.secrets || []).map((one) => `${one.name} (${one.state}), for ${one.used.join(", ")}`), "lost");
-  add(past ? "Undone" : "Takes back", (told.steps || []).map((one) => [one.verb, one.detail && short(one.detail)].filter(Boolean).join(" ")));
+  add(past ? "Undone" : "Takes back", (told.steps || []).map((one) => [one.verb, named(one.detail)].filter(Boolean).join(" ")));
   if (told.files) add(`Files: ${counted(told.files)}`, files(told.files));
   if (told.forgotten) add("Mind", [`${told.forgotten} ${told.forgotten === 1 ? "event" : "events"} that it will not know of any more; they stay in its history`]);
   add("Programs that go on", told.started);
@@ -146,6 +146,7 @@ function lines(told, past) {
   return found;
 }
 
+const named = (detail) => /^[0-9a-f]{40,}$/.test(detail || "") ? short(detail) : detail; // a message is nobody's to cut
 const lost = (one) => `${one.path || one.command || one.what}: ${one.why}`;
 const counted = (files) => Object.entries(files.counts).filter(([, many]) => many).map(([kind, many]) => `${many} ${kind}`).join(", ") || "none differ";
 function files({ changes, total }) {

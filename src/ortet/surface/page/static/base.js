@@ -140,6 +140,9 @@ addEventListener("click", (event) => {
   else if (button.dataset.do === "help") help();
 });
 
+const tab = document.querySelector(".tabs [aria-current]"); // on a phone the last ones are out of sight
+if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft + tab.offsetWidth - tab.parentElement.clientWidth;
+
 setInterval(() => {
   for (const one of document.querySelectorAll("time[data-ago]")) {
     const text = since(Date.parse(one.dateTime));
