@@ -133,3 +133,32 @@ def test_strangers_send_little(scene: Scene) -> None:
             connection.head(f"POST {path}", "Content-Length: 60000000")
             connection.send(b"x" * (128 << 10))
             assert connection.status() == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        ("signal/token", {"topics": []}),
+        ("signal/token", {"topics": ["a", "b"]}),
+        ("bucket/size", {"keys": []}),
+        ("bucket/size", {"keys": ["a", "b"]}),
+        ("catalog/heads", {"limit": 2**64 - 1}),
+        ("catalog/rows", {"kind": "session", "limit": 2**64 - 1}),
+        ("catalog/ops", {"after": 2**64 - 1}),
+        ("catalog/trim_ops", {"before_time": 2**64 - 1}),
+    ],
+)
+def test_odd_calls_are_said_so(scene: Scene, path: str, call: dict[str, object]) -> None:
+    client = scene.server.client(scene.admin)
+    reply = client.ask("POST", f"/raw/{path}", msgspec.msgpack.encode(call))
+    assert (reply.status, reply.kind) == (422, "bad_call")
+
+
+def test_a_wait_of_no_number_is_none(scene: Scene) -> None:
+    client = scene.server.client(scene.reader)
+    asked = client.ask("POST", "/raw/signal/token", msgspec.msgpack.encode({"topics": ["x"]}))
+    mark = msgspec.msgpack.decode(asked.body)
+    for timeout in (float("nan"), -1.0, float("-inf")):
+        call = msgspec.msgpack.encode({"topic": "x", "mark": mark, "timeout": timeout})
+        reply = client.ask("POST", "/raw/signal/wait", call)
+        assert (reply.status, msgspec.msgpack.decode(reply.body)) == (200, False)

@@ -36,7 +36,7 @@ from ortet.backend.httpwire import (
     pack,
 )
 from ortet.codec import FORMAT_VERSION
-from ortet.errors import Conflict, NotFound, OrtetError
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.surface.http import rawonce
 from ortet.surface.http.rawaccess import Access, Grant, answering, body_of, failed, parsed
 from ortet.surface.http.rawbucket import bucket_routes
@@ -97,7 +97,12 @@ class _Raw:
         if name in NOTED:
             answer = _write(access, name, values, request)
         else:
-            answer = getattr(access.catalog, name)(**values)
+            try:
+                answer = getattr(access.catalog, name)(**values)
+            except OverflowError as error:
+                raise Invalid(
+                    "bad_call", "a number is larger than a store can hold: give a smaller one"
+                ) from error
         headers = {
             EPOCH: str(access.objects.gate.epoch()),
             TIME: str(access.clock.now_ns()),
@@ -122,6 +127,8 @@ class _Raw:
         topics = parsed(Topics, body).topics
         signal = self._access(request, "write" if verb == "notify" else "read").signal
         if verb == "token":
+            if len(topics) != 1:
+                raise Invalid("bad_call", "a token is that of one topic: give one")
             return Response(pack(Mark(self._boot, signal.token(topics[0]))), media_type=KIND)
         for topic in topics:
             signal.notify(topic)
@@ -132,15 +139,16 @@ class _Raw:
         if self._waiters is None:
             self._waiters = anyio.CapacityLimiter(_WAITERS)
         signal = (await run_sync(self._access, request, "read")).signal
+        timeout = asked.timeout if asked.timeout > 0 else 0.0  # also of what is no number
         if asked.mark.boot != self._boot:
             came = (
                 True  # given by a process that is gone, or by another: anything may have happened
             )
         elif self._waiters.available_tokens < 1:
-            await anyio.sleep(min(asked.timeout, 1.0))
+            await anyio.sleep(min(timeout, 1.0))
             came = False
         else:
-            wait = partial(signal.wait, asked.topic, asked.mark.token, min(asked.timeout, 60.0))
+            wait = partial(signal.wait, asked.topic, asked.mark.token, min(timeout, 60.0))
             came = await run_sync(wait, limiter=self._waiters)
         return Response(pack(came), media_type=KIND)
 

@@ -77,8 +77,10 @@ class _Bucket:
         return await answering(work)
 
     def _size(self, view: View, body: bytes) -> Response:
-        (key,) = parsed(Keys, body).keys
-        return Response(pack(view.size(key)), media_type=KIND)
+        keys = parsed(Keys, body).keys
+        if len(keys) != 1:
+            raise Invalid("bad_call", "a size is that of one key: give one")
+        return Response(pack(view.size(keys[0])), media_type=KIND)
 
     def _ranges(self, view: View, body: bytes) -> Response:
         asked = parsed(Ranges, body)
