@@ -106,7 +106,8 @@ def _tell(  # noqa: PLR0917 - in the order one says it
     lines = [f"{tag} {verb_}: {render.report(report)}  ({took})"]
     if deeds:
         names = ", ".join(sorted({render.safe(deed.name) for deed in deeds}))
-        lines.append(f"{render.plural(len(deeds), 'deed')} done since stay done: {names}")
+        stay = "stays" if len(deeds) == 1 else "stay"
+        lines.append(f"{render.plural(len(deeds), 'deed')} done since {stay} done: {names}")
     lines += [render.safe(str(one)) for one in secrets]
     call.emit(data, lines)
     call.losses(report.losses)

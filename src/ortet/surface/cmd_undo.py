@@ -143,7 +143,8 @@ def _lines(call: Call, way: str, found: Undone, *, dry_run: bool) -> Iterator[st
     deeds = found.restored.deeds
     if deeds:
         names = ", ".join(sorted({render.safe(deed.name) for deed in deeds}))
-        yield f"{render.plural(len(deeds), 'deed')} done since stay done: {names}"
+        stay = "stays" if len(deeds) == 1 else "stay"
+        yield f"{render.plural(len(deeds), 'deed')} done since {stay} done: {names}"
     yield from (render.safe(str(one)) for one in found.restored.secrets)
     if not dry_run and way == "undo":
         yield "`ortet redo` goes forth again"

@@ -50,7 +50,8 @@ class Gate:
             return self.known(cookie)
         raise Unknown(
             "no_token",
-            "say who you are: Authorization: Bearer TOKEN; `ortet access create` makes one",
+            "say who you are: Authorization: Bearer TOKEN, which hubs and the command line take "
+            "from $ORTET_TOKEN; `ortet access create` makes one",
         )
 
     def known(self, token: str) -> Caller:
