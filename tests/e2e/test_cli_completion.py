@@ -248,3 +248,9 @@ def test_it_loads_hardly_anything(ortet: Ortet, proj: Path, commit: Commit) -> N
         check=True,
     )
     assert "first" in done.stdout and done.stdout.endswith("\n[]\n")
+
+
+def test_which_shells_there_are_is_said_on_one_line(ortet: Ortet, tmp_path: Path) -> None:
+    told = ortet("completion", cwd=tmp_path, code=2).err
+    assert "Choose from: bash, zsh, fish; `ortet completion --help`" in told
+    assert len(told.splitlines()) == 1

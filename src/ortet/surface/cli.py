@@ -227,7 +227,8 @@ def as_ours(error: OSError) -> OrtetError:
 
 def _usage(error: click.UsageError) -> str:
     where = error.ctx.command_path if error.ctx else "ortet"
-    return f"{error.format_message().rstrip('.')}; `{where} --help` shows how to call it"
+    text = " ".join(error.format_message().split())  # choices come on lines of their own
+    return f"{text.rstrip('.')}; `{where} --help` shows how to call it"
 
 
 def _asks_for_json(words: Sequence[str]) -> bool:
