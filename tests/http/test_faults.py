@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.http.conftest import Client, Serve, Server
-from tests.http.rawly import raw
+from tests.http.rawly import raw, until
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,22 @@ def test_who_closes_its_end_gets_its_answer_or_an_end(hasty: Server) -> None:
             assert b" 500 " not in found.split(b"\r\n")[0]
     alive(hasty)
     assert hasty.client().ask("GET", "/sessions", name="ha").data["items"] == []
+
+
+def test_who_goes_away_in_the_middle_of_a_body_is_no_fault(serve: Serve) -> None:
+    server = serve("--no-auth")
+    client = server.client()
+    path = client.new("cut")
+    for where in (f"POST {path}/messages", "POST /raw/catalog/head", "PUT /raw/bucket/x"):
+        with raw(server) as connection:
+            connection.begin(where, 100)
+            connection.send("{")
+    with raw(server) as connection:
+        connection.begin(f"PUT {path}/artifacts/x", 100)
+        connection.send("{")
+
+    until(server.log.read_text, lambda log: log.count('"status":422') == 4)
+    assert '"message":"bug"' not in server.log.read_text()
 
 
 @pytest.mark.parametrize(

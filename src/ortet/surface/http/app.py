@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,7 +25,7 @@ from ortet.surface.http.flows import flow_routes
 from ortet.surface.http.gate import Gate, Policy
 from ortet.surface.http.health import Health, count_all
 from ortet.surface.http.login import login_routes
-from ortet.surface.http.logs import Log
+from ortet.surface.http.logs import Log, to_stderr
 from ortet.surface.http.openapi import Document
 from ortet.surface.http.operations import operations
 from ortet.surface.http.raw import raw_routes
@@ -52,7 +51,7 @@ def make_app(
     """An application for the store at `root`; it opens it, and closes it with its lifespan. What a
     server runs is its `state.entry`, which is around it."""
     settings = settings or Serve()
-    log = log or Log(sys.stderr.buffer.write)
+    log = log or Log(to_stderr)
     tenants = Tenants(root, open_hub, settings, log.fault)
     home = open_hub(root, True)
     desk = Desk(Gate(Tokens(home.catalog, home.clock, home.random), policy), tenants, settings, log)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ortet.errors import OrtetError, Refused
+from ortet.errors import Invalid, OrtetError, Refused
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.view import View
@@ -172,6 +172,8 @@ async def read_body(request: Request, largest: int = 16 << 20, seconds: float = 
             request,
             TooSlow("too_slow", f"the body did not come in {seconds:g} s: send it faster"),
         ) from None
+    except ClientDisconnect:  # no fault of ours
+        raise Invalid("cut_off", "the body ended too soon: send it anew") from None
     if size > largest:
         raise _ending(
             request,

@@ -6,6 +6,7 @@ A reader of standard error that stops reading must not stop the server: lines ar
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import traceback
 from collections import deque
@@ -70,6 +71,12 @@ class Log:
                 self._write(hidden(b"".join(lines)))
             except (OSError, ValueError):  # nobody is there to read
                 return
+
+
+def to_stderr(data: bytes) -> None:
+    """At once: what is said by a server that then rests, or is killed, is there."""
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
 
 
 def _line(when: float, fields: dict[str, Any]) -> bytes:
