@@ -37,11 +37,11 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(store: Path) -> Iterator[Open]:
+def opened(store: Path, tmp_path: Path) -> Iterator[Open]:
     hubs: list[Hub] = []
 
     def open_(url: str | Path = store, **options: Any) -> Hub:
-        hubs.append(open_hub(url, **{"environ": {"HOME": "/nonexistent"}, **options}))
+        hubs.append(open_hub(url, **{"environ": {"HOME": str(tmp_path / "nobody")}, **options}))
         return hubs[-1]
 
     yield open_

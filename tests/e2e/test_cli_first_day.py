@@ -223,7 +223,7 @@ class TestAnswers:
         assert "--favor ours" in said and "favor='" not in said
 
     def test_json_is_asked_for_anywhere(self, ortet: Ortet, proj: Path) -> None:
-        done = ortet("-C", "/nonexistent", "status", "--json", cwd=proj, code=4)
+        done = ortet("-C", str(proj / "nowhere"), "status", "--json", cwd=proj, code=4)
         assert json.loads(done.err)["kind"] == "no_directory"
 
     def test_a_path_means_what_it_means_here(

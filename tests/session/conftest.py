@@ -88,12 +88,13 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(store: Path) -> Iterator[Open]:
+def opened(store: Path, tmp_path: Path) -> Iterator[Open]:
     """Open hubs on the store, or on another; all are closed at the end."""
+    environ = {"HOME": str(tmp_path / "nobody")}  # not there, unless a test keeps keys
     hubs: list[Hub] = []
 
     def open_(url: Path = store, **options: Any) -> Hub:
-        hubs.append(open_hub(url, environ={"HOME": "/nonexistent"}, **options))
+        hubs.append(open_hub(url, environ=dict(environ), **options))
         return hubs[-1]
 
     yield open_

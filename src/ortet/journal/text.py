@@ -50,8 +50,8 @@ def called(data: dict[str, Any]) -> str:
     """What a deed was: of a command, what was run, which its name does not tell."""
     args = data.get("args")
     first = args[0] if data.get("name") == "run" and isinstance(args, list) and args else None
-    words = first if isinstance(first, list) else [first]
-    return " ".join(words) if words and all(isinstance(word, str) for word in words) else ""
+    words: list[Any] = first if isinstance(first, list) else [first]
+    return " ".join(words) if all(isinstance(word, str) for word in words) else ""
 
 
 def size_of(message: Message, count: Counter) -> int:
