@@ -86,7 +86,7 @@ def home(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
-    """What clients of `ortet mcp --http` must show; "" for nothing."""
+    """What clients of `ortet mcp --http` must show; "" where none was chosen."""
     return environ.get("ORTET_MCP_TOKEN", "")
 
 

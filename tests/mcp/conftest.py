@@ -102,7 +102,9 @@ class Project:
 
     @contextmanager
     def listening(self, *flags: str, env: dict[str, str] | None = None) -> Iterator[Listening]:
-        """A server of HTTP, until the block ends."""
+        """A server of HTTP, until the block ends; it asks for no token unless `env` has one."""
+        if not env:
+            flags = (*flags, "--no-auth")
         process = self.start(
             "--http", "0", *flags, env=env or {}, stdin=subprocess.DEVNULL, stdout=None
         )

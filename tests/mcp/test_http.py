@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,37 @@ def test_a_token_is_asked_for(project: Project) -> None:
     assert not any(b"s3cret" in line for line in served.log)
 
 
+def test_without_one_a_token_is_made_and_told(project: Project) -> None:
+    """Loopback is open to every user of a host, and tools run commands as whoever began it."""
+    process = project.start("--http", "0", stdin=subprocess.DEVNULL, stdout=None)
+    assert process.stderr is not None
+    try:
+        url = process.stderr.readline().decode().split()[-1]
+        told = [process.stderr.readline().decode() for _ in range(4)]
+        config = json.loads(told[-1])["mcpServers"]["ortet"]
+        token = told[0].split()[-1]
+        assert (config["type"], config["url"]) == ("http", url)
+        assert config["headers"]["Authorization"] == f"Bearer {token}"
+        assert f"{url} --header" in told[2] and token in told[2]
+        assert len(token) == 64
+        assert knock(url).status_code == 401
+        assert knock(url, Authorization=f"Bearer {token[:-1]}").status_code == 401
+        assert knock(url, **config["headers"]).status_code == 200
+        assert knock(url, Host="evil.example:80", **config["headers"]).status_code == 421
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        process.wait()
+        process.stderr.close()
+    assert token.encode() not in rest
+
+
+def test_a_token_and_none_are_not_one_wish(project: Project) -> None:
+    project.env["ORTET_MCP_TOKEN"] = "s3cret"
+    told = project.ortet("--json", "mcp", "--http", "0", "--no-auth", code=2)
+    assert json.loads(told)["kind"] == "bad_usage"
+
+
 def httpx_client(headers: dict[str, str]) -> Any:
     from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -75,6 +107,8 @@ def httpx_client(headers: dict[str, str]) -> Any:
         (("--http", "0", "--host", "0.0.0.0"), "token_needed"),
         (("--http", "99999"), "bad_port"),
         (("--host", "127.0.0.1"), "bad_usage"),
+        (("--no-auth",), "bad_usage"),
+        (("--http", "0", "--host", "0.0.0.0", "--no-auth"), "no_auth_here"),
     ],
 )
 def test_what_it_does_not_begin(project: Project, flags: tuple[str, ...], kind: str) -> None:

@@ -17,6 +17,7 @@ from ortet.surface.call import Call, verb
 @click.option("--allow-destructive", is_flag=True, help="Restore, rewind, forget without asking.")
 @click.option("--http", "port", type=int, metavar="PORT", help="Listen for HTTP; 0 takes any port.")
 @click.option("--host", metavar="HOST", help="With --http: where to listen; 127.0.0.1 unless told.")
+@click.option("--no-auth", is_flag=True, help="With --http: ask for no token; on loopback only.")
 def mcp(
     call: Call,
     *,
@@ -26,12 +27,16 @@ def mcp(
     allow_destructive: bool,
     port: int | None,
     host: str | None,
+    no_auth: bool,
 ) -> None:
     """Serve this directory to a coding agent, over standard streams or HTTP.
 
     The agent gets tools (commit, restore, recall, ...), resources and prompts; docs/guide/mcp.md
     has the settings of common clients. Without a session, one named after the workspace is begun
     when the agent first writes. It is open only during a call, so your own commands go on working.
+
+    Over HTTP, clients show a token: that in $ORTET_MCP_TOKEN, else one that is made and shown when
+    the server starts.
 
     \b
     Example:
@@ -42,8 +47,9 @@ def mcp(
     from ortet.config import mcp_token
     from ortet.surface.mcp.desk import Desk
 
-    if host is not None and port is None:
-        raise Invalid("bad_usage", "--host is for --http: give a PORT, or leave it out")
+    for flag, given in (("--host", host is not None), ("--no-auth", no_auth)):
+        if given and port is None:
+            raise Invalid("bad_usage", f"{flag} is for --http: give a PORT, or leave it out")
     try:
         from ortet.surface.mcp import transports
     except ImportError as error:
@@ -63,4 +69,5 @@ def mcp(
                 host=host or "127.0.0.1",
                 port=port,
                 token=mcp_token(),
+                open_=no_auth,
             )

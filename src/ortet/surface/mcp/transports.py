@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -58,19 +60,57 @@ async def _end_by_signal(desk: Desk, worker: Worker) -> None:
             os._exit(128 + number)
 
 
-def over_http(desk: Desk, *, allow: bool, host: str, port: int, token: str) -> None:
-    """Serve many clients, until a signal comes."""
-    if host not in _LOOPBACK and not token:
+def over_http(
+    desk: Desk, *, allow: bool, host: str, port: int, token: str, open_: bool = False
+) -> None:
+    """Serve many clients, until a signal comes. Whoever gets in can run commands as this user, and
+    loopback is open to all users of a host: without a `token` one is made and told, unless it is to
+    be `open_`."""
+    _check_way(host, token, open_)
+    shown = f"[{host}]" if ":" in host else host
+    with _listening(host, port) as listener:
+        url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
+        told = [f"ortet mcp listens on {url}"]
+        if not token and not open_:
+            token = secrets.token_hex(32)
+            told += _ready(url, token)
+        anyio.run(_http, desk, allow, listener, host, token, told)
+
+
+def _check_way(host: str, token: str, open_: bool) -> None:
+    if open_ and token:
+        raise Invalid(
+            "bad_usage", "--no-auth asks for no token, and ORTET_MCP_TOKEN is one: leave one out"
+        )
+    if host in _LOOPBACK:
+        return
+    if open_:
+        raise Invalid(
+            "no_auth_here",
+            f"--no-auth is for loopback, and {host} is not: leave it out and set ORTET_MCP_TOKEN",
+        )
+    if not token:
         raise Refused(
             "token_needed",
             f"{host} can be reached by others, who could run commands as you: set ORTET_MCP_TOKEN "
             "to a secret that clients must show, or listen on 127.0.0.1",
         )
-    with _listening(host, port) as listener:
-        anyio.run(_http, desk, allow, listener, host, token)
 
 
-async def _http(desk: Desk, allow: bool, listener: socket.socket, host: str, token: str) -> None:
+def _ready(url: str, token: str) -> list[str]:
+    """What to give clients; nobody can read it again."""
+    shown = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
+    return [
+        f"clients show this token, which is valid until it ends: {token}",
+        "(set ORTET_MCP_TOKEN for one that stays, or give --no-auth to ask for none)",
+        f'claude mcp add --transport http ortet {url} --header "Authorization: Bearer {token}"',
+        json.dumps({"mcpServers": {"ortet": shown}}),
+    ]
+
+
+async def _http(  # noqa: PLR0917 - as anyio calls it
+    desk: Desk, allow: bool, listener: socket.socket, host: str, token: str, told: list[str]
+) -> None:
     import uvicorn
 
     worker = Worker()
@@ -87,9 +127,7 @@ async def _http(desk: Desk, allow: bool, listener: socket.socket, host: str, tok
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
     )
-    shown = f"[{host}]" if ":" in host else host
-    port = listener.getsockname()[1]
-    sys.stderr.write(f"ortet mcp listens on http://{shown}:{port}{PATH}\n")
+    sys.stderr.write("".join(f"{line}\n" for line in told))
     sys.stderr.flush()
     try:
         await uvicorn.Server(config).serve(sockets=[listener])
@@ -158,4 +196,7 @@ class Bearer:
         return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
 
-_NO_TOKEN = "show the token that ORTET_MCP_TOKEN has at the server: Authorization: Bearer TOKEN"
+_NO_TOKEN = (
+    "show the token that the server told when it began, or has in ORTET_MCP_TOKEN: "
+    "Authorization: Bearer TOKEN"
+)
