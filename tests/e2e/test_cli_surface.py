@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
-from ortet.surface.cli import SECTIONS
+from ortet.surface.cli import SECTIONS, cli
 
 from .conftest import Commit, Ortet
 
@@ -52,6 +54,26 @@ class TestStart:
         )
         assert done.stdout.startswith(b"ortet 0.")
         assert ortet("--version", cwd=tmp_path).out == done.stdout.decode()
+
+    def test_no_summary_is_cut(self) -> None:
+        """Not on a terminal of 80 columns, nor beside a completion."""
+        width: dict[str, Any] = {"terminal_width": 80, "max_content_width": 80}
+        todo: list[tuple[click.Command, click.Context]] = []
+        todo.append((cli, click.Context(cli, info_name="ortet", **width)))
+        while todo:
+            one, context = todo.pop()
+            assert not one.get_short_help_str(70).endswith("..."), context.command_path
+            if isinstance(one, click.Group):
+                told = one.get_help(context).splitlines()[1:]
+                assert not [line for line in told if line.endswith("...")], context.command_path
+                below = {
+                    name: one.get_command(context, name) for name in one.list_commands(context)
+                }
+                todo += [
+                    (sub, click.Context(sub, parent=context, info_name=name, **width))
+                    for name, sub in below.items()
+                    if sub is not None
+                ]
 
     def test_the_overview_has_every_verb(self, ortet: Ortet, tmp_path: Path) -> None:
         out = ortet("--help", cwd=tmp_path).out

@@ -130,7 +130,7 @@ class Verbs(click.Group):
 @partial(common, top=True)
 @click.pass_context
 def cli(ctx: click.Context, directory: str | None) -> None:
-    """Git for the whole AI agent: commit, fork and restore everything in a directory.
+    """Git for the whole AI agent: commit, fork and restore all of it.
 
     \b
     Example:

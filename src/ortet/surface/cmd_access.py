@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @group
 def access() -> None:
-    """Give and take tokens with which others may ask a server of this store (`ortet serve`).
+    """Give and take tokens for those who ask `ortet serve`.
 
     \b
     Example:

@@ -75,7 +75,7 @@ def act() -> None:
 @session_option
 @click.option("--state", metavar="STATE", help="Only begun, done, failed or unsettled.")
 def act_ls(call: Call, session: str | None, *, state: str | None) -> None:
-    """List the actions of a session: what was called, and what came of it.
+    """List the actions of a session, and what came of them.
 
     \b
     Example:
@@ -196,7 +196,7 @@ def approve(call: Call, approval: str, *, session: str | None, by: str, why: str
 @by_option
 @why_option
 def deny(call: Call, approval: str, *, session: str | None, by: str, why: str) -> None:
-    """Forbid what an action waits for; the reason is told to whoever asked.
+    """Forbid what an action waits for, and say why.
 
     \b
     Example:

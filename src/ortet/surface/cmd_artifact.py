@@ -53,7 +53,9 @@ def add(
     allow_secrets: bool,
     session: str | None,
 ) -> None:
-    """Keep a file, standard input (-) or a link; the same name again is the next version.
+    """Keep a file, standard input (-) or a link.
+
+    The same name again is the next version.
 
     \b
     Example:
@@ -112,7 +114,7 @@ def artifact_ls(call: Call, session: str | None, *, all_: bool) -> None:
 @click.argument("name", metavar="NAME[@VERSION]")
 @session_option
 def artifact_show(call: Call, name: str, *, session: str | None) -> None:
-    """Show where a thing comes from: the action that made it, and the reason.
+    """Show where a thing comes from: the action, and the reason.
 
     \b
     Example:
@@ -167,7 +169,7 @@ def get(call: Call, name: str, *, output: str | None, session: str | None) -> No
 @verb()
 @session_either
 def orphans(call: Call, session: str | None) -> None:
-    """List artifacts whose content is lost, and files that no artifact accounts for.
+    """List artifacts without content, and files without artifact.
 
     Files are those that came into the workspace since the first commit.
 

@@ -125,7 +125,7 @@ def run(
     bad: str,
     timeout: float | None,
 ) -> None:
-    """Let a command answer: 0 is good, 125 skips the commit, up to 124 is bad.
+    """Let a command answer: 0 is good, 125 skips, up to 124 is bad.
 
     126, 127 and above stop the search: the command itself is broken. The bad commit is tested
     first. Without --good it goes on with the search that `bisect start` began.

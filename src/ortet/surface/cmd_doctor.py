@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--clean", is_flag=True, help="Remove what crashes left, and cached layers of nobody."
 )
 def doctor(call: Call, clean: bool) -> None:
-    """Say what this host can do, and for what it cannot, the one thing to change.
+    """Say what this host can do, and what to change for the rest.
 
     Everything is tried for real. It needs no store and makes none.
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def environment(
     call: Call, session: str | None, *, record: bool, compare: bool, ref: str | None
 ) -> None:
-    """Show packages, variables, hosts and repository as they were recorded, or how they differ now.
+    """Show what was around a session, or how it differs now.
+
+    That is packages, variables, hosts and repository as they were recorded.
 
     \b
     Example:

@@ -45,7 +45,7 @@ class Facts(click.Group):
 @click.group(cls=Facts)
 @common
 def facts() -> None:
-    """List what a session knows, show one fact, forget it, follow what became of it.
+    """List what a session knows; show, forget or follow one fact.
 
     FACT is an id, or four or more of its first or last digits. Alone, it lists.
 
@@ -75,7 +75,7 @@ def facts_ls(
     on: str | None,
     past: bool,
 ) -> None:
-    """List what is believed, of every scope that it can see, the oldest first.
+    """List what is believed in every scope, the oldest first.
 
     --at asks what was believed, --on what is true: with both, "what did we believe on Tuesday
     about Monday".
@@ -129,7 +129,7 @@ def meant(view: View, word: str, *, believed: bool = False) -> Fact:
 @click.argument("fact")
 @session_option
 def facts_show(call: Call, fact: str, *, session: str | None) -> None:
-    """Show all there is about a fact: when it holds, and the event that it is from.
+    """Show all about a fact: when it holds, and where it is from.
 
     \b
     Example:
@@ -231,7 +231,7 @@ def facts_forget(call: Call, fact: str, *, why: str, session: str | None) -> Non
 @click.argument("fact")
 @session_option
 def facts_history(call: Call, fact: str, *, session: str | None) -> None:
-    """List a fact with all that it superseded and that superseded it, the oldest first.
+    """List a fact with what it superseded, and what superseded it.
 
     \b
     Example:

@@ -160,7 +160,7 @@ def _entry(call: Call, oid: Oid, path: str) -> Entry:
 def diff(
     call: Call, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
 ) -> None:
-    """Show what differs between two commits, or between one and the present files.
+    """Show what differs between commits, or one and the present files.
 
     \b
     Example:

@@ -172,7 +172,9 @@ def _when(days: float | None) -> str:
 @click.argument("file")
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
 def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
-    """Write sessions, or all, as JSONL for evaluation; to standard output for -.
+    """Write sessions, or all, as JSONL for evaluation.
+
+    To standard output for -.
 
     \b
     Example:

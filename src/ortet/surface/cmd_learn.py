@@ -101,7 +101,9 @@ def _more(call: Call, given: dict[str, Any]) -> dict[str, Any]:
 @all_option
 @session_option
 def episodes(call: Call, *, since: str | None, until: str | None, **given: Any) -> None:
-    """List what happened, the oldest first: when a session closed, compacted, reached a milestone.
+    """List what happened, the oldest first.
+
+    An episode ends when a session closes, compacts or reaches a milestone.
 
     Of a session; where none works in this place and none is named, of all.
 

@@ -31,7 +31,7 @@ _AT_ONCE = 0.1  # seconds in which a program that cannot run has mostly ended
     help="What they reach: nothing, others, or this host's loopback too. Kept for later.",
 )
 def start(call: Call, names: tuple[str, ...], network: str | None) -> None:
-    """Start machines that live on, with what ran in them at their last commit.
+    """Start machines that live on, with what ran at their last commit.
 
     NAME is a private workspace, such as a fork; without it, this directory gets a private machine
     of its own, called like it with -live, and the directory stays untouched until `ortet land`.
@@ -153,7 +153,7 @@ def _job(job: dict[str, Any]) -> str:
 @click.argument("job", metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def spawn(call: Call, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:
-    """Start a program that goes on, under a NAME, in a machine that lives on.
+    """Start a program in a machine that lives on; it goes on, as NAME.
 
     Without -w it is the private machine of this directory, which is started when it does not live.
     One word is given to sh, several are executed as they are.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @group
 def memory() -> None:
-    """Write memory down as Markdown, compare it between commits, make facts of episodes.
+    """Write memory as Markdown, compare it, make facts of episodes.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def memory() -> None:
 @session_either
 @click.option("-o", "--output", metavar="FILE", help="Write it there.")
 def memory_export(call: Call, session: str | None, *, output: str | None) -> None:
-    """Print all that a session knows and has been through, as Markdown.
+    """Print what a session knows and went through, as Markdown.
 
     \b
     Example:
@@ -57,7 +57,9 @@ def memory_export(call: Call, session: str | None, *, output: str | None) -> Non
 @click.argument("old")
 @click.argument("new", default="HEAD")
 def memory_diff(call: Call, old: str, new: str) -> None:
-    """Show what is believed at one commit, branch or session and not at another.
+    """Show what is believed at one place and not at another.
+
+    Each is a commit, a branch or a session.
 
     What was not committed yet is not in it. NEW is HEAD if it is left out.
 
@@ -131,7 +133,7 @@ def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
 @verb("contradictions")
 @session_either
 def memory_contradictions(call: Call, session: str | None) -> None:
-    """List facts that are believed and cannot both be true, the older of two first.
+    """List facts that cannot both be true, the older first.
 
     Nothing is given up by itself: `ortet learn --supersedes` or `ortet facts forget` settles one.
 

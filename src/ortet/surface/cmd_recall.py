@@ -130,7 +130,7 @@ def _scores(found: Scores) -> str:
 def context(
     call: Call, query: str, *, tokens: int, chat: bool, parts: bool, session: str | None
 ) -> None:
-    """Print what a model is to be given: the conversation, and what is remembered for QUERY.
+    """Print what a model is to be given, with memories for QUERY.
 
     The summary and the newest messages that fit come first, then facts and episodes that QUERY
     recalls, with goal, plan and what is not settled.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @group
 def collab() -> None:
-    """Record and list what others see: branches, pull requests, comments half written.
+    """Record and list what others see: branches, pull requests, drafts.
 
     \b
     Example:
@@ -87,7 +87,7 @@ def collab_set(
 
 @group
 def window() -> None:
-    """Record and list rate limits: how many calls a service takes until when.
+    """Record and list how many calls a service takes until when.
 
     \b
     Example:

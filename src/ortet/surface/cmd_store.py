@@ -52,7 +52,9 @@ def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--dry-run", is_flag=True, help="Only say what could be freed.")
 @click.option("--expire", metavar="AGE", help="First forget reflog older than this, such as 30d.")
 def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
-    """Free the objects that no branch, tag, reflog entry or running writer refers to.
+    """Free the objects that nothing refers to any more.
+
+    What a branch, tag, reflog entry or running writer refers to stays.
 
     Safe beside running writers. Cached files of forks that are gone go too.
 

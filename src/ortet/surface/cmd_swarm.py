@@ -142,7 +142,9 @@ def ls(call: Call, session: str | None) -> None:
 @session_option
 @click.argument("name", required=False)
 def show(call: Call, name: str | None, session: str | None) -> None:
-    """Show the attempts of a swarm, the newest unless told; * those that were kept.
+    """Show the attempts of a swarm; a * is before those that were kept.
+
+    It is the newest swarm unless told.
 
     \b
     Example:

@@ -41,7 +41,9 @@ def _options(function: _F) -> _F:
 @verb()
 @_options
 def undo(call: Call, count: int, *, dry_run: bool, session: str | None, name: str | None) -> None:
-    """Go back to before the last thing that moved this branch, files and mind together.
+    """Go back to before the last thing that moved this branch.
+
+    Files and mind go together.
 
     A commit, restore, rewind, merge, land or adopt is undone; files that are not committed are the
     first thing to be. N of them at once; `ortet undo` twice undoes two. Nothing is lost: what was
@@ -60,7 +62,9 @@ def undo(call: Call, count: int, *, dry_run: bool, session: str | None, name: st
 @verb()
 @_options
 def redo(call: Call, count: int, *, dry_run: bool, session: str | None, name: str | None) -> None:
-    """Do again what `ortet undo` took back, as long as nothing else was done since.
+    """Do again what `ortet undo` took back.
+
+    That can be done as long as nothing else was done since.
 
     \b
     Example:
