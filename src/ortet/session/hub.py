@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
         self.registry = Registry(parts.catalog, parts.host)
         self.environ, self.opening = parts.environ, dict(parts.environ)  # now, and as of opening
+        self.closing: list[Callable[[], None]] = []  # called first when it is closed
         self.lends = False  # lets a session go when another process asks for it: a server does
         self._parts = parts
         self._machines = Machines(parts.root, parts.engine, parts.hide)
@@ -85,6 +86,8 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
                 last.callback(workspace.close)
             if self._sessions is not None:
                 last.callback(self._sessions.close)
+            for call in self.closing:
+                last.callback(call)
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 from ortet.backend.abc import Lease, Signal
 from ortet.errors import OrtetError, Refused
 from ortet.session.leases import take
+from ortet.session.lifecycle import PAUSED
+from ortet.session.profiles import USUAL, Manner
+from ortet.session.starting import NOWHERE, Place, check_fits
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
+    from ortet.session.lifecycle import SessionRow
+    from ortet.session.session import Session
+    from ortet.session.sessions import Sessions
 
 LENT = "lent-"
 """How the last part of a lender's name begins: who is refused can tell that asking helps."""
@@ -60,3 +66,32 @@ def borrow(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease
 
 def is_lent(owner: str) -> bool:
     return owner.rpartition(":")[2].startswith(LENT)
+
+
+def take_up(
+    sessions: Sessions, row: SessionRow, *, place: Place = NOWHERE, manner: Manner = USUAL
+) -> Session:
+    """Go on with a session that is handed from process to process: no event says so, its state
+    stays as it is, and calls of tools stay open for whoever makes them."""
+    with sessions._leased(row) as lease:
+        row = sessions.roll.get(row.id)  # it may have moved on until the lease was ours
+        check_fits(row, place, manner.parent)
+        session = sessions.resume(row, lease, manner.over(row.profile))
+        session.take_in()
+    return session
+
+
+def hand_over(session: Session) -> None:
+    """Let go of it likewise. One that is not paused yet becomes so, once: who opens it otherwise
+    must not take it for one whose process was killed."""
+    if session.holding.ended:
+        return
+    if session.status != PAUSED:
+        session.pause()
+        return
+    try:
+        session.take_in()
+        session._budget.settle()
+        session.let_go()
+    except Refused:  # another process has taken over
+        session.give_up()

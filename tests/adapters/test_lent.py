@@ -1,0 +1,398 @@
+"""Sessions lent to frameworks: any thread, several processes, and what happens in between."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import ortet
+from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.session.hub import Hub
+from ortet.session.lifecycle import check_session
+from ortet.surface.lent import Lent, session_name
+
+_OTHER = """
+import sys, ortet
+from ortet.errors import OrtetError
+from ortet.surface.lent import Lent
+hub = ortet.open(sys.argv[1])
+lent = Lent(hub)
+print("ready", flush=True)
+for line in sys.stdin:
+    verb, name, *rest = line.split()
+    try:
+        if verb == "say":
+            with lent.writing(name) as s:
+                s.say("user", rest[0])
+        elif verb == "hold":
+            with lent.writing(name):
+                lent.hold(name)
+        elif verb == "many":
+            for number in range(int(rest[1])):
+                with lent.writing(name) as s:
+                    s.say("user", f"{rest[0]}-{number}")
+        print("done", flush=True)
+    except OrtetError as error:
+        print(error.kind, flush=True)
+"""
+
+
+class Other:
+    """Another process with the same store."""
+
+    def __init__(self, store: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _OTHER, str(store)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.hear() == "ready"
+
+    def tell(self, *words: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, *words: str) -> str:
+        self.tell(*words)
+        return self.hear()
+
+
+@contextmanager
+def another(store: Path) -> Iterator[Other]:
+    other = Other(store)
+    try:
+        yield other
+    finally:
+        other.process.kill()
+        other.process.communicate()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def hub(store: Path) -> Iterator[Hub]:
+    with ortet.open(store) as hub:
+        yield hub
+
+
+@pytest.fixture
+def lent(hub: Hub) -> Lent:
+    return Lent(hub, patience=60, turn=0.0)
+
+
+def contents(lent: Lent, name: str) -> list[str]:
+    with lent.reading(name) as view:
+        return [message.content for message in view.messages()]
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_it_is_made_once_and_read_at_once(lent: Lent) -> None:
+    with pytest.raises(NotFound):
+        contents(lent, "a")
+    with pytest.raises(NotFound), lent.writing("a", create=False):
+        pass
+    with lent.writing("a", goal="be told") as session:
+        session.say("user", "one")
+        assert session.goal == "be told"
+    with lent.writing("a", create=False) as session:
+        session.say("user", "two")
+    assert contents(lent, "a") == ["one", "two"]
+    assert lent.exists("a") and not lent.exists("b")
+    assert lent.names() == ["a"]
+
+
+def test_names_by_prefix(lent: Lent, hub: Hub) -> None:
+    for name in ("u/a", "u/b", "u", "v/a", "ua"):
+        with lent.writing(name):
+            pass
+    with hub.session("u/c", agent="other"):
+        pass
+    assert lent.names("u/") == ["u/a", "u/b"]
+    assert lent.names("u") == ["u", "u/a", "u/b", "ua"]
+
+
+def test_many_threads(lent: Lent) -> None:
+    def work(number: int) -> None:
+        for turn in range(10):
+            with lent.writing(f"s{number % 3}") as session:
+                session.say_all([("user", f"{number}.{turn}"), ("assistant", f"{number}.{turn}")])
+
+    threads = [Thread(target=work, args=(number,)) for number in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(3):
+        said = contents(lent, f"s{number}")
+        assert len(said) == 60 and said[::2] == said[1::2]
+
+
+def test_processes_alternate_without_an_event(store: Path, lent: Lent, hub: Hub) -> None:
+    with another(store) as other:
+        for turn in range(4):
+            with lent.writing("a") as session:
+                session.say("user", f"here {turn}")
+            assert other.ask("say", "a", f"there-{turn}") == "done"
+            assert contents(lent, "a")[-1] == f"there-{turn}"
+        kinds = [event.kind for event in hub.get("a").events()]
+        assert kinds.count("message") == 8
+        assert kinds.count("lifecycle") <= 2
+        assert hub.get("a").status == "paused"
+
+
+def test_a_call_of_a_tool_is_handed_on(store: Path, lent: Lent) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "name": "look"}]}
+    with another(store) as other:
+        with lent.writing("a") as session:
+            session.say_all([call])
+        assert other.ask("say", "a", "found") == "done"
+        with lent.reading("a") as view:
+            said = [e.data["content"] for e in view.events() if e.kind == "message"]
+        assert said == ["", "found"]
+
+
+def test_what_is_held_is_not_let_go(store: Path, hub: Hub) -> None:
+    impatient = Lent(hub, patience=0.2, turn=0.0)
+    with another(store) as other:
+        assert other.ask("hold", "a") == "done"
+        with pytest.raises(Refused) as refused, impatient.writing("a"):
+            pass
+        assert refused.value.kind == "lease_held"
+        assert contents(impatient, "a") == []
+        other.process.kill()
+        other.process.wait()
+        with impatient.writing("a") as session:  # of a dead process
+            session.say("user", "mine")
+        assert contents(impatient, "a") == ["mine"]
+
+
+def test_release_lets_it_go(store: Path, lent: Lent) -> None:
+    with lent.writing("a") as session:
+        session.say("user", "first")
+        lent.hold("a")
+    with another(store) as other:
+        other.tell("say", "a", "second")
+        until(lambda: "a" in lent._kept and lent._kept["a"].wanted)
+        assert contents(lent, "a") == ["first"]
+        lent.release("a")
+        assert other.hear() == "done"
+    assert contents(lent, "a") == ["first", "second"]
+
+
+def test_two_processes_at_once_lose_nothing(store: Path, lent: Lent) -> None:
+    with another(store) as other:
+        other.tell("many", "a", "there", "40")
+        for number in range(40):
+            with lent.writing("a") as session:
+                session.say("user", f"here-{number}")
+        assert other.hear() == "done"
+    said = contents(lent, "a")
+    for who in ("here", "there"):
+        assert [one for one in said if one.startswith(who)] == [f"{who}-{n}" for n in range(40)]
+    assert len(said) == 80
+
+
+def test_a_hub_of_the_same_process_gets_it_too(lent: Lent, hub: Hub) -> None:
+    with lent.writing("a") as session:
+        session.say("user", "framework")
+    with hub.session("a") as mine:
+        mine.say("user", "program")
+    with lent.writing("a") as session:
+        session.say("user", "framework again")
+    assert contents(lent, "a") == ["framework", "program", "framework again"]
+
+
+def test_idle_ones_are_let_go(hub: Hub) -> None:
+    lent = Lent(hub, linger=0.05)
+    with lent.writing("a") as session:
+        id_ = session.id
+    until(lambda: not hub.is_open(id_))
+    with lent.writing("a") as session:
+        session.say("user", "again")
+
+
+def test_only_so_many_stay_open(hub: Hub) -> None:
+    lent = Lent(hub, most=2)
+    for number in range(5):
+        with lent.writing(f"s{number}") as session:
+            session.say("user", "word")
+    assert list(lent._kept) == ["s3", "s4"]
+    assert [contents(lent, f"s{number}") for number in range(5)] == [["word"]] * 5
+
+
+def test_forks_made_in_a_block_are_anybodys(lent: Lent, hub: Hub) -> None:
+    with lent.writing("a") as session:
+        session.say("user", "one")
+        (fork,) = session.fork(1, machine=False)
+    assert hub.get(fork.id).status == "paused"
+    with hub.session("a/1") as mine:
+        assert [m.content for m in mine.messages()] == ["one"]
+
+
+def test_a_lease_lost_in_sleep(lent: Lent, hub: Hub) -> None:
+    with lent.writing("a") as session:
+        session.say("user", "mine")
+        held = session.holding.lease
+    hub.catalog.seize(held)  # as if its time had run out
+    taken = hub.catalog.acquire(held.name, "somebody", 10**9)
+    hub.catalog.release(taken)
+    with lent.writing("a") as session:
+        session.say("user", "mine again")
+    assert contents(lent, "a") == ["mine", "mine again"]
+
+
+def test_a_lease_lost_in_a_block_is_told(lent: Lent, hub: Hub) -> None:
+    with pytest.raises(Refused) as refused, lent.writing("a") as session:
+        session.say("user", "mine")
+        held = session.holding.lease
+        hub.catalog.seize(held)
+        hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
+        session.say("user", "too late")
+    assert refused.value.kind == "lease_lost"
+    with lent.writing("a") as session:
+        session.say("user", "again")
+    assert contents(lent, "a") == ["mine", "again"]
+
+
+def test_after_close(lent: Lent, hub: Hub) -> None:
+    with lent.writing("a") as session:
+        id_ = session.id
+    lent.close()
+    assert not hub.is_open(id_)
+    for use in (lent.names, lambda: contents(lent, "a"), lambda: lent.exists("a")):
+        with pytest.raises(Invalid, match="closed"):
+            use()
+    lent.close()
+
+
+def test_closed_with_its_hub(store: Path) -> None:
+    with ortet.open(store) as hub:
+        lent = Lent(hub)
+        with lent.writing("a") as session:
+            session.say("user", "one")
+    with pytest.raises(Invalid), lent.writing("a"):
+        pass
+    with ortet.open(store) as hub, hub.session("a") as mine:
+        assert [m.content for m in mine.messages()] == ["one"]
+
+
+def test_a_closed_session_is_told(lent: Lent, hub: Hub) -> None:
+    with lent.writing("a"):
+        pass
+    with hub.session("a") as mine:
+        mine.close()
+    with pytest.raises(Conflict) as closed, lent.writing("a"):
+        pass
+    assert closed.value.kind == "session_closed"
+
+
+_FORKED = """
+import os, sys, ortet
+from ortet.surface.lent import Lent
+hub = ortet.open(sys.argv[1])
+lent = Lent(hub, patience=60, turn=0.0)
+with lent.writing("a") as s:
+    s.say("user", "parent")
+pid = os.fork()
+if not pid:
+    with lent.writing("a") as s:
+        s.say("user", "child")
+    lent.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+with lent.writing("a") as s:
+    s.say("user", "parent again")
+    print([m.content for m in s.messages()])
+"""
+
+
+def test_a_forked_child_has_its_own(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED, str(store)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "['parent', 'child', 'parent again']", done.stderr
+
+
+def test_a_process_that_ends_leaves_its_sessions(store: Path) -> None:
+    code = "\n".join(_FORKED.splitlines()[:8])
+    subprocess.run([sys.executable, "-c", code, str(store)], check=True, timeout=120)
+    with ortet.open(store) as hub:
+        assert hub.get("a").status == "paused"
+        assert not hub.is_open(hub.get("a").id)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("1",),
+        ("thread-1",),
+        ("a/b",),
+        ("",),
+        ("Grüße, Welt! 你好",),
+        ("x" * 5000,),
+        ("\udcff\x00",),
+        ("app", "user", "1"),
+        ("app", "user", "n1"),
+        ("a", "b" * 100, "../../etc"),
+        (".hidden",),
+    ],
+)
+def test_any_ids_are_a_name(ids: tuple[str, ...]) -> None:
+    assert check_session(session_name(*ids)) == session_name(*ids)
+
+
+def test_other_ids_are_another_name() -> None:
+    odd = [
+        "1",
+        "n1",
+        "nn1",
+        "a",
+        "A",
+        "a b",
+        "a-b",
+        "a_b",
+        "a/b",
+        "",
+        "-",
+        "é",
+        "e\u0301",
+        "\udcff",
+    ]
+    odd += [session_name(one) for one in odd]
+    assert len({session_name(one) for one in odd}) == len(set(odd))
+    assert len({session_name("x", one) for one in odd}) == len(set(odd))
+    assert session_name("support", "42") == "support/n42"
+    assert session_name("42") == "42"
+
+
+def test_no_ids() -> None:
+    with pytest.raises(Invalid):
+        session_name()
+    with pytest.raises(Invalid):
+        session_name(7)  # type: ignore[arg-type]
