@@ -70,6 +70,9 @@ def test_trimmed_events_come_from_segments(bench: Bench, say: Say, trim: int) ->
     again = bench.line(base=base)
     assert [event.seq for event in again.events(after=1, upto=4)] == [2, 3, 4]
     assert [event.seq for event in again.newest(5)] == [3, 4, 5, 6, 7]
+    found = [again.event(FIRST, seq) for seq in range(1, 9)]
+    assert [event and event.seq for event in found] == [1, 2, 3, 4, 5, 6, 7, None]
+    assert again.event(SECOND, 2) is None
     bench.chain.check(Tip(), again.rows())
 
 

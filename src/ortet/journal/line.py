@@ -64,6 +64,14 @@ class Line:
         for timeline, row in self._rows(after, upto):
             yield self._chain.read(row, timeline)
 
+    def event(self, timeline: str, seq: int) -> Event | None:
+        """One of a timeline that it is made of; None where another is in its place."""
+        rows = self._catalog.events(timeline, seq - 1, 1)
+        if rows and rows[0].seq == seq:
+            return self._chain.read(rows[0], timeline)
+        found = next(self.events(seq - 1, seq), None)  # sealed, and trimmed here
+        return found if found is not None and found.timeline == timeline else None
+
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
         return (row for _, row in self._rows(after, upto))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -68,7 +69,7 @@ def candidates(
     given: set[int] = set()
     for seeds in _seeds(told, effort.documents):
         window = _window(visible, told, seeds, weights)
-        best = heapq.nlargest(effort.documents, window, key=window.__getitem__)
+        best = most_telling(window, effort.documents)
         yield [id_ for id_ in best if id_ not in given]
         given.update(best)
 
@@ -76,20 +77,40 @@ def candidates(
 def _seeds(told: Mapping[int, float], many: int) -> Iterator[list[int]]:
     """The most telling first, of equals the nearest: both ways of sorting keep their order. To
     sort all costs more, and is seldom needed."""
-    yield heapq.nlargest(many, told, key=told.__getitem__)
+    yield most_telling(told, many)
     if len(told) > many:
         rest = sorted(told, key=told.__getitem__, reverse=True)
         yield from (rest[start : start + many] for start in range(many, len(rest), many))
 
 
+def most_telling(told: Mapping[int, float], many: int) -> list[int]:
+    """The keys of the largest values, of equal ones the first, the largest first. Few values are
+    distinct, so it is cheaper to count them than to compare keys one by one."""
+    if len(told) <= many:
+        return sorted(told, key=told.__getitem__, reverse=True)
+    counts = Counter(told.values())
+    left = many
+    least = max(counts)
+    for value in sorted(counts, reverse=True):
+        least = value
+        if counts[value] >= left:
+            break
+        left -= counts[value]
+    above = [id_ for id_, value in told.items() if value > least]
+    equal = (id_ for id_, value in told.items() if value == least)
+    return sorted(above, key=told.__getitem__, reverse=True) + list(islice(equal, left))
+
+
 def _told(postings: Postings, terms: Terms, most: int) -> dict[int, float]:
     told: dict[int, float] = {}
-    get = told.get
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
         # Only the first can have more than all are allowed.
-        for id_ in postings.having(term) if number else postings.nearest(term, most):
-            told[id_] = get(id_, 0.0) + tells
+        ids = postings.having(term) if number else postings.nearest(term, most)
+        new = dict.fromkeys(ids, tells)
+        for id_ in told.keys() & new.keys():
+            new[id_] = told[id_] + tells
+        told.update(new)
     return told
 
 
@@ -97,13 +118,9 @@ def _window(
     visible: Visible, told: Mapping[int, float], seeds: Sequence[int], weights: Weights
 ) -> dict[int, float]:
     """What is told by documents together with those beside them; those beside the seeds too."""
-    around: dict[int, tuple[int, int]] = {}
-    for seed in seeds:
-        around[seed] = visible.beside(seed)
-    for pair in list(around.values()):
-        for id_ in pair:
-            if id_ and id_ not in around and visible.stretch(id_) is not None:
-                around[id_] = visible.beside(id_)
+    around = visible.beside(seeds)
+    others = {id_: None for pair in around.values() for id_ in pair if id_ and id_ not in around}
+    around |= visible.beside(id_ for id_ in others if visible.stretch(id_) is not None)
     get = told.get
     return {
         id_: get(id_, 0.0) + weights.before * get(before, 0.0) + weights.behind * get(behind, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import apsw
@@ -26,6 +26,8 @@ _NEWEST = _HAVING + " DESC LIMIT ?"
 _REACHED = _HAVING + " LIMIT 1 OFFSET ?"
 _ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, scope,
     length, words, counts FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_CONTENTS = """SELECT docs.id, length, words, counts
+    FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
 _WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
 _HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
 _ENDS = """SELECT ends.key, timeline, seq, time
@@ -137,6 +139,11 @@ class Lookup:
         """In the order of the ids."""
         rows = self._connection.execute(_ENTRIES, (msgspec.json.encode(list(ids)).decode(),))
         return {row[0]: Entry._make(row) for row in rows}
+
+    def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
+        """(id, length, words, counts) of documents."""
+        wanted = msgspec.json.encode(list(ids)).decode()
+        yield from self._connection.execute(_CONTENTS, (wanted,))
 
     def ends(self, keys: Iterable[str]) -> list[Ended]:
         wanted = sorted(set(keys))

@@ -121,12 +121,13 @@ def _scored(
     weights: Weights,
 ) -> dict[int, _Hit]:
     """With how often and how long, and what stands beside them."""
-    beside = {id_: visible.beside(id_) for id_ in found}
+    beside = visible.beside(found)
     others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in found}
-    counted: dict[int, Counted] = {}
-    for id_, entry in chain(found.items(), lookup.entries(others).items()):
-        often = count_terms(entry.words, entry.counts, rarities)
-        counted[id_] = Counted(often, entry.length)
+    own = ((id_, entry.length, entry.words, entry.counts) for id_, entry in found.items())
+    counted = {
+        id_: Counted(count_terms(words, counts, rarities), length)
+        for id_, length, words, counts in chain(own, lookup.contents(others))
+    }
     hits: dict[int, _Hit] = {}
     for id_, entry in found.items():
         before, behind = beside[id_]

@@ -58,15 +58,22 @@ class Visible:
         """The average length of documents of its tier."""
         return self._averages[tier_of(id_)]
 
-    def beside(self, id_: int) -> tuple[int, int]:
-        """What was said before and after a message; 0: nothing, or it is none."""
-        found = self.stretch(id_)
-        if found is None or tier_of(id_) != "working":
-            return 0, 0
-        return (
-            id_ - 1 if id_ > found.low else found.before,
-            id_ + 1 if id_ < found.high else found.behind,
-        )
+    def beside(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """What was said before and after messages; 0: nothing, or it is none."""
+        found: dict[int, tuple[int, int]] = {}
+        low, high, before, behind = 1, 0, 0, 0  # of the stretch that the last one was in
+        for id_ in ids:
+            if not low <= id_ <= high:
+                stretch = self.stretch(id_)
+                if stretch is None or tier_of(id_) != "working":
+                    found[id_] = 0, 0
+                    continue
+                _, _, low, high, before, behind, *_ = stretch
+            found[id_] = (
+                id_ - 1 if id_ > low else before,
+                id_ + 1 if id_ < high else behind,
+            )
+        return found
 
     def spans(self, lookup: Lookup) -> list[Span]:
         """As much of the timelines as there is to be found: no more events than that."""

@@ -77,6 +77,14 @@ class Reach:
             return line.events(sessions, after, upto)
         return line.events(after, upto)
 
+    def event(self, sessions: Sessions, timeline: str, seq: int) -> Event | None:
+        """One that is on its path; None where another is in its place."""
+        line = self._line = self._line or self._open()
+        if isinstance(line, Known):
+            found = next(line.events(sessions, seq - 1, seq), None)
+            return found if found is not None and found.timeline == timeline else None
+        return line.event(timeline, seq)
+
 
 def reach_of(sessions: Sessions, view: View, word: str | None) -> list[Reach]:
     """What a session can recall from: all, or one scope, with what it has not told there yet; what
@@ -205,19 +213,19 @@ def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) 
         spans = (span for span in holder.path.spans if span.timeline == one.timeline)
         if not any(span.after < one.seq <= span.upto for span in spans):
             continue
-        for event in holder.events(sessions, one.seq - 1, one.seq):
-            if event.erased or event.timeline != one.timeline:
-                return None
-            return Hit(
-                text=words_of(event),
-                score=one.score,
-                source=_source(holder, event),
-                tier=one.tier,
-                time=one.time,
-                id=one.key,
-                role=str(event.data.get("role", "")),
-                scores=one.scores if explain else None,
-            )
+        event = holder.event(sessions, one.timeline, one.seq)
+        if event is None or event.erased:
+            return None
+        return Hit(
+            text=words_of(event),
+            score=one.score,
+            source=_source(holder, event),
+            tier=one.tier,
+            time=one.time,
+            id=one.key,
+            role=str(event.data.get("role", "")),
+            scores=one.scores if explain else None,
+        )
     return None
 
 
