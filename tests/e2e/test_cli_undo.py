@@ -101,6 +101,10 @@ def test_of_a_fork_and_of_a_session_without_files(ortet: Ortet, proj: Path, comm
         ortet("say", word, "-s", "talk", cwd=ortet.home)
         with library.open(ortet.store) as hub, hub.session("talk") as s:
             s.commit(word)
+    before = ortet.json("journal", "talk", cwd=ortet.home)
+    told = ortet.json("undo", "-s", "talk", "--dry-run", cwd=ortet.home)
+    assert (told["name"], told["dry_run"], told["events"]) == ("talk", True, 1)
+    assert ortet.json("journal", "talk", cwd=ortet.home) == before  # it was not opened
     ortet("undo", "-s", "talk", cwd=ortet.home)
     assert len(ortet.json("journal", "talk", "--kind", "message", cwd=proj)) == 1
 

@@ -160,6 +160,39 @@ def test_a_restore_is_foreseen_then_done(client: Client, project: Path) -> None:
     assert mind["files"]["total"] == 0
 
 
+def test_a_dry_run_only_reads(server: Server, client: Client, project: Path) -> None:
+    """Its journal stays as it was, and whoever has it open keeps it."""
+    with ortet.open(server.store) as hub:
+        with hub.session("looked-at", workspace=project) as session:
+            for word in ("one", "two"):
+                session.say("user", word)
+                (project / "a.txt").write_text(word)
+                session.commit(word)
+        path = f"/sessions/{session.id}"
+        before = client.get(f"{path}/events")["items"]
+        asked: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("restore", {"ref": "HEAD~1"}),
+            ("rewind", {}),
+            ("undo", {}),
+        )
+        for verb, body in asked:
+            told = client.post(f"{path}/{verb}", {**body, "dry_run": True})
+            assert (told["done"], told["forgotten"], told["looked"]) == (False, 1, True), verb
+            assert [one["path"] for one in told["files"]["changes"]] == ["a.txt"], verb
+        assert client.ask("POST", f"{path}/redo", {"dry_run": True}).kind == "nothing_to_redo"
+        assert client.get(f"{path}/events")["items"] == before
+        assert client.get(path)["status"] == "paused"
+        moved = client.ask("POST", f"{path}/rewind", {"dry_run": True}, headers={"If-Match": '"0"'})
+        assert moved.status == 412
+        with hub.session("looked-at"):
+            assert client.post(f"{path}/rewind", {"dry_run": True})["forgotten"] == 1
+    assert client.post(f"{path}/rewind", {})["forgotten"] == 1
+    assert client.post(f"{path}/undo", {})["forgotten"] == 0
+    assert client.post(f"{path}/restore", {"ref": "HEAD~1"})["forgotten"] == 1
+    client.post(f"{path}/close", {})
+    assert client.ask("POST", f"{path}/undo", {"dry_run": True}).kind == "session_closed"
+
+
 def test_deeds_stay_done(server: Server, client: Client) -> None:
     with ortet.open(server.store) as hub, hub.session("deeds") as session:
         session.say("user", "before")

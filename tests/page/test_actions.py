@@ -9,6 +9,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.http.conftest import Client, Server
 from tests.page.conftest import Look, phone
 
+import ortet
+
 
 @pytest.fixture
 def client(server: Server) -> Client:
@@ -163,3 +165,22 @@ def test_a_fork_is_had_back_by_its_own_name(page: Page, client: Client, tmp_path
     head = client.get(path)["head"]["oid"]
     page.goto(f"/s/{fork['id']}/c/{head}")
     expect(page.get_by_text(f"ortet restore {head[:12]} -w original/1")).to_be_visible()
+
+
+def test_a_look_at_what_would_happen_leaves_no_trace(
+    page: Page, client: Client, server: Server
+) -> None:
+    with ortet.open(server.store) as hub, hub.session("only-looked") as session:
+        for word in ("one", "two"):
+            session.say("user", word)
+            session.commit(word)
+    before = client.get(f"/sessions/{session.id}/events")["items"]
+    page.goto(f"/s/{session.id}/journal")
+    for name in ("Undo", "Rewind", "Restore"):
+        dialog = begin(page, name)
+        expect(dialog.locator(".act-report")).to_contain_text("1 event that it will not know of")
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+    page.reload()
+    expect(page.locator("h1 .badge.paused")).to_be_visible()
+    assert client.get(f"/sessions/{session.id}/events")["items"] == before

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import ortet
-from ortet.errors import Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.ids import from_hex
 from ortet.machine.mounts import privileged
-from ortet.session.foreseeing import foresee, foresee_rewind
+from ortet.session.foreseeing import foresee, foresee_rewind, foresee_undo
 from ortet.session.hub import Hub
 
 _SLEEP = ["sleep", "1000"]
@@ -101,3 +101,71 @@ def test_programs_that_go_on(hub: Hub, place: Path) -> None:
         found = foresee(s, target)
         assert (found.starts, found.ends, found.lost) == (["service"], [], [])
         assert s.restore(found.to).files.started == found.starts
+
+
+def test_it_is_told_to_who_only_reads(hub: Hub, place: Path) -> None:
+    """No lease, no event: also while another has the session open, or nobody has."""
+    with hub.session("s", workspace=place) as s:
+        for word in ("one", "two"):
+            s.say("user", word)
+            (place / "file").write_text(word)
+            target = s.commit(word).oid
+        s.say("user", "three")
+        id_ = s.id
+    (place / "file").write_text("three")
+    before = [(one.seq, one.hash) for one in hub.get(id_).events()]
+    view = hub.get(id_)
+    found = [foresee(view, from_hex(target)), foresee_undo(view, "undo", 1)]
+    for one in found:
+        assert (one.to, one.looked, one.uncommitted) == (target, True, True)
+        assert [change.path for change in one.changes] == ["file"]
+        assert one.forgotten == 1
+    assert [step.verb for step in found[1].steps] == ["work"]
+    after = hub.get(id_)
+    assert [(one.seq, one.hash) for one in after.events()] == before
+    assert (after.status, hub.is_open(id_)) == ("paused", False)
+    with ortet.open(hub.root) as other, other.session("s"):
+        assert foresee_rewind(hub.get(id_), 1).forgotten == 2
+
+
+def test_events_are_counted_once_and_the_same_everywhere(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        s.commit("one")
+    with hub.session("s") as s:  # which alone is nothing to forget
+        s.say("user", "two")
+        s.learn("two")
+        s.commit("two")
+        told = [
+            foresee_rewind(s, 1).forgotten,
+            foresee_undo(s, "undo", 1).forgotten,
+            s.undo(dry_run=True).events,
+            s.undo().events,
+        ]
+        assert told == [2, 2, 2, 2]
+        assert (s.redo(dry_run=True).events, s.redo().events) == (0, 0)
+
+
+def test_a_private_machine_that_another_has_open_is_told_of_by_its_head(
+    hub: Hub, place: Path
+) -> None:
+    with hub.session("s", workspace=place, engine="overlay") as s:
+        s.run("echo one > file")
+        first = from_hex(s.commit("one").oid)
+        s.run("echo two > file")
+        s.commit("two")
+        s.run("echo three > other")
+        with ortet.open(hub.root) as other:
+            found = foresee(other.get(s.id), first)
+        assert (found.looked, [one.path for one in found.changes]) == (False, ["file"])
+        seen = foresee(s, first)
+        assert (seen.looked, [one.path for one in seen.changes]) == (True, ["file", "other"])
+
+
+def test_of_one_that_is_closed_there_is_nothing_to_foresee(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        target = from_hex(s.commit("one").oid)
+        s.close()
+    with pytest.raises(Conflict, match="closed"):
+        foresee(hub.get(s.id), target)

@@ -1,38 +1,45 @@
-"""What a restore would do, told before it is done: what changes, and what will not come back."""
+"""What a restore, rewind or undo would do, told before it is done: what changes, and what will not
+come back. It reads: no lease is taken, no event is written, no program is started."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from ortet.codec import decode
-from ortet.errors import NotFound, Unsupported
+from ortet.errors import Conflict, NotFound, Refused, Unavailable, Unsupported
 from ortet.graph.diff import Change, is_touch
 from ortet.graph.records import Image, Processes
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.journal.apart import part
 from ortet.journal.around import Collaboration
 from ortet.journal.things import Effect
 from ortet.machine.abc import Loss
 from ortet.session.around import staying
-from ortet.session.comparing import between_images, files_now
+from ortet.session.comparing import between_images
 from ortet.session.environments import recorded_in
 from ortet.session.guest import is_quiet
-from ortet.session.joining import journal_of
-from ortet.session.lapsed import deeds_since, lapsed
+from ortet.session.lapsed import deeds_since, forgotten, lapsed
 from ortet.session.outcome import Lapsed, check_parts
+from ortet.session.session import Session
+from ortet.session.starting import NOWHERE, check_fits
+from ortet.session.undoing import Files, Step, Way, plan
 
 if TYPE_CHECKING:
-    from ortet.session.session import Session
+    from ortet.session.registry import WorkspaceRow
+    from ortet.session.view import View
+    from ortet.session.workspace import Workspace
 
 
 class Foreseen(msgspec.Struct, frozen=True):
     """What going to a commit would do. `uncommitted`: something is kept in a commit first.
     `forgotten` counts the events that the mind would not know of. `ends` are programs that run now
     and would not then; `starts`, those of the commit that go on; `lost` cannot come back. Deeds
-    that were done since stay done, and others still see what those made."""
+    that were done since stay done, and others still see what those made. `steps` are what an undo
+    takes back. Not `looked`: a machine is at rest or another's, and the files of the head stand
+    for what is in it."""
 
     to: str
     head: str
@@ -45,60 +52,116 @@ class Foreseen(msgspec.Struct, frozen=True):
     deeds: list[Effect]
     collaborations: list[Collaboration]
     secrets: list[Lapsed]
+    steps: list[Step] = []
+    looked: bool = True
 
 
-def foresee(session: Session, target: Oid, only: Collection[str] | None = None) -> Foreseen:
-    """Of `session.restore(target, only=only)`; nothing is moved by it."""
-    parts, hub = check_parts(only), session.hub
+def foresee(view: View, target: Oid, only: Collection[str] | None = None) -> Foreseen:
+    """Of `session.restore(target, only=only)`."""
+    with _present(view) as now:
+        return _foreseen(view, now, target, check_parts(only))
+
+
+def foresee_rewind(view: View, n: int) -> Foreseen:
+    """Of `session.rewind(n)`."""
+    head = view.head
+    if head is None:
+        raise NotFound("no_commit", f"{view.name!r} has no commit yet: commit first")
+    return foresee(view, view.hub.history.nth_parent(from_hex(head.oid), n))
+
+
+def foresee_undo(view: View, way: Way, n: int) -> Foreseen:
+    """Of `session.undo(n)` or `session.redo(n)`."""
+    with _present(view) as now:
+        files = None
+        if now.image is not None and now.row is not None:
+            hub, nothing = view.hub, now.row.nothing
+            files = Files(now.image, lambda oid: hub.read_image(hub.image_oid(oid, nothing)))
+        dirty = _is_told(view)
+        found = plan(view.hub, view.row.branch, way, n, files=files, dirty=dirty)
+        told = _foreseen(view, now, found.target, check_parts(None))
+        return msgspec.structs.replace(told, steps=found.steps, uncommitted=found.dirty)
+
+
+class _Now(NamedTuple):
+    """The files of a session as they are, or (not `looked`) as its head has them; `files`, where
+    they are open."""
+
+    image: Image | None = None
+    row: WorkspaceRow | None = None
+    files: Workspace | None = None
+    looked: bool = True
+
+
+@contextmanager
+def _present(view: View) -> Iterator[_Now]:
+    """Conflict("session_closed") where nobody can go on, so that there is nothing to foresee."""
+    check_fits(view.row, NOWHERE, "")
+    hub = view.hub
+    opened = view.opened_files if isinstance(view, Session) else None
+    row = hub.registry.get(view.row.branch) if view.row.has_files else None
+    if opened is not None:
+        yield _Now(opened.image(), row, opened)
+        return
+    found = _opened(view, row) if row is not None and row.engine != "criu" else None
+    if found is not None:
+        with found:
+            yield _Now(found.image(), row, found)
+        return
+    head = view.head
+    machine = hub.history.state(from_hex(head.oid)).machine if head is not None else b""
+    image = hub.read_image(Oid(machine)) if machine else None
+    yield _Now(image, row, None, row is None and not view.row.path)
+
+
+def _opened(view: View, row: WorkspaceRow) -> Workspace | None:
+    """To look at for a moment; None where that cannot be: another process has the machine, its
+    directory is gone, or of another host."""
+    try:
+        return view.hub.workspace(name=row.name)
+    except (Conflict, NotFound, Refused, Unavailable, Unsupported):
+        return None
+
+
+def _foreseen(view: View, now: _Now, target: Oid, parts: Collection[str]) -> Foreseen:
+    hub = view.hub
     machine = hub.history.state(target).machine
     then = hub.read_image(Oid(machine)) if machine else None
-    now = files_now(session)
-    has_files = session.opened_files is not None
-    changes = between_images(hub, now, then) if "files" in parts and has_files else []
-    head = session.head
-    starts, lost = _programs(session, then) if "processes" in parts and has_files else ([], [])
-    deeds = deeds_since(hub, session.row, target)
+    has_files = now.row is not None
+    changes = between_images(hub, now.image, then) if "files" in parts and has_files else []
+    starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
+    deeds, minds, head = deeds_since(hub, view.row, target), hub._minds(), view.head
     return Foreseen(
         to=to_hex(target),
         head=head.oid if head is not None else "",
         changes=changes,
-        uncommitted=_is_dirty(session, now),
-        forgotten=_forgotten(session, target) if "mind" in parts else 0,
+        uncommitted=_is_told(view) or _is_dirty(view, now.image),
+        forgotten=forgotten(view, target) if "mind" in parts else 0,
         starts=starts,
-        ends=_running(session) if "processes" in parts else [],
+        ends=_running(now.files) if "processes" in parts else [],
         lost=lost,
         deeds=deeds,
-        collaborations=staying(session, deeds),
-        secrets=lapsed(hub._minds(), target, recorded_in(hub._minds(), target)),
+        collaborations=staying(view, deeds),
+        secrets=lapsed(minds, target, recorded_in(minds, target)),
+        looked=now.looked,
     )
 
 
-def foresee_rewind(session: Session, n: int) -> Foreseen:
-    """Of `session.rewind(n)`."""
-    head = session.head
+def _is_told(view: View) -> bool:
+    """Whether its mind knows something that no commit holds."""
+    return any(not is_quiet(one) for one in view.events(view.line.base.seq))
+
+
+def _is_dirty(view: View, now: Image | None) -> bool:
+    head, hub = view.head, view.hub
     if head is None:
-        raise NotFound("no_commit", f"{session.name!r} has no commit yet: commit first")
-    return foresee(session, session.hub.history.nth_parent(from_hex(head.oid), n))
-
-
-def _is_dirty(session: Session, now: Image | None) -> bool:
-    head = session.head
-    if head is None or any(not is_quiet(one) for one in session.events(session.line.base.seq)):
         return True
-    machine = session.hub.history.state(from_hex(head.oid)).machine
-    then = session.hub.read_image(Oid(machine)) if machine else None
-    return not all(map(is_touch, between_images(session.hub, then, now)))
+    machine = hub.history.state(from_hex(head.oid)).machine
+    then = hub.read_image(Oid(machine)) if machine else None
+    return not all(map(is_touch, between_images(hub, then, now)))
 
 
-def _forgotten(session: Session, target: Oid) -> int:
-    hub, sessions, line = session.hub, session.hub._minds(), session.line
-    then = journal_of(sessions, hub.history.state(target))
-    left = part(hub.objects, line.base, then)[0].newest(hub.objects, sessions.chain)
-    return sum(not is_quiet(event) for event in (*left, *line.events(line.base.seq)))
-
-
-def _running(session: Session) -> list[str]:
-    files = session.opened_files
+def _running(files: Workspace | None) -> list[str]:
     try:
         jobs = files.jobs() if files is not None else []
     except Unsupported:  # beside a directory in place nothing goes on
@@ -106,16 +169,16 @@ def _running(session: Session) -> list[str]:
     return [job.name for job in jobs if job.code is None]
 
 
-def _programs(session: Session, then: Image | None) -> tuple[list[str], list[Loss]]:
+def _programs(view: View, now: _Now, then: Image | None) -> tuple[list[str], list[Loss]]:
     """Those of a commit that would go on here, and those that would not."""
     from ortet.machine.carried import left_behind, programs_of
     from ortet.machine.likehost import check_host, this_host
 
-    files, objects = session.opened_files, session.hub.objects
-    if then is None or files is None:
+    objects = view.hub.objects
+    if then is None or now.row is None:
         return [], []
-    if files.engine != "criu" or not then.processes:
-        return [], left_behind(objects, then, files.engine)
+    if now.row.engine != "criu" or not then.processes:
+        return [], left_behind(objects, then, now.row.engine)
     record = decode(Processes, objects.get(Oid(then.processes)))
     why = check_host(record, this_host(record.version))
     losses = [Loss("", "process", f"it cannot go on here: {one.text}") for one in why]

@@ -1,25 +1,62 @@
-"""What a restore of a mind cannot undo or give back: deeds that were done since, and secrets that
-its commands, tokens and variables name and that are not to be had here."""
+"""What a restore of a mind leaves behind, and cannot undo or give back: events that it will not
+know of, deeds that were done since, and secrets that its commands, tokens and variables name and
+that are not to be had here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ortet.codec import decode
 from ortet.errors import NotFound, OrtetError, Refused
 from ortet.graph.records import Journal
 from ortet.ids import Oid
+from ortet.journal.apart import part
 from ortet.journal.environment import Environment
+from ortet.journal.events import Event
+from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
 from ortet.journal.things import Effect
 from ortet.machine.secrets import is_secret
 from ortet.session.deeds import done_since
+from ortet.session.guest import is_quiet, line_of
+from ortet.session.inbox import waiting
 from ortet.session.outcome import Lapsed
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
     from ortet.session.lifecycle import SessionRow
     from ortet.session.sessions import Sessions
+    from ortet.session.view import View
+
+
+def forgotten(view: View, commit: Oid) -> int:
+    """How many events a session would not know of any more at a commit of it. That it was opened,
+    let go or looked at is not counted: nobody said or did that."""
+    base = view.line.base
+    return _left(view.hub._minds(), base, commit, view.events(base.seq))
+
+
+def forgotten_on(sessions: Sessions, branch: str, commit: Oid) -> int:
+    """The same of the session that works on a branch, if one does."""
+    row = sessions.roll.of_branch(branch)
+    if row is None:
+        return 0
+    line, _ = line_of(sessions, row)
+    new = (*line.events(line.base.seq), *waiting(sessions.hub.catalog, row.id))
+    return _left(sessions, line.base, commit, new)
+
+
+def forgotten_since(sessions: Sessions, was: Oid, commit: Oid) -> int:
+    """The same, where a commit holds all that it knew."""
+    return _left(sessions, _journal(sessions.hub, was) or NOTHING, commit, ())
+
+
+def _left(sessions: Sessions, old: Journal, commit: Oid, new: Iterable[Event]) -> int:
+    objects = sessions.hub.objects
+    stretch = part(objects, old, _journal(sessions.hub, commit) or NOTHING)[0]
+    left = sum(not is_quiet(event) for event in stretch.newest(objects, sessions.chain))
+    return left + sum(not is_quiet(event) for event in new)
 
 
 def deeds_since(hub: Hub, row: SessionRow, commit: Oid) -> list[Effect]:

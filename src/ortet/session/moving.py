@@ -191,6 +191,7 @@ class Moving(Surrounded):
         files = Files(machine.image(), machine.image_at) if machine is not None else None
         found = plan(hub, branch, way, n, files=files, dirty=self._host.dirty)
         if dry_run:
+            self._settle()
             return found.foreseen(hub, branch)
         was = self.commit(found.message).oid
         restored = self._go(found.target, way, PARTS, found.detail)

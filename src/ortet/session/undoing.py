@@ -51,7 +51,8 @@ class Step(msgspec.Struct, frozen=True):
 class Undone(msgspec.Struct, frozen=True):
     """Where an undo or redo went, or with a dry run would go. `steps` are undone or done again,
     the first of them first; `changes` are those it makes to the files. What was not committed is
-    `kept` in the commit `was`, or would be. `events`: of the mind, that it goes back."""
+    `kept` in the commit `was`, or would be. `events`: so many, that the mind does not know of any
+    more."""
 
     steps: list[Step]
     changes: list[Change]
@@ -184,16 +185,19 @@ class Plan(NamedTuple):
 
     def foreseen(self, hub: Hub, branch: str) -> Undone:
         """What a dry run answers."""
+        from ortet.session.lapsed import forgotten_on
+
         deeds, secrets = hub.since(branch, self.target)
         restored = Restored(to_hex(self.target), Report(), deeds, secrets=secrets)
         head = hub.refs.get(branch)
         assert head is not None  # or there was nothing to plan
-        return self.done(hub, head.oid, restored, kept=self.dirty)
+        events = forgotten_on(hub._minds(), branch, self.target)
+        return Undone(self.steps, self.changes, restored, to_hex(head.oid), self.dirty, events)
 
     def done(self, hub: Hub, was: Oid, restored: Restored, *, kept: bool) -> Undone:
-        from ortet.session.lapsed import seq_of  # here: a commit does without it
+        from ortet.session.lapsed import forgotten_since  # here: a commit does without it
 
-        events = seq_of(hub, was) - seq_of(hub, self.target)
+        events = forgotten_since(hub._minds(), was, self.target)
         return Undone(self.steps, self.changes, restored, to_hex(was), kept, events)
 
 

@@ -17,7 +17,7 @@ from ortet.surface.sessions import session_option
 
 if TYPE_CHECKING:
     from ortet.session.session import Session
-    from ortet.session.undoing import Step, Undone
+    from ortet.session.undoing import Step, Undone, Way
     from ortet.session.workspace import Workspace
 
 _MOST = 20
@@ -75,19 +75,24 @@ def redo(call: Call, count: int, *, dry_run: bool, session: str | None, name: st
 
 
 def _travel(
-    call: Call, way: str, count: int, *, dry_run: bool, session: str | None, name: str | None
+    call: Call, way: Way, count: int, *, dry_run: bool, session: str | None, name: str | None
 ) -> None:
     if count < 1:
         raise Invalid("bad_count", f"cannot {way} {count} things: give a number from 1")
     if session is not None and name is not None:
         raise Invalid("bad_usage", "a session or a workspace? leave -s or -w out")
-    place = _place(call, session, name)
-    began = time.perf_counter()
-    with call.progress(way):
-        found: Undone = getattr(place, way)(count, dry_run=dry_run)
-    took = time.perf_counter() - began
-    data = {"name": place.name, "dry_run": dry_run, **_data(found)}
-    head = call.paint(f"[{place.name} {render.short(found.restored.to)}]", fg="yellow")
+    found: Undone
+    if dry_run and session is not None:  # to tell, it is not opened
+        where, found = _foreseen(call, session, way, count)
+        took = 0.0
+    else:
+        place = _place(call, session, name)
+        where, began = place.name, time.perf_counter()
+        with call.progress(way):
+            found = getattr(place, way)(count, dry_run=dry_run)
+        took = time.perf_counter() - began
+    data = {"name": where, "dry_run": dry_run, **_data(found)}
+    head = call.paint(f"[{where} {render.short(found.restored.to)}]", fg="yellow")
     said = "; ".join(map(_told, found.steps))
     if dry_run:
         first = f"{head} would {way} {said}: {_tally(found)}"
@@ -105,6 +110,21 @@ def _place(call: Call, session: str | None, name: str | None) -> Workspace | Ses
     from ortet.surface.sessions import write
 
     return write(call, session)
+
+
+def _foreseen(call: Call, session: str, way: Way, count: int) -> tuple[str, Undone]:
+    from ortet.machine.abc import Report
+    from ortet.session.foreseeing import foresee_undo
+    from ortet.session.outcome import Restored
+    from ortet.session.undoing import Undone
+    from ortet.surface.sessions import read
+
+    view = read(call, session)
+    told = foresee_undo(view, way, count)
+    lost = Report(losses=told.lost)
+    restored = Restored(told.to, lost, told.deeds, told.collaborations, [], told.secrets)
+    found = Undone(told.steps, told.changes, restored, told.head, told.uncommitted, told.forgotten)
+    return view.name, found
 
 
 def _data(found: Undone) -> dict[str, Any]:

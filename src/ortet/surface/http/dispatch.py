@@ -112,6 +112,10 @@ class _Call:
         self._request.scope["state"]["session"] = row.id
         if operation.runs:
             caller.need_host()
+        if operation.tells is not None and given["ask"].dry_run:
+            with rooms.view(row.id) as view, sight.of(caller, view.hub):
+                self._check_head(view)
+                return self._told(operation.tells(view, given["ask"]), _etag(view))
         if operation.on is View:
             with rooms.view(row.id) as view, sight.of(caller, view.hub):
                 return self._told(do(view, **given), _etag(view))
@@ -126,12 +130,12 @@ class _Call:
             rooms.row(named, caller.sees)
         caller.need_host()
 
-    def _check_head(self, session: Session) -> None:
+    def _check_head(self, view: View) -> None:
         """`If-Match`: only if nobody has moved the head since the caller looked."""
         wanted = self._request.headers.get("if-match")
         if wanted is None or not self._operation.moves:
             return
-        now = _etag(session)
+        now = _etag(view)
         if now not in [one.strip() for one in wanted.split(",")] and wanted != "*":
             raise HeadMoved(
                 "head_moved",

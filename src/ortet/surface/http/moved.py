@@ -12,6 +12,7 @@ from ortet.session.foreseeing import Foreseen
 from ortet.session.outcome import Lapsed, Restored
 from ortet.session.session import Session
 from ortet.session.undoing import Step, Undone
+from ortet.session.view import View
 from ortet.surface.http.ops_history import FileChanges, file_changes
 
 _SHOWN = 1000
@@ -25,7 +26,9 @@ class Gone(msgspec.Struct, frozen=True):
     events that its mind does not know of any more. `lost` did not, or will not, come back; `ends`
     are programs that run and will not then. `deeds` were done since and stay done, and others see
     `collaborations` that they made; `secrets` are named there and cannot be had here now;
-    `environment` is what surrounds it now and did not then."""
+    `environment` is what surrounds it now and did not then; `steps` are what an undo takes back.
+    Not `looked`: its machine is at rest, or another process's, so its newest commit stands for what
+    is in it."""
 
     done: bool
     to: str
@@ -44,25 +47,23 @@ class Gone(msgspec.Struct, frozen=True):
     secrets: list[Lapsed]
     environment: list[Difference]
     steps: list[Step]
+    looked: bool
     text: str
 
 
-def _head(session: Session) -> str:
+def gone(session: Session, found: Restored, back: Undone | None = None, *, left: int = 0) -> Gone:
+    """`left`: so many events that its mind does not know of any more."""
     head = session.head
-    return head.oid if head is not None else ""
-
-
-def gone(session: Session, found: Restored, back: Undone | None = None) -> Gone:
     return Gone(
         done=True,
         to=found.to,
-        head=_head(session),
+        head=head.oid if head is not None else "",
         was=back.was if back is not None else "",
         kept=back is not None and back.kept,
         files=_files(session, back) if back is not None else None,
         written=found.files.written,
         removed=found.files.removed,
-        forgotten=max(back.events, 0) if back is not None else 0,
+        forgotten=back.events if back is not None else left,
         started=found.files.started,
         ends=[],
         lost=found.files.losses,
@@ -71,26 +72,27 @@ def gone(session: Session, found: Restored, back: Undone | None = None) -> Gone:
         secrets=found.secrets,
         environment=found.environment,
         steps=back.steps if back is not None else [],
+        looked=True,
         text=str(found),
     )
 
 
-def undone(session: Session, found: Undone, *, done: bool) -> Gone:
-    return msgspec.structs.replace(gone(session, found.restored, found), done=done)
+def undone(session: Session, found: Undone) -> Gone:
+    return gone(session, found.restored, found)
 
 
-def _files(session: Session, found: Undone | Foreseen) -> FileChanges:
-    return file_changes(session.hub, found.changes, limit=_SHOWN)
+def _files(view: View, found: Undone | Foreseen) -> FileChanges:
+    return file_changes(view.hub, found.changes, limit=_SHOWN)
 
 
-def foreseen(session: Session, found: Foreseen) -> Gone:
+def foreseen(view: View, found: Foreseen) -> Gone:
     return Gone(
         done=False,
         to=found.to,
         head=found.head,
         was=found.head,
         kept=found.uncommitted,
-        files=_files(session, found),
+        files=_files(view, found),
         written=0,
         removed=0,
         forgotten=found.forgotten,
@@ -101,6 +103,7 @@ def foreseen(session: Session, found: Foreseen) -> Gone:
         collaborations=found.collaborations,
         secrets=found.secrets,
         environment=[],
-        steps=[],
+        steps=found.steps,
+        looked=found.looked,
         text=str(Restored(found.to, Report(losses=found.lost), found.deeds, secrets=found.secrets)),
     )

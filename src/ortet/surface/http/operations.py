@@ -58,7 +58,8 @@ class Operation(NamedTuple):
     """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
     session, so that `If-Match` holds it to the head that the caller has seen; `filtered`: it works
     on all sessions, and shows a caller who may see some agents only what is theirs; `runs`: it is
-    for those who may run commands on the server's host."""
+    for those who may run commands on the server's host; `tells`: what is done on a View instead,
+    when `dry_run` is asked for."""
 
     name: str
     method: str
@@ -75,6 +76,7 @@ class Operation(NamedTuple):
     wants_key: bool
     filtered: bool
     runs: bool
+    tells: Callable[..., Any] | None
     noun: str
     text: str
 
@@ -100,12 +102,14 @@ def operation(
     moves: bool = False,
     filtered: bool = False,
     runs: bool = False,
+    tells: Callable[..., Any] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Puts a function into the table. Without `needs`, a GET needs read and all else write.
 
     What works on a `Hub` or on `Rooms` is refused to a token that is for some agents, unless it is
     `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches. With `runs`, a
     token that may run nothing on this host is refused, once it is known that it sees the session.
+    A dry run of one that has `tells` opens nothing: that is called with a View and what is asked.
     """
 
     def add(function: _Function) -> _Function:
@@ -130,6 +134,7 @@ def operation(
                 wants_key="key" in others,
                 filtered=filtered,
                 runs=runs,
+                tells=tells,
                 noun=function.__module__.rpartition("ops_")[2],
                 text=inspect.getdoc(function) or "",
             )

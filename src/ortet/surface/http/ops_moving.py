@@ -8,12 +8,14 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.graph.commits import CommitInfo
-from ortet.ids import Oid, to_hex
-from ortet.session.foreseeing import foresee, foresee_rewind
+from ortet.ids import Oid, from_hex, to_hex
+from ortet.session.foreseeing import foresee, foresee_rewind, foresee_undo
 from ortet.session.forking import fork_at
 from ortet.session.hub import Hub
+from ortet.session.lapsed import forgotten
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
+from ortet.session.view import View
 from ortet.surface.http.moved import Gone, foreseen, gone, undone
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_history import resolved
@@ -83,17 +85,21 @@ class Restore(Ask, frozen=True):
     dry_run: bool = False
 
 
-@operation("POST", "/sessions/{session}/restore", moves=True)
+def _restore_told(view: View, ask: Restore) -> Gone:
+    return foreseen(view, foresee(view, resolved(view, ask.ref), ask.only))
+
+
+@operation("POST", "/sessions/{session}/restore", moves=True, tells=_restore_told)
 def restore(session: Session, ask: Restore, caller: Caller) -> Gone:
     """Go to a commit: mind, files and processes. What is not committed is committed first."""
     target = resolved(session, ask.ref)
-    if ask.dry_run:
-        return foreseen(session, foresee(session, target, ask.only))
     if ask.restart:
         caller.need_host()
     if ask.only is None or "processes" in ask.only:
         need_run(session.hub, session.row, caller, target)
-    return gone(session, session.restore(to_hex(target), only=ask.only, restart=ask.restart))
+    left = forgotten(session, target) if ask.only is None or "mind" in ask.only else 0
+    found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
+    return gone(session, found, left=left)
 
 
 class Back(Ask, frozen=True):
@@ -103,30 +109,41 @@ class Back(Ask, frozen=True):
     dry_run: bool = False
 
 
-@operation("POST", "/sessions/{session}/rewind", moves=True)
+def _rewind_told(view: View, ask: Back) -> Gone:
+    return foreseen(view, foresee_rewind(view, ask.n))
+
+
+@operation("POST", "/sessions/{session}/rewind", moves=True, tells=_rewind_told)
 def rewind(session: Session, ask: Back, caller: Caller) -> Gone:
     """Go to the n-th commit back on its branch."""
-    if ask.dry_run:
-        return foreseen(session, foresee_rewind(session, ask.n))
     need_run(session.hub, session.row, caller)
-    return gone(session, session.rewind(ask.n))
+    head = session.head
+    at = session.hub.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
+    left = forgotten(session, at) if at is not None else 0
+    return gone(session, session.rewind(ask.n), left=left)
 
 
-@operation("POST", "/sessions/{session}/undo", moves=True)
+def _undo_told(view: View, ask: Back) -> Gone:
+    return foreseen(view, foresee_undo(view, "undo", ask.n))
+
+
+@operation("POST", "/sessions/{session}/undo", moves=True, tells=_undo_told)
 def undo(session: Session, ask: Back, caller: Caller) -> Gone:
     """Go back to before the last n things that moved its branch; what is not committed is the
     first of them."""
-    if not ask.dry_run:
-        need_run(session.hub, session.row, caller)
-    return undone(session, session.undo(ask.n, dry_run=ask.dry_run), done=not ask.dry_run)
+    need_run(session.hub, session.row, caller)
+    return undone(session, session.undo(ask.n))
 
 
-@operation("POST", "/sessions/{session}/redo", moves=True)
+def _redo_told(view: View, ask: Back) -> Gone:
+    return foreseen(view, foresee_undo(view, "redo", ask.n))
+
+
+@operation("POST", "/sessions/{session}/redo", moves=True, tells=_redo_told)
 def redo(session: Session, ask: Back, caller: Caller) -> Gone:
     """Do the last n things again that were undone, unless something else was done since."""
-    if not ask.dry_run:
-        need_run(session.hub, session.row, caller)
-    return undone(session, session.redo(ask.n, dry_run=ask.dry_run), done=not ask.dry_run)
+    need_run(session.hub, session.row, caller)
+    return undone(session, session.redo(ask.n))
 
 
 def need_run(hub: Hub, row: SessionRow, caller: Caller, at: Oid | None = None) -> None:

@@ -18,7 +18,6 @@ from ortet.surface.mcp.answers import (
     changes_of,
     commit_of,
     deed_of,
-    image_at,
     joined,
     losses_of,
     some,
@@ -30,8 +29,10 @@ from ortet.surface.mcp.toolbox import CONFIRMED, MOVES, Agreed, Answer, tool
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from ortet.session.foreseeing import Foreseen
     from ortet.session.outcome import Restored
     from ortet.session.session import Session
+    from ortet.session.undoing import Step
 
 Confirm = Annotated[
     str,
@@ -145,29 +146,33 @@ def redo(desk: Desk, *, agreed: Agreed, n: Count = 1, confirm: Confirm = "") -> 
 
 
 def _travel(desk: Desk, way: Literal["undo", "redo"], n: int, agreed: Agreed) -> Gone:
+    from ortet.session.foreseeing import foresee_undo
+
     _branch(desk)
+    told = foresee_undo(desk.hub.get(desk.need().id), way, n)
+    if not agreed.to(told.to):
+        return _told(desk, told, way)
     with desk.writing() as session:
-        go = session.undo if way == "undo" else session.redo
-        found = go(n, dry_run=True)
-        done = agreed.to(found.restored.to)
-        if done:
-            found = go(n)
+        found = session.undo(n) if way == "undo" else session.redo(n)
         back, head = found.restored, session.head
-        steps = [f"{way}: {render.line(f'{one.verb} {one.detail}')}" for one in found.steps]
         return Gone(
-            done=done,
+            done=True,
             to=commit_of(desk.hub.history.info(from_hex(back.to))),
             head=head.oid if head else "",
             changed=len(found.changes),
             changes=changes_of(found.changes),
-            forgotten=max(0, found.events),
+            forgotten=found.events,
             written=back.files.written,
             removed=back.files.removed,
             lost=losses_of(back.files.losses),
             deeds=[deed_of(deed) for deed in back.deeds],
-            notes=[*steps, *map(str, back.secrets)],
-            confirm="" if done else back.to,
+            notes=[*_steps(way, found.steps), *map(str, back.secrets)],
+            confirm="",
         )
+
+
+def _steps(way: str, steps: list[Step]) -> list[str]:
+    return [f"{way}: {render.line(f'{one.verb} {one.detail}')}" for one in steps]
 
 
 def _branch(desk: Desk) -> str:
@@ -185,8 +190,11 @@ def _go(
     only: Collection[str] | None,
 ) -> Gone:
     """Done where it was agreed to exactly this commit, else told."""
+    from ortet.session.foreseeing import foresee
+
+    told = foresee(desk.hub.get(desk.need().id), target, only)
     if not agreed.to(target.hex()):
-        return _told(desk, target, only)
+        return _told(desk, told)
     with desk.writing() as session:
         done = go(session)
         head = session.head
@@ -196,7 +204,7 @@ def _go(
             head=head.oid if head else "",
             changed=done.files.written + done.files.removed,
             changes=[],
-            forgotten=0,
+            forgotten=told.forgotten,
             written=done.files.written,
             removed=done.files.removed,
             lost=losses_of(done.files.losses),
@@ -206,55 +214,19 @@ def _go(
         )
 
 
-def _told(desk: Desk, target: Oid, only: Collection[str] | None) -> Gone:
-    from ortet.graph.diff import diff_images
-
-    parts = {"files", "mind", "processes"} if only is None else set(only)
-    row, hub = desk.need(), desk.hub
-    view = hub.get(row.id)
-    image = image_at(desk, target.hex()) if "files" in parts else None
-    changes = []
-    if image is not None:
-        with desk.files() as files:
-            if files is not None:
-                changes = diff_images(hub.trees, files.image(), image)
-    deeds, secrets = hub.since(row.branch, target)
-    head = view.head
+def _told(desk: Desk, found: Foreseen, way: str = "") -> Gone:
+    """What would be done, before it is: nothing is opened for it."""
     return Gone(
         done=False,
-        to=commit_of(hub.history.info(target)),
-        head=head.oid if head else "",
-        changed=len(changes),
-        changes=changes_of(changes),
-        forgotten=_events_since(desk, target) if "mind" in parts else 0,
+        to=commit_of(desk.hub.history.info(from_hex(found.to))),
+        head=found.head,
+        changed=len(found.changes),
+        changes=changes_of(found.changes),
+        forgotten=found.forgotten,
         written=0,
         removed=0,
-        lost=_lost(desk, target) if "processes" in parts else [],
-        deeds=[deed_of(deed) for deed in deeds],
-        notes=list(map(str, secrets)),
-        confirm=target.hex(),
+        lost=losses_of(found.lost),
+        deeds=[deed_of(deed) for deed in found.deeds],
+        notes=[*_steps(way, found.steps), *map(str, found.secrets)],
+        confirm=found.to,
     )
-
-
-def _events_since(desk: Desk, target: Oid) -> int:
-    """How many events came after a commit, but for those of opening and letting go."""
-    from ortet.codec import decode
-    from ortet.graph.records import Journal
-
-    hub = desk.hub
-    state = hub.history.state(target)
-    then = decode(Journal, hub.objects.get(Oid(state.journal))).seq if state.journal else 0
-    view = hub.get(desk.need().id)
-    return sum(event.kind != "lifecycle" for event in view.events(then))
-
-
-def _lost(desk: Desk, target: Oid) -> list[Loss]:
-    """Programs of the commit that cannot come back to files in place."""
-    from ortet.machine.carried import left_behind
-
-    hub = desk.hub
-    row = hub.registry.get(desk.need().branch)
-    image = image_at(desk, target.hex())
-    if row is None or image is None or not image.processes:
-        return []
-    return losses_of(left_behind(hub.objects, image, row.engine))

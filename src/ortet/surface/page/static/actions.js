@@ -137,6 +137,7 @@ function lines(told, past) {
   add("Others still see", (told.collaborations || []).map((one) => [one.kind, one.name, one.link].filter(Boolean).join(" ")), "lost");
   add("Secrets that cannot be had here now", (told.secrets || []).map((one) => `${one.name} (${one.state}), for ${one.used.join(", ")}`), "lost");
   add(past ? "Undone" : "Takes back", (told.steps || []).map((one) => [one.verb, named(one.detail)].filter(Boolean).join(" ")));
+  if (told.looked === false) found.push(text("Its machine is at rest, or another process has it: files are told as its newest commit has them."));
   if (told.files) add(`Files: ${counted(told.files)}`, files(told.files));
   if (told.forgotten) add("Mind", [`${told.forgotten} ${told.forgotten === 1 ? "event" : "events"} that it will not know of any more; they stay in its history`]);
   add("Programs that go on", told.started);
