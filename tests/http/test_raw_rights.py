@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -14,10 +14,12 @@ from tests.http.rawly import raw
 
 import ortet
 from ortet.backend.abc import RowChange
+from ortet.backend.httpwire import READS, WRITES
 from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Refused
 from ortet.session.hub import Hub
+from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.tokens import Tokens
 
 
@@ -27,6 +29,9 @@ class Scene(NamedTuple):
     admin: str
     writer: str
     reader: str
+    some: str  # agents, of which it is admin
+    plain: str  # an admin's, for HTTP alone
+    revoked: str
 
     def hub(self, token: str) -> Hub:
         """As somebody has it elsewhere."""
@@ -37,15 +42,82 @@ class Scene(NamedTuple):
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    server = Server(tmp_path_factory.mktemp("raw"), env={"ORTET_VAULT_KEY": "ab" * 32})
+    home = tmp_path_factory.mktemp("raw")
+    # strangers ask much here
+    server = Server(home, "--limit", "unknown_rate=0", env={"ORTET_VAULT_KEY": "ab" * 32})
     try:
         with open_hub(server.store, environ=server.env) as hub:
             hub.vault.put("prod/database", "not for everybody")
             tokens = Tokens(hub.catalog, hub.clock, hub.random)
             made = [tokens.create(one, one)[0] for one in ("admin", "write", "read")]
-            yield Scene(server, hub._parts.host, *made)
+            made.append(tokens.create("some", "admin", agents=["mine"])[0])
+            made.append(tokens.create("plain", "admin", raw=False)[0])
+            gone, row = tokens.create("gone", "admin")
+            tokens.revoke(row.id)
+            yield Scene(server, hub._parts.host, *made, revoked=gone)
     finally:
         server.kill()
+
+
+READING = [
+    ("GET", "hello"),
+    *(("POST", f"catalog/{name}") for name in sorted(READS)),
+    *(("POST", f"signal/{verb}") for verb in ("token", "wait")),
+    *(("POST", f"bucket/{verb}") for verb in ("size", "list", "ranges")),
+    ("GET", "bucket/packs/x.pack"),
+]
+WRITING = [
+    *(("POST", f"catalog/{name}") for name in sorted(WRITES)),
+    ("POST", "signal/notify"),
+    ("POST", "bucket/delete"),
+    ("PUT", "bucket/packs/x.pack"),
+]
+UNKNOWN = [("POST", f"{part}/nonsense") for part in ("catalog", "signal", "bucket")]
+
+
+def test_these_are_all_routes() -> None:
+    declared = {
+        (method, route.path)
+        for route in raw_routes(cast("Any", None))
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert declared == {
+        ("GET", "/raw/hello"),
+        ("POST", "/raw/catalog/{method}"),
+        ("POST", "/raw/signal/{verb}"),
+        ("POST", "/raw/bucket/{verb}"),
+        ("GET", "/raw/bucket/{key:path}"),
+        ("PUT", "/raw/bucket/{key:path}"),
+    }
+
+
+@pytest.mark.parametrize(("method", "path"), [*READING, *WRITING, *UNKNOWN])
+def test_every_route_asks_who(scene: Scene, method: str, path: str) -> None:
+    """A token for some agents, or for HTTP alone, gets nothing of the store itself, whatever it
+    allows; whoever has none is not even told what there is."""
+    body = None if method == "GET" else b"\x80"
+    for token, status, kind in (
+        ("", 401, "no_token"),
+        ("ortet_0000_00", 401, "bad_token"),
+        (scene.revoked, 401, "bad_token"),
+        (scene.some, 403, "token_agents"),
+        (scene.plain, 403, "token_raw"),
+        *([(scene.reader, 403, "token_scope")] if (method, path) in WRITING else []),
+    ):
+        reply = scene.server.client(token).ask(method, f"/raw/{path}", body)
+        assert (reply.status, reply.kind) == (status, kind), token
+
+
+def test_a_token_for_http_alone_from_the_shell(scene: Scene) -> None:
+    token = scene.server.token("agent", "--no-raw")
+    client = scene.server.client(token)
+    assert client.ask("GET", "/raw/hello").kind == "token_raw"
+    path = client.new("by-http")
+    client.post(f"{path}/messages", {"role": "user", "content": "hello"})
+    with pytest.raises(Refused) as caught:
+        scene.hub(token)
+    assert caught.value.kind == "token_raw"
 
 
 def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path) -> None:

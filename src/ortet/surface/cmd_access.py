@@ -35,12 +35,23 @@ def access() -> None:
 @click.option("--agent", "agents", multiple=True, metavar="AGENT", help="Only sessions of these.")
 @click.option("--tenant", default="", metavar="TENANT", help="Whose store; else this one.")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid.")
+@click.option("--no-raw", is_flag=True, help="HTTP alone: no `ortet.open` with it.")
 def create(
-    call: Call, name: str, *, allow: str, agents: tuple[str, ...], tenant: str, days: float | None
+    call: Call,
+    name: str,
+    *,
+    allow: str,
+    agents: tuple[str, ...],
+    tenant: str,
+    days: float | None,
+    no_raw: bool,
 ) -> None:
     """Make a token called NAME. It is shown once: only a hash of it is stored.
 
-    A tenant has a store of its own: nothing of it can be seen with another's token.
+    A tenant has a store of its own: nothing of it can be seen with another's token. A program that
+    opens the server as its hub (`ortet.open`) writes to the store itself, as one on the server's
+    host would: give --no-raw to what must not, as an agent that waits for approvals. With --agent
+    that cannot be done in any case.
 
     \b
     Example:
@@ -51,7 +62,7 @@ def create(
 
     seconds = None if days is None else days * 86400
     made, row = _tokens(call, create=True).create(
-        name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds
+        name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds, raw=not no_raw
     )
     until = f" until {render.when(row.expires)}" if row.expires else ""
     told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
@@ -74,7 +85,7 @@ def ls(call: Call) -> None:
     lines = render.table(
         [
             row.id,
-            row.allows,
+            row.allows if row.raw else f"{row.allows} (no-raw)",
             row.tenant or "-",
             render.safe(",".join(row.agents)) or "-",
             f"until {render.when(row.expires)}" if row.expires else "-",

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ortet.backend.abc import Signal
 from ortet.backend.httpwire import (
     AGAIN,
     DONE,
@@ -89,9 +90,9 @@ class _Raw:
 
     def _catalog(self, request: Request, body: bytes) -> Response:
         name = request.path_params["method"]
+        access = self._access(request, "write" if name in WRITES else "read")
         if name not in READS and name not in WRITES:
             raise NotFound("no_method", f"a catalog has no {name!r}: upgrade the server")
-        access = self._access(request, "write" if name in WRITES else "read")
         args = parsed(method(name).args, body)
         values = {field: getattr(args, field) for field in args.__struct_fields__}
         if name in NOTED:
@@ -116,16 +117,17 @@ class _Raw:
         try:
             body = await body_of(request, self._access)
             if verb == "wait":
-                return await self._wait(request, parsed(Waiting, body))
+                signal = (await run_sync(self._access, request, "read")).signal
+                return await self._wait(signal, parsed(Waiting, body))
         except OrtetError as error:
             return failed(error)
         return await answering(partial(self._signal, request, verb, body))
 
     def _signal(self, request: Request, verb: str, body: bytes) -> Response:
+        signal = self._access(request, "write" if verb == "notify" else "read").signal
         if verb not in ("notify", "token"):
             raise NotFound("no_method", f"a signal has no {verb!r}: upgrade the server")
         topics = parsed(Topics, body).topics
-        signal = self._access(request, "write" if verb == "notify" else "read").signal
         if verb == "token":
             if len(topics) != 1:
                 raise Invalid("bad_call", "a token is that of one topic: give one")
@@ -134,11 +136,10 @@ class _Raw:
             signal.notify(topic)
         return Response(pack(None), media_type=KIND)
 
-    async def _wait(self, request: Request, asked: Waiting) -> Response:
+    async def _wait(self, signal: Signal, asked: Waiting) -> Response:
         """In threads of its own: who waits must not keep others waiting."""
         if self._waiters is None:
             self._waiters = anyio.CapacityLimiter(_WAITERS)
-        signal = (await run_sync(self._access, request, "read")).signal
         timeout = asked.timeout if asked.timeout > 0 else 0.0  # also of what is no number
         if asked.mark.boot != self._boot:
             came = (

@@ -67,12 +67,13 @@ class _Bucket:
         verb = request.path_params["verb"]
 
         def work() -> Response:
+            view = self._view(request, "write" if verb == "delete" else "read")
             if verb == "delete":
-                self._view(request, "write").delete(parsed(Keys, body).keys)
+                view.delete(parsed(Keys, body).keys)
                 return Response(pack(None), media_type=KIND)
             if verb not in verbs:
                 raise NotFound("no_method", f"a bucket has no {verb!r}: upgrade the server")
-            return verbs[verb](self._view(request, "read"), body)
+            return verbs[verb](view, body)
 
         return await answering(work)
 

@@ -33,6 +33,7 @@ class TokenRow(msgspec.Struct, frozen=True):
     tenant: str = ""
     agents: list[str] = []  # none: all of its tenant
     expires: int = 0  # 0: never
+    raw: bool = True  # the store itself too, for remote hubs
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class Caller(msgspec.Struct, frozen=True):
     allows: Needs = "admin"
     agents: tuple[str, ...] = ()
     runs: bool = True  # commands on the server's host
+    raw: bool = True  # the store itself
 
     def may(self, needs: Needs) -> bool:
         return NEEDS.index(needs) <= NEEDS.index(self.allows)
@@ -58,6 +60,19 @@ class Caller(msgspec.Struct, frozen=True):
                 f"this token allows {self.allows} only, and this needs {needs}: use another",
                 allows=self.allows,
                 needs=needs,
+            )
+
+    def need_raw(self) -> None:
+        """For the store itself, which knows no agents, and none of the rules of operations."""
+        if self.agents:
+            raise Refused(
+                "token_agents", "this is about all agents, and the token is for some: use another"
+            )
+        if not self.raw:
+            raise Refused(
+                "token_raw",
+                "this token is for HTTP alone, not for a remote hub: ask the server's operations, "
+                "or use a token that was made without --no-raw",
             )
 
     def need_host(self) -> None:
@@ -90,6 +105,7 @@ class Tokens:
         tenant: str = "",
         agents: Sequence[str] = (),
         seconds: float | None = None,
+        raw: bool = True,
     ) -> tuple[str, TokenRow]:
         """The token itself, which nobody can read again, and what is stored of it."""
         if allows not in NEEDS:
@@ -107,6 +123,7 @@ class Tokens:
             tenant,
             sorted(set(agents)),
             0 if seconds is None else now + int(seconds * 1e9),
+            raw,
         )
         change = RowChange(TOKEN, id_, encode(row), expect=0)
         self._catalog.move([], verb="token", rows=[change])
@@ -146,7 +163,7 @@ class Tokens:
         if row is None or not same or (row.expires and row.expires <= self._clock.now_ns()):
             return None
         owns = row.allows == "admin" and not row.tenant and not row.agents
-        return Caller(row.id, row.name, row.tenant, row.allows, tuple(row.agents), owns)
+        return Caller(row.id, row.name, row.tenant, row.allows, tuple(row.agents), owns, row.raw)
 
 
 def _hash(secret: str) -> bytes:
