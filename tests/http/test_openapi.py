@@ -116,6 +116,12 @@ def test_errors_have_the_shape_that_they_have_everywhere(told: dict[str, Any]) -
                 assert {"409", "413", "422"} <= set(operation["responses"]), path
 
 
+def test_whatever_is_named_may_be_several(told: dict[str, Any]) -> None:
+    for path, method, operation in described(told):
+        if "{" in path:
+            assert "409" in operation["responses"], (method, path)
+
+
 def test_constraints_are_told(told: dict[str, Any]) -> None:
     listed = told["paths"]["/sessions/{session}/events"]["get"]["parameters"]
     limit = next(one for one in listed if one.get("name") == "limit")

@@ -17,7 +17,8 @@ ERRORS = {
     403: "The token, a lease, a policy or a budget says no; or a page of another site asks.",
     404: "What is named does not exist, or is not for this token to see.",
     408: "The body did not come in time.",
-    409: "The world moved since the caller last looked, or a key's request is in progress.",
+    409: "The world moved since the caller last looked, a name is that of several, or a key's "
+    "request is in progress.",
     412: "The head is not the one that If-Match names: look at what came since.",
     413: "The body is too large, or there is no room for it.",
     422: "The request itself is wrong: the message says what to change.",

@@ -128,6 +128,8 @@ def _operation(operation: Operation, schemas: dict[Any, Json], components: Json)
         statuses.append(412)
     if in_path or operation.ask is not None:
         statuses += [404, 422]
+    if in_path:
+        statuses.append(409)  # a name of several
     tagged = operation.on is View or operation.moves
     answer = {
         "description": "Done.",
