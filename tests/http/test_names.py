@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from http.client import HTTPConnection
 
 from tests.http.conftest import Client, Serve, Server
 
@@ -31,6 +32,44 @@ def test_a_token_finds_by_name_only_what_it_sees(serve: Serve) -> None:
     seen = owner.post("/sessions", {"name": "talk", "agent": "mine"})
     assert mine.get("/sessions/talk")["id"] == seen["id"]
     assert mine.ask("GET", "/sessions/secret").status == 404
+
+
+def test_a_name_may_hold_slashes(client: Client) -> None:
+    """Everywhere a session is named: in the table, in streams, downloads, and pages."""
+    begun = client.post("/sessions", {"name": "a/b+c@d/1"})
+    named = "a%2Fb+c%40d%2f1"
+    assert client.get(f"/sessions/{named}")["id"] == begun["id"]
+    client.post(f"/sessions/{named}/messages", {"role": "user", "content": "hello"})
+    assert client.get(f"/sessions/{named}/events/1")["seq"] == 1  # of a route with a number
+    assert client.ask("GET", f"/sessions/{named}/journal").status == 200
+    put = client.ask("PUT", f"/sessions/{named}/artifacts/out%2Freport.txt", b"done")
+    assert (put.status, put.data["name"]) == (201, "out/report.txt")
+    assert client.ask("GET", f"/sessions/{named}/artifacts/out/report.txt").body == b"done"
+    commit = client.post(f"/sessions/{named}/commits", {"message": "one"})["oid"]
+    page = f"/s/{named}"
+    tabs = ("", "/journal", "/memory", "/artifacts", "/budget", "/terminal", "/replay")
+    for path in (*tabs, "/tree.json", f"/c/{commit}", f"/compare/{commit}/{commit}"):
+        assert client.ask("GET", page + path).status == 200, path
+    assert client.ask("GET", f"{page}/nothing").status == 404
+    assert client.ask("GET", "/s/a%2Fnothing").kind == "no_session"
+    assert client.ask("GET", "/s/default%2Fa%2Fb+c@d%2F1").status == 200
+    where = client.url.removeprefix("http://")
+    stream = HTTPConnection(where, timeout=60)
+    try:
+        stream.request("GET", f"/sessions/{named}/events/stream")
+        assert stream.getresponse().status == 200
+    finally:
+        stream.close()
+
+
+def test_a_token_finds_its_agents_session_behind_anothers_name(serve: Serve) -> None:
+    """Nor is it told that there is that other."""
+    server = serve()
+    owner = server.client(server.token("owner", "--allow", "admin"))
+    owner.post("/sessions", {"name": "mine/talk"})
+    seen = owner.post("/sessions", {"name": "talk", "agent": "mine"})
+    mine = server.client(server.token("mine", "--agent", "mine"))
+    assert mine.get("/sessions/mine%2Ftalk")["id"] == seen["id"]
 
 
 def run(server: Server, *words: str) -> subprocess.CompletedProcess[str]:

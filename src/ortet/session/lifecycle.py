@@ -116,6 +116,9 @@ class Roll:
         with suppress(NotFound):
             if sees((row := self.get(self.meant(word))).agent):
                 return row
+        agent, _, rest = word.partition("/")
+        if rest and sees(agent) and (theirs := self.find(agent, rest)) is not None:
+            return theirs  # another's is called agent/name as a whole, and not to be seen
         found = [row for row in self.all() if row.name == word and sees(row.agent)]
         if len(found) > 1:
             named = ", ".join(f"{row.id} of {row.agent}" for row in found[:5])

@@ -31,7 +31,7 @@ from ortet.surface.http.operations import operations
 from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.rawgrant import grant_of
 from ortet.surface.http.streams import Streams
-from ortet.surface.http.table import Endpoint, Table, Whole
+from ortet.surface.http.table import Endpoint, Exact, Table, Whole
 from ortet.surface.http.tenants import OpenHub, Tenants
 from ortet.surface.http.tokens import Tokens
 from ortet.surface.page.site import page_routes
@@ -128,7 +128,7 @@ def operation_lines(desk: Desk) -> list[tuple[str, str, Endpoint]]:
 
 def routes(table: Sequence[tuple[str, str, Endpoint]]) -> list[BaseRoute]:
     """The same for what the table does not find: a method that is not for a path."""
-    return [Route(path, does, methods=[method]) for method, path, does in table]
+    return [Exact(path, does, methods=[method]) for method, path, does in table]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

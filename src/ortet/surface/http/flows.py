@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute
 
 from ortet.journal.things import Artifact
 from ortet.surface.http import wire
@@ -33,6 +33,7 @@ from ortet.surface.http.stream_journal import FollowJournal, journal_stream
 from ortet.surface.http.stream_output import FollowOutput, output_stream
 from ortet.surface.http.stream_swarm import swarm_stream
 from ortet.surface.http.streams import Streams
+from ortet.surface.http.table import Exact, ExactSocket
 from ortet.surface.http.terminal import PATH as TERMINAL
 from ortet.surface.http.terminal import terminal
 
@@ -87,10 +88,10 @@ FLOWS = (
 
 
 def flow_routes(streams: Streams) -> list[BaseRoute]:
-    found: list[BaseRoute] = [WebSocketRoute(TERMINAL, partial(terminal, streams))]
+    found: list[BaseRoute] = [ExactSocket(TERMINAL, partial(terminal, streams))]
     for flow in FLOWS:
         answer = _endpoint(streams, flow)
-        found.append(Route(flow.path, answer, methods=[flow.method], name=flow.name))
+        found.append(Exact(flow.path, answer, methods=[flow.method], name=flow.name))
     return found
 
 

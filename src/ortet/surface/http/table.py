@@ -1,4 +1,4 @@
-"""From a path to its operation, in a few steps however many there are."""
+"""From a path to its operation, in a few steps however many there are; and routes for the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from urllib.parse import unquote
 from starlette.convertors import Convertor
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route, WebSocketRoute
+from starlette.types import Scope
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -38,6 +40,33 @@ class Whole(Convertor[int]):
 
     def to_string(self, value: int) -> str:
         return str(value)
+
+
+class Exact(Route):
+    """A route in which a name may hold %2F, as in the table."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return _matched(super().matches, scope)
+
+
+class ExactSocket(WebSocketRoute):
+    """The same of a WebSocket."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return _matched(super().matches, scope)
+
+
+def _matched(matches: Callable[[Scope], tuple[Match, Scope]], scope: Scope) -> tuple[Match, Scope]:
+    raw: bytes = scope.get("raw_path") or b""
+    if b"%2f" not in raw.lower():
+        return matches(scope)
+    found, child = matches({**scope, "path": raw.decode("latin-1")})
+    if found is not Match.NONE:
+        named = child["path_params"].items()
+        child["path_params"] = {
+            name: unquote(value) if isinstance(value, str) else value for name, value in named
+        }
+    return found, child
 
 
 class Table:

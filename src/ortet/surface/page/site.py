@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from ortet.surface.http.desk import Desk
 from ortet.surface.http.login import page_of
 from ortet.surface.http.streams import Streams
+from ortet.surface.http.table import Exact
 from ortet.surface.page.chronicle import journal
 from ortet.surface.page.drawing import environment
 from ortet.surface.page.gallery import artifacts
@@ -66,7 +67,7 @@ def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
         *live_routes(streams),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
         *(
-            Route(path, endpoint(desk, templates, draw, TABS), name=path)
+            Exact(path, endpoint(desk, templates, draw, TABS), name=path)
             for path, draw in (*PAGES, *tree_pages())
         ),
     ]
