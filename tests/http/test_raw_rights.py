@@ -50,11 +50,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             hub.vault.put("prod/database", "not for everybody")
             tokens = Tokens(hub.catalog, hub.clock, hub.random)
             made = [tokens.create(one, one)[0] for one in ("admin", "write", "read")]
-            made.append(tokens.create("some", "admin", agents=["mine"])[0])
-            made.append(tokens.create("plain", "admin", raw=False)[0])
             gone, row = tokens.create("gone", "admin")
             tokens.revoke(row.id)
-            yield Scene(server, hub._parts.host, *made, revoked=gone)
+            made += [
+                tokens.create("some", "admin", agents=["mine"])[0],
+                tokens.create("plain", "admin", raw=False)[0],
+                gone,
+            ]
+            yield Scene(server, hub._parts.host, *made)
     finally:
         server.kill()
 
