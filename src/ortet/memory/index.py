@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from blake3 import blake3
 from ortet.memory.indexfile import IndexFile, Lost, lost
 from ortet.memory.lookup import FIRST, LINES, Lookup
 from ortet.memory.records import TIERS, Doc, End
+from ortet.memory.sharedfile import SharedFile
 from ortet.memory.words import Words
 
 __all__ = ["Index", "Lost", "text_hash"]
@@ -70,9 +72,11 @@ class Index:
     raise Lost, when another process has emptied it or the file was damaged: then do both again.
     """
 
-    def __init__(self, path: Path, *, busy_ms: int = 5000) -> None:
+    def __init__(self, path: Path, *, busy_ms: int = 5000, shared: bool = False) -> None:
+        """`shared`: with all others of this process that say so."""
+        opened = partial(IndexFile, path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
         self.words = Words()
-        self._file = IndexFile(path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
+        self._file: IndexFile | SharedFile = SharedFile(path, opened) if shared else opened()
 
     @property
     def in_memory(self) -> bool:

@@ -34,7 +34,7 @@ class Library:
         self._directory = directory
         self._clock = clock
         self._embedder = embedder
-        self._index = Index(directory / "index.db")
+        self._index = Index(directory / "index.db", shared=True)
         self._vectors: Vectors | None = None
         self._trust = Weights().cosine
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -91,7 +93,7 @@ def bm25(
     norm = k1 * (1 - weights.b + weights.b * relative)
     # Exactly rounded: the order in which terms are added must not decide between likes.
     return math.fsum(
-        rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items()
+        [rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items()]
     )
 
 
@@ -103,25 +105,20 @@ def nearness(cosine: float, length: int, weights: Weights) -> float:
 def ranks(values: Mapping[Key, float]) -> dict[Key, int]:
     """How many are at least as good, itself among them: the best alone is 1. Of equal ones none is
     the first: a thousand that share a word of no account are worth nothing."""
-    ranked: dict[Key, int] = {}
-    ordered = sorted(values.items(), key=lambda item: item[1], reverse=True)
-    start = 0
-    for place in range(1, len(ordered) + 1):
-        if place == len(ordered) or ordered[place][1] != ordered[start][1]:
-            ranked.update(dict.fromkeys((key for key, _ in ordered[start:place]), place))
-            start = place
-    return ranked
+    counts = Counter(values.values())
+    ordered = sorted(counts, reverse=True)
+    places = accumulate(counts[value] for value in ordered)
+    place_of = dict(zip(ordered, places, strict=True))
+    return {key: place_of[value] for key, value in values.items()}
 
 
 def fuse(
     keys: Iterable[Key], lists: Sequence[tuple[float, Mapping[Key, int]]], *, flatness: float
 ) -> dict[Key, float]:
     """Weighted reciprocal ranks. What is not in a list gets nothing of it."""
-    return {
-        key: sum(
-            weight / (flatness + ranked[key])
-            for weight, ranked in lists
-            if weight and key in ranked
-        )
-        for key in keys
-    }
+    fused = dict.fromkeys(keys, 0.0)
+    for weight, ranked in lists:
+        if weight:
+            for key in fused.keys() & ranked.keys():
+                fused[key] += weight / (flatness + ranked[key])
+    return fused
