@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ortet.errors import Invalid, Unavailable
 from ortet.memory.index import VERSION, Index, Lost, text_hash
+from ortet.memory.indexfile import IndexFile
 from ortet.memory.lookup import FIRST
 from ortet.memory.records import TIERS, Doc, End
 
@@ -31,9 +32,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "memory" / "index.db"
 
 
-@pytest.fixture
-def index(path: Path) -> Iterator[Index]:
-    made = Index(path)
+@pytest.fixture(params=[False, True], ids=["own", "shared"])
+def index(path: Path, request: pytest.FixtureRequest) -> Iterator[Index]:
+    made = Index(path, shared=request.param)
     yield made
     made.close()
 
@@ -397,9 +398,11 @@ class TestDropping:
         index.drop()
         assert not path.exists()
 
+    @pytest.mark.parametrize("index", [False], indirect=True)
     def test_a_file_from_before_the_directory_was_closed(self, index: Index, path: Path) -> None:
         """An index in memory took its place: the file is emptied all the same."""
         index.add(LINE, 0, 1, [said(1, "a xylophone")], [])
+        assert isinstance(index._file, IndexFile)
         index._file._begin_in_memory()
         index.drop()
         assert self.leftovers(path) == []
