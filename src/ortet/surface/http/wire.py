@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -46,11 +47,7 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """A parameter that is a list may be given several times, or once with commas."""
-    lists = {
-        field.name
-        for field in msgspec.structs.fields(kind)
-        if list in {get_origin(one) for one in (field.type, *get_args(field.type))}
-    }
+    lists = _lists(kind)
     values: dict[str, Any] = {}
     for name, value in query:
         if name not in kind.__struct_fields__:
@@ -60,6 +57,16 @@ def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) ->
         else:
             values[name] = value
     return values
+
+
+@cache
+def _lists(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields that are lists. To ask for their types evaluates every annotation anew."""
+    return frozenset(
+        field.name
+        for field in msgspec.structs.fields(kind)
+        if list in {get_origin(one) for one in (field.type, *get_args(field.type))}
+    )
 
 
 def to_json(value: object) -> bytes:
