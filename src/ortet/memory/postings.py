@@ -131,7 +131,8 @@ class _Tally:
 
     def ask(self, lookup: Lookup, term: str, stretch: Stretch) -> None:
         left = self._limit - self._count
-        last = lookup.reached(term, stretch.low, stretch.high, left)
+        enough = stretch.high - stretch.low + 1 >= left  # else they cannot be so many
+        last = lookup.reached(term, stretch.low, stretch.high, left) if enough else 0
         if last:
             self._count, self._reached = self._limit, (stretch, last)
         else:
