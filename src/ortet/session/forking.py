@@ -15,7 +15,7 @@ from ortet.journal.events import Draft, Tip
 from ortet.session.company import Together
 from ortet.session.guest import beginning, fresh, start_of
 from ortet.session.leases import TTL_NS
-from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow
+from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow, check_session
 from ortet.session.profiles import Profile, find_profile
 from ortet.session.registry import fork_taken
 from ortet.session.session import Session
@@ -110,6 +110,29 @@ def fork_minds(
         sessions.resume(row, lease, profile, where=fresh(sessions, row, began, machine), head=point)
         for row, lease in pairs
     ]
+
+
+def fork_as(parent: Session, name: str, point: Oid) -> Session:
+    """A session with a name of its own, mind only, that goes on from a commit of another;
+    Conflict("name_taken")."""
+    sessions = parent.hub._minds()
+    if sessions.roll.is_taken(parent.agent, check_session(name)):
+        raise fork_taken(name)
+    state = sessions.hub.history.state(point)
+    child = _child(sessions, parent.row, name, state)
+    row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
+    together = _together(sessions, parent, [row], None, None)
+    (lease,) = sessions.hub.catalog.move(
+        [Move(f"branch:{row.branch}", None, point)],
+        verb="fork",
+        actor=sessions.hub.author,
+        detail=parent.name,
+        lease=together.lease,
+        timelines=together.timelines,
+        rows=together.rows,
+        claims=together.claims,
+    )
+    return sessions.resume(row, lease, _profile(parent))
 
 
 def fork_files(

@@ -72,12 +72,12 @@ def _newest(sessions: Sessions, row: SessionRow, line: Line, seq: int) -> _Base:
             continue
         first = msgspec.structs.replace(state, journal=b"")
         journal = decode(Journal, hub.objects.get(Oid(state.journal)))
-        if journal.seq <= seq and _is_on(sessions, line, journal):
+        if journal.seq <= seq and is_on(sessions, line, journal):
             return _Base(journal, oid, first)
     return _Base(state=first)
 
 
-def _is_on(sessions: Sessions, line: Line, journal: Journal) -> bool:
+def is_on(sessions: Sessions, line: Line, journal: Journal) -> bool:
     """Whether a line goes through the place where a journal ends."""
     found = list(line.rows(journal.seq - 1, journal.seq))
     return bool(found) and sessions.chain.tip(found[0]).hash == journal.hash

@@ -1,0 +1,90 @@
+"""Events of several kinds in one write, for who translates what another program records; what is
+too large for an event lies beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ortet.backend.abc import RowChange
+from ortet.codec import decode, encode
+from ortet.journal.events import Draft, Event, check_plain
+from ortet.journal.text import clip, text_of
+from ortet.journal.upcast import check_kind
+from ortet.session.artifacts import Content, load, store
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.session import Session
+
+_LARGE = 1 << 19
+"""Bytes of an event's data from which on they are stored apart; an event takes twice as much."""
+
+_SHOWN = 4000
+"""Characters of such a message that stay in the journal, to be read and found."""
+
+_LONG = 500
+
+_APART = "stored"
+
+
+class Telling(NamedTuple):
+    """An event to be: a "message", a "fact", or of a program's own kind."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+def tell(
+    session: Session, several: Sequence[Telling], *, rows: Sequence[RowChange] = ()
+) -> list[Event]:
+    """All of them, with these rows, or none; durable on return. `whole` reads them back."""
+    for kind, data in several:
+        check_plain(data)
+        if "." in kind:
+            check_kind(kind)
+    session._touch()
+    hub = session.hub
+    sized = [(one, len(encode(one.data)) > _LARGE) for one in several]
+    if not any(large for _, large in sized):
+        drafts = [_draft(hub, one) for one in several]
+        events = session._ledger.add(*drafts, rows=rows, now=True)
+    else:
+        with hub.writing():  # until the event is there, a sweep must not take it
+            drafts = [_draft(hub, one, large=large) for one, large in sized]
+            hub.objects.flush()
+            events = session._ledger.add(*drafts, rows=rows, now=True)
+    if several:
+        session._keep_pace(*several[-1])
+    return events
+
+
+def whole(hub: Hub, event: Event) -> dict[str, Any]:
+    """The data of an event as it was told."""
+    at = event.data.get("extra", {}) if event.kind == "message" else event.data
+    apart = at.get(_APART) if isinstance(at, dict) else None
+    if not isinstance(apart, dict) or set(apart) != {"oid", "size"}:
+        return event.data
+    told: dict[str, Any] = decode(dict, load(hub.objects, Content(**apart)))
+    return told
+
+
+def _draft(hub: Hub, one: Telling, *, large: bool = False) -> Draft:
+    if not large:
+        return Draft(one.kind, one.data, hub.author)
+    content = store(hub.objects, encode(hub.hidden(one.data)))
+    named = {_APART: {"oid": content.oid, "size": content.size}}
+    return Draft(one.kind, _short(one, named), hub.author, content.refs)
+
+
+def _short(one: Telling, named: Mapping[str, Any]) -> dict[str, Any]:
+    if one.kind != "message":
+        return dict(named)
+    shown = clip(text_of(one.data.get("content")), _SHOWN)
+    return {"role": one.data.get("role"), "content": shown, "extra": dict(named)}
+
+
+def seal_if_long(session: Session, message: str) -> None:
+    """Commit a session whose events since the last commit are many: who opens it reads them all."""
+    if session._ledger.tip.seq - session.line.base.seq >= _LONG:
+        session.commit(message)

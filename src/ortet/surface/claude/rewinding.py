@@ -1,0 +1,119 @@
+"""Turns of a transcript, and the way back to one: conversation and files together."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from ortet.errors import Invalid, NotFound
+from ortet.ids import Oid, from_hex, to_hex
+from ortet.journal.text import one_line
+from ortet.machine.abc import Report
+from ortet.session.session import Session
+from ortet.session.sharing import commits_around, restore_with, rewind_with
+from ortet.session.view import View
+from ortet.session.workspace import Workspace
+from ortet.surface.claude.entries import has_results, is_prompt, prompt_of
+from ortet.surface.claude.listing import Told, read
+
+_COMMIT = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 200
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What a person asked for. `uuid` is its message's, `commit` holds conversation and files as
+    they were before it, "" where that is not known."""
+
+    uuid: str
+    text: str
+    commit: str = ""
+
+
+class Rewound(msgspec.Struct, frozen=True):
+    """Where a transcript went back to. `entries` are left of it; `was` is the commit to give to
+    `rewind` to go forth again. `exact`: the files are those of that very message; else those of the
+    last commit before it, since none was made in between."""
+
+    session_id: str
+    entries: int
+    was: str
+    files: Report
+    exact: bool = True
+
+
+class _Point(NamedTuple):
+    seq: int
+    of: Oid | None
+    exact: bool
+
+
+def turns_of(view: View) -> list[Turn]:
+    told = read(view)
+    found = []
+    for seq, entry in told.lines if told else ():
+        if is_prompt(entry):
+            before = commits_around(view, seq - 1).before
+            text = one_line(prompt_of(entry), _SHOWN)
+            commit = to_hex(before[0]) if before else ""
+            found.append(Turn(str(entry.get("uuid", "")), text, commit))
+    return found
+
+
+def rewind(session: Session, files: Workspace | None, to: str | int) -> Rewound:
+    """Of a transcript: to behind the message of this uuid, to before the last n turns, or to a
+    commit of it."""
+    told = read(session)
+    if told is None:
+        raise NotFound("no_session", f"{session.name!r} is no transcript: nothing can be rewound")
+    if isinstance(to, str) and _COMMIT.fullmatch(to):
+        was, report = restore_with(session, files, from_hex(to))
+        exact = True
+    else:
+        point = _point(session, told, _seq(told, to))
+        was, report = rewind_with(session, files, point.seq, point.of)
+        exact = point.exact
+    left = read(session)
+    entries = len(left.lines) if left else 0
+    return Rewound(told.key["session_id"], entries, was.oid, report, exact)
+
+
+def seq_of(told: Told, uuid: str) -> int:
+    """The event of a message."""
+    for seq, entry in told.lines:
+        if entry.get("uuid") == uuid:
+            return seq
+    raise NotFound(
+        "no_message", f"no message of this transcript has the uuid {uuid!r}: turns() lists some"
+    )
+
+
+def _seq(told: Told, to: str | int) -> int:
+    if isinstance(to, str):
+        return seq_of(told, to)
+    if isinstance(to, bool) or not isinstance(to, int) or to < 1:
+        raise Invalid("bad_rewind", f"to={to!r}: give a message's uuid, or how many turns to undo")
+    prompts = [at for at, (_, entry) in enumerate(told.lines) if is_prompt(entry)]
+    if len(prompts) < to:
+        raise NotFound(
+            "no_turn", f"there are {len(prompts)} turns to undo: give a number up to that"
+        )
+    at = prompts[-to]
+    while at and told.lines[at - 1][1].get("type") == "queue-operation":  # how it came in
+        at -= 1
+    return told.lines[at][0] - 1
+
+
+def _point(session: Session, told: Told, seq: int) -> _Point:
+    """The files of a message: only tools change them, so that a commit is as good as another when
+    no tool did anything between it and the message."""
+    before, after = commits_around(session, seq)
+    results = [at for at, entry in told.lines if has_results(entry)]
+    low = before[1] if before else 0
+    high = after[1] if after else session.mind.core.events
+    if before is not None and not any(low < at <= seq for at in results):
+        return _Point(seq, before[0], exact=True)
+    if not any(seq < at <= high for at in results):
+        return _Point(seq, after[0] if after else None, exact=True)
+    return _Point(seq, before[0] if before else None, exact=False)
