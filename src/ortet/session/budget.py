@@ -146,10 +146,17 @@ class Budget:
         self._holds = True  # perhaps; others only ever lessen what this session has reserved
 
     def spend(
-        self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = ()
+        self,
+        amounts: Amounts,
+        *,
+        model: str = "",
+        drafts: Sequence[Draft] = (),
+        beside: Sequence[RowChange] = (),
+        at: int = 0,
     ) -> tuple[list[Event], Refused | None]:
-        """Record a spend behind `drafts`, in one step; returns the events, and the refusal that the
-        caller has to raise once it has paused."""
+        """Record a spend behind `drafts`, with the rows `beside`, in one step; returns the events,
+        and the refusal that the caller has to raise once it has paused. It is on the bill of now,
+        or of when it was paid, `at`."""
 
         self._holds = True
 
@@ -163,7 +170,7 @@ class Budget:
                 data["model"] = model
             warnings, after = self._warn(before, after, paid)
             rows = [c for old, new in zip(before, after, strict=True) for c in new.changes(old)]
-            rows += [*calls, charged(self._hub.catalog, self._row, paid, model, now)]
+            rows += [*calls, charged(self._hub.catalog, self._row, paid, model, at or now), *beside]
             reach("budget.before-spend")
             events = self._ledger.add(*drafts, self._draft("spend", data), *warnings, rows=rows)
             self._mark = now

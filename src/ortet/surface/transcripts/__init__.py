@@ -1,0 +1,1 @@
+"""Transcripts of other coding agents, taken into sessions."""
