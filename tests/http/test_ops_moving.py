@@ -358,6 +358,46 @@ def test_a_token_for_one_agent_takes_nothing_of_another(apart: Apart) -> None:
     assert client.post(f"{path}/merge", {"other": fork["id"]})["up_to_date"]
 
 
+def test_directories_of_the_host_are_written_by_those_who_may_run_there(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """One rule for all that moves a session whose files are a directory of the server's host."""
+    server, place = serve(), tmp_path / "inplace"
+    place.mkdir()
+    (place / "file").write_text("one")
+    with ortet.open(server.store) as hub:
+        with hub.session("direct", workspace=place) as session:
+            first = session.commit("one").oid
+            (place / "file").write_text("two")
+            second = session.commit("two").oid
+        tokens = Tokens(hub.catalog, hub.clock, hub.random)
+        writer = server.client(tokens.create("writer", "write")[0])
+        admin = server.client(tokens.create("admin", "admin")[0])
+    path = f"/sessions/{session.id}"
+    for verb, body in (
+        ("restore", {"ref": first}),
+        ("restore", {"ref": first, "only": ["files"]}),
+        ("rewind", {}),
+        ("undo", {}),
+        ("redo", {}),
+        ("merge", {"other": first}),
+        ("adopt", {"other": first}),
+        ("land", {}),
+    ):
+        reply = writer.ask("POST", f"{path}/{verb}", body)
+        assert (reply.status, reply.kind) == (403, "token_host"), (verb, body, reply)
+    assert writer.ask("PUT", f"{path}/files/file", b"three").kind == "token_host"
+    assert (place / "file").read_text() == "two"
+    assert not writer.post(f"{path}/restore", {"ref": first, "dry_run": True})["done"]
+    writer.post(f"{path}/messages", {"role": "user", "content": "hello"})
+    assert writer.post(f"{path}/commits", {"message": "said"})["parents"] == [second]
+    assert writer.post(f"{path}/restore", {"ref": first, "only": ["mind"]})["done"]
+    assert (place / "file").read_text() == "two"
+    assert admin.post(f"{path}/restore", {"ref": first})["done"]
+    assert (place / "file").read_text() == "one"
+    assert serve("--allow-run", home=server.home).client(writer.token).post(f"{path}/undo")["done"]
+
+
 @pytest.mark.skipif(not privileged(), reason="live machines need root")
 def test_programs_are_moved_by_those_who_may_run_them(serve: Serve, tmp_path: Path) -> None:
     server, place = serve(), tmp_path / "live"

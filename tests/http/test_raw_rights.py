@@ -18,6 +18,8 @@ from ortet.backend.httpwire import READS, WRITES
 from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Refused
+from ortet.ids import from_hex
+from ortet.session.forking import fork_at
 from ortet.session.hub import Hub
 from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.tokens import Tokens
@@ -33,10 +35,10 @@ class Scene(NamedTuple):
     plain: str  # an admin's, for HTTP alone
     revoked: str
 
-    def hub(self, token: str) -> Hub:
+    def hub(self, token: str, where: str = "elsewhere") -> Hub:
         """As somebody has it elsewhere."""
         environ = {**self.server.env, "ORTET_TOKEN": token, "ORTET_URL": ""}
-        environ["XDG_CACHE_HOME"] = str(self.server.home / "elsewhere")
+        environ["XDG_CACHE_HOME"] = str(self.server.home / where)
         return open_hub(self.server.url, environ=environ)
 
 
@@ -152,6 +154,51 @@ def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path)
     assert client.ask("POST", f"{path}/restore", {"ref": commit}).kind == "other_host"
     assert [one.name for one in theirs.iterdir()] == ["key"]
     assert client.ask("GET", f"/commits/{row.name}/files/key").kind == "no_file"
+
+
+def test_a_session_leads_the_server_to_no_directory(scene: Scene, tmp_path: Path) -> None:
+    """One that was begun elsewhere in a directory, and has not used it: the server would be the
+    first to open what lies there on its own host."""
+    (tmp_path / "key").write_text("private")
+    client = scene.server.client(scene.writer)
+    with scene.hub(scene.writer) as hub:
+        with hub.session("begun-elsewhere", workspace=tmp_path) as session:
+            session.say("user", "hello")
+        row = session.row
+        assert hub.registry.get(row.branch) is None
+        taken = client.ask("POST", f"/sessions/{row.id}/commits", {"message": "two"})
+        assert (taken.status, taken.kind) == (403, "other_host")
+        (version,) = [one.version for one in hub.sessions() if one.id == row.id]
+        for bad in ({"host": ""}, {"host": scene.host}):
+            changed = msgspec.structs.replace(row, version=0, **bad)
+            with pytest.raises(Refused) as caught:
+                hub.catalog.put_row("session", row.id, encode(changed), expect=version)
+            assert caught.value.kind == "token_host"
+            with pytest.raises(Refused):
+                hub.catalog.put_row("session", "f" * 32, encode(changed))
+        with hub.session("begun-elsewhere") as session:  # who is there goes on
+            session.commit("there")
+    assert hub.registry.need(row.branch).host != scene.host
+
+
+def test_a_directory_of_another_hub_is_opened_where_it_is(scene: Scene, tmp_path: Path) -> None:
+    """A store that hubs of several hosts share knows directories of all of them."""
+    (tmp_path / "file").write_text("mine")
+    with scene.hub(scene.admin) as hub, hub.session("theirs", workspace=tmp_path) as session:
+        first = session.commit("one").oid
+    with scene.hub(scene.admin, "third") as hub:
+        with hub.session("theirs") as session:
+            with pytest.raises(Refused) as caught:
+                session.run("true")
+            assert caught.value.kind == "other_host"
+            with pytest.raises(Refused):
+                session.restore(first)
+            (fork,) = fork_at(session, from_hex(first), n=1, machine=False)
+            fork.say("user", "goes on without them")
+        with hub.session("theirs", workspace=tmp_path) as session:  # which is asked for
+            assert session.run("cat file").stdout == "mine"
+        with hub.session("theirs") as session:
+            session.commit("two")
 
 
 def test_a_workspace_of_the_server_cannot_be_taken(scene: Scene, tmp_path: Path) -> None:

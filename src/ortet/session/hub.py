@@ -297,7 +297,8 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
             raise taken
 
     def _start(self, row: WorkspaceRow) -> Workspace:
-        self._check_here(row)
+        if row.files == "inplace" or row.engine == "folder":
+            self.check_here(row.name, row.host)
         live = self._machines.open(row, lambda: self._start_image(row))
         try:
             return self._remember(Workspace(self, row, live)).come_back()
@@ -305,15 +306,21 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
             live.close()
             raise
 
-    def _check_here(self, row: WorkspaceRow) -> None:
-        """A server opens whatever it is asked for by name: a directory of another host is none of
-        its own at the same path."""
-        direct = row.files == "inplace" or row.engine == "folder"
-        if self.lends and direct and row.host != self._parts.host:
+    def is_here(self, host: str) -> bool:
+        """Whether what was recorded of a host is of this one: of some sessions that earlier
+        releases began, none was."""
+        return host in ("", self._parts.host)
+
+    def check_here(self, name: str, host: str) -> None:
+        """A directory of another host is not that of this one at the same path: a server opens
+        whatever it is asked for by name, and a store that others share knows their directories. A
+        store on this disk goes where its directories go, also into a container of another name."""
+        shared = self.lends or self.url != str(self.root)
+        if shared and not self.is_here(host):
             raise Refused(
                 "other_host",
-                f"the files of {row.name!r} are in a directory of another host: work on it there, "
-                "or fork it from a commit",
+                f"the files of {name!r} are in a directory of another host: work on it there, "
+                "fork it from a commit, or give workspace= to go on in the directory of this host",
             )
 
     def _start_image(self, row: WorkspaceRow) -> Oid | None:

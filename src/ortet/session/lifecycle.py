@@ -60,6 +60,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     # what it knows of shared memories: as that Memory says, b"" nothing, None all there is
     beliefs: bytes | None = None
     scopes: list[str] = []  # shared memories that it was opened with
+    host: str = ""  # that `path` is of
     version: int = 0  # of the row; not stored
 
     @property

@@ -69,7 +69,7 @@ class Registry:
 
     def __init__(self, catalog: Catalog, host: str) -> None:
         self._catalog = catalog
-        self._host = host
+        self.host = host
 
     def get(self, name: str) -> WorkspaceRow | None:
         found = self._catalog.row("workspace", name)
@@ -90,7 +90,7 @@ class Registry:
     def draft(self, path: Path, files: Files, engine: str) -> WorkspaceRow:
         """A row for a directory of this host, without a name and a machine yet."""
         raw = os.fsencode(path)
-        return WorkspaceRow("", path=raw, host=self._host, engine=engine, files=files, machine="")
+        return WorkspaceRow("", path=raw, host=self.host, engine=engine, files=files, machine="")
 
     def all(self) -> Iterator[WorkspaceRow]:
         after = ""
@@ -192,13 +192,30 @@ class Registry:
 
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
         """The directory was moved: remember where it, and what its forks would land on, is now."""
-        place = {"path": os.fsencode(path), "host": self._host}
+        place = {"path": os.fsencode(path), "host": self.host}
         there = [old for old in self.all() if (old.host, old.path) == (row.host, row.path)]
         rows = [RowChange("place", old.place, None) for old in there if not old.parent]
         for old in there:
             rows += self.rows_of(msgspec.structs.replace(old, **place))
         self._catalog.move([], verb="relocate", rows=rows)
         return msgspec.structs.replace(row, **place)
+
+    def settle(self, name: str) -> None:
+        """A workspace in a directory of another host is from now on that of this one at its path;
+        Conflict("workspace_taken") when that is another workspace."""
+        row = self.get(name)
+        if row is None or row.files != "inplace" or row.host == self.host:
+            return
+        new = msgspec.structs.replace(row, host=self.host)
+        held = self._holder(new.place)
+        if held is not None and held.name != name:
+            raise Conflict(
+                "workspace_taken",
+                f"{row.directory} is workspace {held.name!r} on this host: drop that one, or fork "
+                f"{name!r} from a commit",
+            )
+        rows = [RowChange("place", row.place, None), *self.rows_of(new)]
+        self._catalog.move([], verb="relocate", rows=rows)
 
     def _untaken(self, name: str) -> str:
         if self.get(name) or self._catalog.head(f"branch:{name}"):

@@ -86,7 +86,9 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
 
 
 def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
-    """A session with the limits and network that it is opened with, if any; its machine too."""
+    """A session with the limits and network that it is opened with, if any; its machine too. Whose
+    directory is named goes on in that of this host."""
+    row = msgspec.structs.replace(row, host=_host(registry, row, place))
     limits, network = place.limits, place.network
     if limits is None and network is None:
         return row
@@ -102,8 +104,18 @@ def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
     return row
 
 
+def _host(registry: Registry, row: SessionRow, place: Place) -> str:
+    """Of its directory, which earlier releases did not record."""
+    if place.path and row.host != registry.host:
+        registry.settle(row.branch)
+        return registry.host
+    known = registry.get(row.branch) if row.path and not row.host else None
+    return known.host if known is not None else row.host
+
+
 def first_opened(hub: Hub, row: SessionRow) -> Workspace:
     """The workspace at a session's directory, which was none yet."""
+    hub.check_here(row.name, row.host)
     return hub.workspace(
         row.path,
         name=row.branch,

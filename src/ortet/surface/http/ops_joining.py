@@ -18,10 +18,11 @@ from ortet.machine.abc import Report
 from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.hosting import COPIES, need_here
 from ortet.surface.http.moved import Gone, gone
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_history import resolved
-from ortet.surface.http.ops_moving import Times, need_run
+from ortet.surface.http.ops_moving import Times
 from ortet.surface.http.ops_sessions import Listed, listed
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.shapes import Ask, Ref
@@ -57,6 +58,7 @@ class MergedInfo(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/merge", moves=True)
 def merge(session: Session, ask: Merge, caller: Caller, rooms: Rooms) -> MergedInfo:
     """Bring in what another session, branch or commit knows and changed."""
+    need_here(caller, session.row, hub=session.hub, parts=("files",))
     with _other(session, ask.other, caller, rooms) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
@@ -73,7 +75,7 @@ class Adopt(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/adopt", moves=True)
 def adopt(session: Session, ask: Adopt, caller: Caller, rooms: Rooms) -> Gone:
     """Take the state of another, mind and files; what was here stays in the reflog."""
-    need_run(session.hub, session.row, caller)
+    need_here(caller, session.row, hub=session.hub)
     with _other(session, ask.other, caller, rooms) as other:
         return gone(session, session.adopt(other))
 
@@ -110,7 +112,7 @@ def whatif(rooms: Rooms, ask: WhatIf, caller: Caller) -> Listed:
     change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
     with rooms.hub() as hub:
         if ask.machine:
-            need_run(hub, row, caller)
+            need_here(caller, row, hub=hub, parts=COPIES)
         return listed(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
 
 

@@ -8,14 +8,13 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.graph.commits import CommitInfo
-from ortet.ids import Oid, from_hex, to_hex
+from ortet.ids import from_hex, to_hex
 from ortet.session.foreseeing import foresee, foresee_rewind, foresee_undo
 from ortet.session.forking import fork_at
-from ortet.session.hub import Hub
 from ortet.session.lapsed import forgotten
-from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.hosting import COPIES, need_here
 from ortet.surface.http.moved import Gone, foreseen, gone, undone
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_history import resolved
@@ -67,7 +66,7 @@ def fork(session: Session, ask: Fork, caller: Caller) -> Forks:
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
     at = resolved(session, ask.at) if ask.at is not None else None
     if ask.machine:
-        need_run(session.hub, session.row, caller, at)
+        need_here(caller, session.row, hub=session.hub, parts=COPIES, at=at)
     if ask.names or at is not None:
         made = fork_at(session, at, n=ask.n, names=ask.names, machine=ask.machine)
     else:
@@ -95,8 +94,7 @@ def restore(session: Session, ask: Restore, caller: Caller) -> Gone:
     target = resolved(session, ask.ref)
     if ask.restart:
         caller.need_host()
-    if ask.only is None or "processes" in ask.only:
-        need_run(session.hub, session.row, caller, target)
+    need_here(caller, session.row, hub=session.hub, parts=ask.only, at=target)
     left = forgotten(session, target) if ask.only is None or "mind" in ask.only else 0
     found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
     return gone(session, found, left=left)
@@ -116,7 +114,7 @@ def _rewind_told(view: View, ask: Back) -> Gone:
 @operation("POST", "/sessions/{session}/rewind", moves=True, tells=_rewind_told)
 def rewind(session: Session, ask: Back, caller: Caller) -> Gone:
     """Go to the n-th commit back on its branch."""
-    need_run(session.hub, session.row, caller)
+    need_here(caller, session.row, hub=session.hub)
     head = session.head
     at = session.hub.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
     left = forgotten(session, at) if at is not None else 0
@@ -131,7 +129,7 @@ def _undo_told(view: View, ask: Back) -> Gone:
 def undo(session: Session, ask: Back, caller: Caller) -> Gone:
     """Go back to before the last n things that moved its branch; what is not committed is the
     first of them."""
-    need_run(session.hub, session.row, caller)
+    need_here(caller, session.row, hub=session.hub)
     return undone(session, session.undo(ask.n))
 
 
@@ -142,17 +140,5 @@ def _redo_told(view: View, ask: Back) -> Gone:
 @operation("POST", "/sessions/{session}/redo", moves=True, tells=_redo_told)
 def redo(session: Session, ask: Back, caller: Caller) -> Gone:
     """Do the last n things again that were undone, unless something else was done since."""
-    need_run(session.hub, session.row, caller)
+    need_here(caller, session.row, hub=session.hub)
     return undone(session, session.redo(ask.n))
-
-
-def need_run(hub: Hub, row: SessionRow, caller: Caller, at: Oid | None = None) -> None:
-    """Refused to those who may run nothing on this host, where programs would go on in it: of a
-    session whose machine carries them, or of the commit `at`."""
-    if caller.runs or not row.has_files:
-        return
-    place = hub.registry.get(row.branch)
-    carries = place is not None and "criu" in (place.engine, place.forks)
-    machine = hub.history.state(at).machine if at is not None else b""
-    if carries or (machine and hub.read_image(Oid(machine)).processes):
-        caller.need_host()

@@ -12,6 +12,7 @@ from ortet.backend.abc import Bucket, Catalog, Row, RowChange, Signal
 from ortet.codec import decode
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
+from ortet.session.lifecycle import SessionRow
 from ortet.session.registry import WorkspaceRow
 from ortet.session.vault import BROWSERS
 from ortet.session.vault import KIND as VAULT
@@ -117,6 +118,8 @@ class _Guarded:
         directory there: a remote hub has its own at its own."""
         if row.kind == "place" and row.key.startswith(f"{self._host}:"):
             _not_here()
+        if row.kind == "session":
+            self._check_session(row)
         if row.kind != "workspace":
             return
         before = self._catalog.row(row.kind, row.key)
@@ -129,6 +132,23 @@ class _Guarded:
         except OrtetError as error:
             raise Invalid("bad_row", f"this is no workspace ({error.message}): leave it") from error
         if new.host == self._host or not (new.machine.isascii() and new.machine.isalnum()):
+            _not_here()
+
+    def _check_session(self, row: RowChange) -> None:
+        """Its directory becomes a workspace when it is first used: by whoever is asked to."""
+        before = self._catalog.row(row.kind, row.key)
+        was = decode(SessionRow, before.value) if before is not None else None
+        new = None
+        if row.value is not None:
+            try:
+                new = decode(SessionRow, row.value)
+            except OrtetError as error:
+                text = f"this is no session ({error.message}): leave it"
+                raise Invalid("bad_row", text) from error
+        if new is None or (was is not None and (was.path, was.host) == (new.path, new.host)):
+            return
+        theirs = was is not None and was.path and was.host == self._host
+        if theirs or (new.path and new.host in ("", self._host)):
             _not_here()
 
 
