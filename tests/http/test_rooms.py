@@ -295,6 +295,40 @@ class TestLeaving:
             assert view.status == "archived"
 
 
+class TestNames:
+    """While a session is open here its name is known without a look at the store."""
+
+    def test_it_is_not_looked_up_again(self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+        id_ = begin(rooms)
+        assert rooms.row("one").id == id_
+        monkeypatch.setattr("ortet.session.lifecycle.Roll.seen", _never)
+        assert rooms.row("one").id == rooms.row(id_).id == id_
+
+    def test_one_that_was_removed_gives_its_name_to_the_next(self, rooms: Rooms) -> None:
+        first = begin(rooms)
+        assert rooms.row("one").id == first
+        with rooms.aside(rooms.row("one")) as hub:
+            hub.remove(first)
+        with pytest.raises(NotFound):
+            rooms.row("one")
+        second = begin(rooms)
+        assert rooms.row("one").id == second != first
+
+    def test_who_does_not_see_it_is_told_of_its_own(self, rooms: Rooms) -> None:
+        id_ = begin(rooms)
+        assert rooms.row("one").id == id_
+        with pytest.raises(NotFound):
+            rooms.row("one", lambda agent: agent == "other")
+        with rooms.hub() as hub, hub.session("one", agent="other") as theirs:
+            other = theirs.id
+        assert rooms.row("one", lambda agent: agent == "other").id == other
+        assert rooms.row("one").id == id_
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("it was looked up")
+
+
 class TestClose:
     def test_lets_every_session_go(self, make: Make) -> None:
         rooms, other = make(), make()

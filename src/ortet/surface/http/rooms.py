@@ -8,7 +8,6 @@ request, or as soon as another server asks for its session, and nothing runs in 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,12 +22,14 @@ from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.drives import Drives
+from ortet.surface.http.readers import Readers
 from ortet.surface.http.room import Opened, Room
 
 Told = Callable[[str, BaseException], None]
 """Hears what failed where nobody can be told."""
 
-_READERS = 32
+_AGENT = "default"
+"""Whose names go before those of others: see Roll.meant."""
 
 
 def _everyone(_agent: str) -> bool:
@@ -58,7 +59,8 @@ class Rooms:
         self.drives = Drives(told)
         self._rooms: dict[str, Room] = {}
         self._changed = Condition()
-        self._readers: deque[Hub] = deque()
+        self._readers = Readers(self._open_hub)
+        self._ids: dict[str, str] = {}  # by name: of the default agent's that are open here
         self._closed = False
         self._keeper: Thread | None = None
         self._door = self._open_hub()
@@ -94,33 +96,18 @@ class Rooms:
     def hub(self) -> Iterator[Hub]:
         """One that no other thread uses meanwhile. What is opened in it is closed after."""
         self._check()
-        try:
-            hub = self._readers.pop()
-        except IndexError:
-            hub = self._open_hub()
-        clean = False
-        try:
+        with self._readers.lent() as hub:
             yield hub
-            clean = True
-        except OrtetError:
-            clean = True
-            raise
-        finally:
-            used = not clean or hub.opened() or hub.has_open_sessions
-            with self._changed:
-                keep = not self._closed and not used and len(self._readers) < _READERS
-                if keep:
-                    self._readers.append(hub)
-            if not keep:
-                hub.close()
 
     def row(self, session: str, sees: Callable[[str], bool] = _everyone) -> SessionRow:
         """By id, name or agent/name; NotFound, also where its agent is not to be seen."""
-        room = self._rooms.get(session)
+        room = self._rooms.get(session) or self._rooms.get(self._ids.get(session, ""))
         row = room.row if room is not None else None  # while it is open here nobody removes it
-        if row is None:
+        if row is None or (row.id != session and not sees(row.agent)):
             with self.hub() as hub:
                 row = hub._minds().roll.seen(session, sees)
+            if row.id in self._rooms and (row.agent, row.name) == (_AGENT, session):
+                self._ids[session] = row.id
         if not sees(row.agent):
             raise no_session(session)
         return row
@@ -321,6 +308,8 @@ class Rooms:
     def _empty(self, room: Room) -> None:
         """Let its session go. What fails then is told to the log, not to whoever is next: a lease
         that could not be given back runs out by itself."""
+        if room.row is not None:
+            self._ids.pop(room.row.name, None)
         hub = room.leave()
         if hub is None:
             return
@@ -372,8 +361,7 @@ class Rooms:
         until = time.monotonic() + patience
         with self._changed:
             self._closed = True
-            rooms, readers = list(self._rooms.values()), list(self._readers)
-            self._rooms, self._readers = {}, deque()
+            rooms, self._rooms = list(self._rooms.values()), {}
             self._changed.notify_all()
         self._notify(WANTED)
         self.drives.close()
@@ -386,9 +374,7 @@ class Rooms:
                     room.lock.release()
             else:
                 stuck += 1
-        for hub in readers:
-            with suppress(OrtetError):
-                hub.close()
+        self._readers.close()
         if self._keeper is not None:
             self._keeper.join(max(1.0, until - time.monotonic()))
         self._calls.close()
