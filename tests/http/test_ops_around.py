@@ -63,6 +63,23 @@ def test_secrets_are_named_and_never_told(client: Client, server: Server) -> Non
     assert client.ask("DELETE", "/secrets/ci/git").status == 404
 
 
+def test_what_would_keep_a_secret_is_refused_without_its_name(
+    client: Client, tmp_path: Path
+) -> None:
+    """Which there are is for admins: one who may write finds out by trying."""
+    value = "another-sword-8812"
+    client.put("/secrets/prod/sword", {"value": value})
+    (tmp_path / f"key-{value}").write_text(f"it is {value}")
+    path = client.new("keeper", workspace=str(tmp_path))
+    refused = client.ask("POST", f"{path}/commits", {"message": "no"})
+    assert (refused.status, refused.kind) == (403, "secret_found")
+    assert "key-[...]" in refused.data["message"] and ".ortetignore" in refused.data["message"]
+    assert "key-[...]" in refused.data["details"]["where"]
+    for word in (b"prod/sword", value.encode()):
+        assert word not in refused.body
+    client.delete("/secrets/prod/sword")
+
+
 def test_a_path_on_the_server_is_no_storage_state(client: Client) -> None:
     path = client.new("paths")
     reply = client.ask("POST", f"{path}/browser", {"storage": "/etc/passwd"})

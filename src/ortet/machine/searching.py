@@ -113,6 +113,16 @@ def found(name: str, where: str, remedy: str = "") -> Refused:
     )
 
 
+def unnamed(error: OrtetError) -> OrtetError:
+    """The same for somebody who may not know which secrets there are."""
+    if error.kind != "secret_found":
+        return error
+    name = error.details["secret"]
+    message = error.message.replace(f"secret {name!r} is in", "a secret is in", 1)
+    where = error.details["where"].replace(f"[{name}]", "[...]")
+    return Refused(error.kind, message.replace(f"[{name}]", "[...]"), where=where)
+
+
 def _owners(directory: Path, images: list[str], page: int, tell: Callable[[int], str]) -> list[str]:
     """Whose images they are: those of a process are called KIND-PID.img, its pages as its pagemap
     says."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable, code_of
+from ortet.machine.searching import unnamed
 from ortet.surface.http import wire
 
 JSON = "application/json"
@@ -50,15 +52,21 @@ def hidden(text: bytes) -> bytes:
     return _TOKEN.sub(rb"\1...", text)
 
 
+def shape_of(error: OrtetError) -> dict[str, Any]:
+    """The one shape that errors have everywhere; here names of secrets are for nobody, as whoever
+    asks may not be one who can list them."""
+    return unnamed(error).as_dict()
+
+
 def refusal(error: OrtetError) -> Response:
-    """An error as it is told: the one shape that it has everywhere."""
+    """An error as it is told."""
     status = STATUS.get(type(error)) or code_of(error).status
     headers = {}
     if status == 401:
         headers["www-authenticate"] = 'Bearer realm="ortet"'
     if status in (429, 503) or error.kind in ("lease_held", "in_progress"):
         headers["retry-after"] = str(error.details.get("retry_after", 1))
-    body = hidden(wire.to_json(error.as_dict()))
+    body = hidden(wire.to_json(shape_of(error)))
     return Response(body, status, headers=headers, media_type=JSON)
 
 

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ortet.errors import OrtetError
 from ortet.surface.http import wire
+from ortet.surface.http.answers import shape_of
 from ortet.surface.http.feed import Bell
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class EventStream(Response):
             await pipe.end(tell({"reason": why}, name="end").frame)
         except OrtetError as error:
             with suppress(Deaf):
-                await pipe.end(tell(error.as_dict(), name="error").frame)
+                await pipe.end(tell(shape_of(error), name="error").frame)
         except Deaf:
             return
 

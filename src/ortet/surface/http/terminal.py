@@ -19,7 +19,7 @@ from ortet.errors import Conflict, Invalid, OrtetError
 from ortet.machine.jobs import Job
 from ortet.session.lifecycle import SessionRow
 from ortet.surface.http import wire
-from ortet.surface.http.answers import refusal
+from ortet.surface.http.answers import refusal, shape_of
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.sse import BEAT, DEAF
 from ortet.surface.http.streams import Streams
@@ -127,7 +127,7 @@ class _Attached:
             try:
                 program = await self._streams.taps.find(self._rooms, self._row, self._name)
             except OrtetError:
-                return _FAULT, {"error": failed.as_dict()}
+                return _FAULT, {"error": shape_of(failed)}
             await self._say({"restored": True})
 
     async def _follow(self, tap: Tap) -> tuple[int, Any]:
@@ -164,7 +164,7 @@ class _Attached:
                 size = _control(text).resize
                 await self._streams.desk.in_thread(partial(self._job.resize, size.rows, size.cols))
         except OrtetError as error:
-            await self._say({"error": error.as_dict()})
+            await self._say({"error": shape_of(error)})
 
     async def _end(self, code: int, word: Any) -> None:
         if word is not None:

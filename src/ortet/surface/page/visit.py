@@ -16,7 +16,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.view import View
 from ortet.surface.http import wire
-from ortet.surface.http.answers import JSON, Unknown, hidden, refusal
+from ortet.surface.http.answers import JSON, Unknown, hidden, refusal, shape_of
 from ortet.surface.http.desk import Desk
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.tokens import Caller
@@ -145,7 +145,7 @@ def failed(templates: Environment, request: Request, error: OrtetError) -> Respo
     name = "login.html" if isinstance(error, Unknown) else "error.html"
     text = templates.get_template(name).render(
         error=error,
-        message=hidden(error.message.encode("utf-8", "backslashreplace")).decode(),
+        message=hidden(shape_of(error)["message"].encode("utf-8", "backslashreplace")).decode(),
         theme=theme_of(request),
         status=told.status_code,
         back=request.url.path,
