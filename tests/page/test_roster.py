@@ -70,17 +70,34 @@ def test_what_changes_is_seen_without_asking(page: Page, server: Server) -> None
     expect(one.locator(".badge.closed")).to_be_visible()
 
 
-def test_many_sessions_come_in_pages(page: Page, server: Server) -> None:
+def test_many_sessions_come_in_pages(page: Page, server: Server, look: Look) -> None:
     client = server.client()
     for n in range(51):
         client.post(client.new(f"one-of-many-{n}", agent="many") + "/pause")
     page.goto("/?agent=many")
-    expect(page.locator(".session")).to_have_count(50)
+    names = page.locator(".session .main")
+    expect(names).to_have_count(50)
+    expect(names.first).to_have_text("one-of-many-50")
     page.get_by_role("link", name="Older").click()
-    expect(page.locator(".session")).to_have_count(1)
-    expect(page.locator(".session")).to_contain_text("one-of-many-0")
+    expect(names).to_have_text(["one-of-many-0"])
+    expect(page.get_by_role("navigation", name="Pages")).to_contain_text("51 to 51 of 51")
+    here = page.url
     page.get_by_role("link", name="Newer").click()
-    expect(page.locator(".session")).to_have_count(50)
+    expect(names).to_have_count(50)
+    client.post("/sessions/one-of-many-20/messages", {"role": "user", "content": "me again"})
+    expect(names.first).to_have_text("one-of-many-20")  # as it happens
+    look(page)
+    page.goto(here)  # who was on another page meanwhile sees nothing twice, and misses nothing
+    expect(names).to_have_text(["one-of-many-0"])
+    page.goto("/?agent=many")
+    order = page.get_by_role("navigation", name="Order")
+    order.get_by_role("link", name="Newest").click()
+    expect(names.first).to_have_text("one-of-many-50")
+    order.get_by_role("link", name="Name").click()
+    expect(names.nth(1)).to_have_text("one-of-many-1")
+    page.get_by_role("link", name="Next").click()
+    expect(names).to_have_text(["one-of-many-9"])
+    expect(order.get_by_role("link", name="Name")).to_have_attribute("aria-current", "true")
 
 
 def test_an_empty_store_teaches_the_next_command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import apsw
+import msgspec
 
 from ortet.backend import refusals
 from ortet.backend.abc import EventRow, Lease, RowChange, Timeline, Timelines
@@ -38,6 +39,9 @@ _EVENTS = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM eve
     WHERE timeline = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _NEWEST = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq > ? ORDER BY seq DESC LIMIT ?"""
+# of thousands in one statement: an eighth of the time that one statement for each takes
+_LAST_HEADS = """SELECT (SELECT head FROM events WHERE timeline = unhex(value)
+    ORDER BY seq DESC LIMIT 1) FROM json_each(?)"""
 _TRIM = """DELETE FROM events WHERE timeline = ?1 AND seq <= ?2
     AND seq < (SELECT max(seq) FROM events WHERE timeline = ?1)"""
 _ERASE = """UPDATE events SET salt = NULL, body = NULL
@@ -112,6 +116,11 @@ class SqliteTimelines(Timelines):
     def last_seq(self, timeline: str) -> int:
         with self._handle as db:
             return _last_seq(db, timeline)
+
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        ids = msgspec.json.encode([_raw(one).hex() for one in timelines]).decode()
+        with self._handle as db:
+            return [head or b"" for (head,) in fetch_all(db, _LAST_HEADS, (ids,))]
 
     def trim_events(self, timeline: str, upto: int) -> int:
         with self._handle.writing() as db:

@@ -78,6 +78,11 @@ class Timelines(ABC):
     def last_seq(self, timeline: str) -> int:
         """The seq of its last event, `at` when it has none; NotFound("no_timeline")."""
 
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        """The header of the last event of each; empty for one without events of its own."""
+        ends = (self.events(one, limit=1, newest=True) for one in timelines)
+        return [found[-1].head if found else b"" for found in ends]
+
     @abstractmethod
     def trim_events(self, timeline: str, upto: int) -> int:
         """Forget events up to this seq, which are kept elsewhere; returns how many.

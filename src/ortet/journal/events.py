@@ -71,6 +71,11 @@ class Draft(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+def time_of(head: bytes) -> int:
+    """Of a header as its row has it; 0 without one."""
+    return decode(Header, head).time if head else 0
+
+
 class Chain:
     """Makes and reads events: the one place that knows how they are bound together."""
 

@@ -56,6 +56,12 @@ class EventTests:
         assert catalog.events(line, limit=2, newest=True) == row(4, 5)
         assert catalog.events(line, after=4, limit=9, newest=True) == row(5, 5)
 
+    def test_the_last_header_of_many(self, catalog: Catalog, line: str) -> None:
+        catalog.append(line, row(1, 3))
+        catalog.move([], verb="fork", timelines=[Timeline(OTHER, line, 2)])
+        assert catalog.last_heads([OTHER, line, THIRD]) == [b"", b"head 3", b""]
+        assert catalog.last_heads([]) == []
+
     @pytest.mark.parametrize("events", [[event(3)], [event(1)], row(3, 4), row(1, 3), [event(4)]])
     def test_only_the_next_event_fits(
         self, catalog: Catalog, line: str, events: list[EventRow]

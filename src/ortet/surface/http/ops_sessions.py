@@ -14,8 +14,9 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.listing import Sort, in_line
 from ortet.surface.http.operations import operation
-from ortet.surface.http.paging import Page, Paged, page_of
+from ortet.surface.http.paging import Page, Paged
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.shapes import Ask, Why, check_agent_seen, check_memory_seen, seen_rows
 from ortet.surface.http.tokens import Caller
@@ -107,7 +108,10 @@ def info_of(view: View) -> SessionInfo:
 
 
 class ListSessions(Paged, frozen=True):
-    """Only those of which all that is given is true; `search` is a part of the name."""
+    """Only those of which all that is given is true; `search` is a part of the name. `sort`: the
+    newest first (`created`), those first that last did something (`activity`), or by `name`. Who
+    reads all pages takes `created`: by `activity`, one that does something meanwhile is on the
+    first page again, and not on a later one."""
 
     agent: str | None = None
     name: str | None = None
@@ -115,14 +119,15 @@ class ListSessions(Paged, frozen=True):
     family: str | None = None
     parent: str | None = None
     search: str = ""
+    sort: Sort = "created"
 
 
 @operation("GET", "/sessions", filtered=True)
 def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
-    """Sessions that the token may see, the newest first."""
+    """Sessions that the token may see, the newest first unless `sort` says otherwise."""
     found = [
         row
-        for row in reversed(seen_rows(hub, caller))
+        for row in seen_rows(hub, caller)
         if ask.agent in (None, row.agent)
         and ask.name in (None, row.name)
         and ask.status in (None, row.status)
@@ -130,7 +135,11 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
         and ask.parent in (None, row.parent)
         and ask.search.lower() in row.name.lower()
     ]
-    return page_of(found, ask, lambda row: row.id).told(listed)
+    line = in_line(hub.catalog, found, ask.sort)
+    start = line.behind(ask.after) if ask.after is not None else 0
+    end = min(start + ask.limit, len(line.rows))
+    more = line.cursor(end - 1) if start < end < len(line.rows) else None
+    return Page([listed(row) for row in line.rows[start:end]], more)
 
 
 class Begin(Ask, frozen=True):

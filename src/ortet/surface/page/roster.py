@@ -12,11 +12,14 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.errors import OrtetError
+from ortet.session.activity import last_active
 from ortet.session.budget import levels
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.view import View
 from ortet.surface import render
+from ortet.surface.http.listing import Sort, in_line
+from ortet.surface.http.paging import Cursor
 from ortet.surface.http.shapes import seen_rows
 from ortet.surface.http.tokens import Caller
 from ortet.surface.page.asking import asked
@@ -25,7 +28,7 @@ from ortet.surface.page.visit import Visit
 STATUSES = ("open", "active", "paused", "closed", "archived")
 PAGE = 50
 _GOALS = 300
-"""The newest sessions whose goals are looked through, beside all names."""
+"""The first sessions of the list whose goals are looked through, beside all names."""
 _SAID = 30
 """Memories that are looked at for sessions in which the words were said."""
 
@@ -36,7 +39,9 @@ class AskRoster(msgspec.Struct, frozen=True):
     q: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     status: str = ""
     agent: str = ""
-    page: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    sort: Sort = "activity"
+    after: Cursor = ""
+    before: Cursor = ""
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -60,7 +65,8 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Roster(msgspec.Struct, frozen=True):
-    """A page of sessions, the newest first; `total` are all, `count` those that were asked for."""
+    """A page of sessions; `total` are all, `count` those that were asked for, `first` the number of
+    the one that the page begins with. `newer` and `older` are where the pages beside it begin."""
 
     cards: list[Card]
     ask: AskRoster
@@ -68,35 +74,52 @@ class Roster(msgspec.Struct, frozen=True):
     counts: dict[str, int]
     total: int
     count: int
-    pages: int
+    first: int
+    newer: str = ""
+    older: str = ""
 
 
 def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool]) -> Roster:
     """What the page shows; `lives` says whether a session's machine is here."""
-    rows = list(reversed(seen_rows(hub, caller)))
+    rows = seen_rows(hub, caller)
     agents = sorted({row.agent for row in rows})
     kept = [row for row in rows if ask.agent in ("", row.agent)]
     counts = {name: sum(row.status == name for row in kept) for name in STATUSES}
     kept = [row for row in kept if ask.status in ("", row.status)]
-    found = dict(_matching(hub, caller, kept, ask.q.strip())) if ask.q.strip() else {}
-    chosen = [row for row in kept if not ask.q.strip() or row.id in found]
-    pages = max(1, -(-len(chosen) // PAGE))
-    start = (min(ask.page, pages) - 1) * PAGE
-    cards = [
-        card(hub, row, live=lives(row.id), found=found.get(row.id, ""))
-        for row in chosen[start : start + PAGE]
-    ]
-    return Roster(cards, ask, agents, counts, len(rows), len(chosen), pages)
+    line, words, found = in_line(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
+    if words:
+        found = dict(_matching(hub, caller, line.rows, words))
+        line = line.only(found)
+    start = line.behind(ask.after) if ask.after else 0
+    if ask.before or start >= len(line.rows):  # what was behind it may be gone
+        start = max(0, (line.before(ask.before) if ask.before else start) - PAGE)
+    end = min(start + PAGE, len(line.rows))
+    shown = line.rows[start:end]
+    touched = line.touched or last_active(hub.catalog, shown)
+    return Roster(
+        cards=[
+            card(hub, row, touched[row.id], live=lives(row.id), found=found.get(row.id, ""))
+            for row in shown
+        ],
+        ask=ask,
+        agents=agents,
+        counts=counts,
+        total=len(rows),
+        count=len(line.rows),
+        first=start + 1,
+        newer=line.cursor(start) if 0 < start < end else "",
+        older=line.cursor(end - 1) if start < end < len(line.rows) else "",
+    )
 
 
-def card(hub: Hub, row: SessionRow, *, live: bool, found: str = "") -> Card:
+def card(hub: Hub, row: SessionRow, touched: int, *, live: bool, found: str = "") -> Card:
     made = Card(
         id=row.id,
         name=row.name,
         agent=row.agent,
         status=row.status,
         created=row.created,
-        touched=row.created,
+        touched=touched,
         goal="",
         spent={},
         head="",
@@ -111,7 +134,6 @@ def card(hub: Hub, row: SessionRow, *, live: bool, found: str = "") -> Card:
         head, tip = view.head, view.line.tip().seq
         return msgspec.structs.replace(
             made,
-            touched=_last(view, tip) or row.created,
             goal=view.goal,
             spent=_spent(view),
             head=head.oid if head else "",
@@ -127,11 +149,6 @@ def _spent(view: View) -> dict[str, float]:
     if view.id == view.row.family:
         return view.spent()
     return levels(view.hub.catalog, view.row)[0].purse.spent
-
-
-def _last(view: View, tip: int) -> int:
-    """When it last changed."""
-    return next((event.time for event in view.events(max(0, tip - 1), tip)), 0)
 
 
 def _matching(

@@ -1,0 +1,80 @@
+"""Lists of sessions: in the order that is wanted, whole over all pages, whatever moves."""
+
+from __future__ import annotations
+
+import pytest
+from tests.http.conftest import Client, Server
+
+import ortet
+
+AGENT = "listed"
+
+
+@pytest.fixture(scope="module")
+def names(server: Server) -> list[str]:
+    made = ["b", "a", "d", "c", "e"]
+    with ortet.open(server.store) as hub:
+        for name in made:
+            with hub.session(name, agent=AGENT) as session:
+                session.say("user", name)
+    return made
+
+
+def said(client: Client, name: str) -> None:
+    path = f"/sessions/{client.get('/sessions', agent=AGENT, name=name)['items'][0]['id']}"
+    client.post(f"{path}/messages", {"role": "user", "content": "again"})
+
+
+def listed(client: Client, **query: object) -> list[str]:
+    return [one["name"] for one in client.get("/sessions", agent=AGENT, **query)["items"]]
+
+
+def test_each_order_over_pages(client: Client, names: list[str]) -> None:
+    said(client, "a")
+    for sort, wanted in (
+        ("created", names[::-1]),
+        ("activity", ["a", "e", "c", "d", "b"]),
+        ("name", sorted(names)),
+    ):
+        assert listed(client, sort=sort) == wanted
+        found, after = list[str](), dict[str, str]()
+        while True:
+            page = client.get("/sessions", agent=AGENT, sort=sort, limit=2, **after)
+            found += [one["name"] for one in page["items"]]
+            if page["next"] is None:
+                break
+            after = {"after": page["next"]}
+        assert found == wanted
+    assert listed(client) == names[::-1]
+
+
+def test_what_moves_meanwhile_is_not_told_twice(client: Client, names: list[str]) -> None:
+    del names
+    first = client.get("/sessions", agent=AGENT, sort="activity", limit=2)
+    seen = [one["name"] for one in first["items"]]
+    said(client, seen[1])  # the one that the cursor names
+    rest = listed(client, sort="activity", after=first["next"])
+    assert sorted(seen + rest) == ["a", "b", "c", "d", "e"]
+    assert listed(client, sort="activity")[0] == seen[1]
+
+
+def test_a_restore_is_something_done(client: Client, server: Server) -> None:
+    with ortet.open(server.store) as hub:
+        for name in ("went-back", "stayed"):
+            with hub.session(name, agent="back") as session:
+                session.say("user", "one")
+                session.commit("one")
+                session.say("user", "two")
+                session.commit("two")
+        with hub.session("went-back", agent="back") as session:
+            session.rewind()
+            found = client.get("/sessions", agent="back", sort="activity")["items"]
+    assert [one["name"] for one in found] == ["went-back", "stayed"]
+
+
+def test_a_cursor_of_another_order_is_refused(client: Client, names: list[str]) -> None:
+    del names
+    cursor = client.get("/sessions", agent=AGENT, sort="name", limit=1)["next"]
+    reply = client.ask("GET", "/sessions", sort="activity", after=cursor)
+    assert (reply.status, reply.kind) == (422, "bad_cursor")
+    assert client.ask("GET", "/sessions", sort="nonsense").status == 422
