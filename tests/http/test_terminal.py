@@ -26,7 +26,8 @@ live = pytest.mark.skipif(not privileged(), reason="live machines need root")
 def terminal(url: str, path: str, token: str = "", **options: Any) -> Iterator[ClientConnection]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     at = url.replace("http://", "ws://") + path + "/terminal"
-    with connect(at, additional_headers=headers, **options) as socket:
+    socket = connect(at, additional_headers=headers, **options)
+    with socket:
         yield socket
 
 

@@ -47,6 +47,11 @@ STATUS: dict[type[OrtetError], int] = {
 }
 
 
+def revoked() -> Unknown:
+    """In the middle of something that takes long."""
+    return Unknown("bad_token", "this token was revoked meanwhile, or is out of time: get another")
+
+
 def hidden(text: bytes) -> bytes:
     """Without what makes a token valid, wherever somebody put one."""
     return _TOKEN.sub(rb"\1...", text)

@@ -65,7 +65,8 @@ class _Call:
 
     def answer(self) -> Answered:
         operation, request = self._operation, self._request
-        caller = self.caller = self.caller or self._desk.known(request)
+        # anew where it was known before: it may have been revoked while the body came
+        caller = self.caller = self._desk.known(request)
         caller.need(operation.needs)
         if operation.on in (Hub, Rooms) and caller.agents and not operation.filtered:
             raise Refused(

@@ -38,7 +38,10 @@ class Gate:
 
     def caller(self, asking: HTTPConnection) -> Caller:
         """Whoever asks; Unknown, or Refused for a page of another site. Blocking: it reads rows."""
-        scheme, _, token = asking.headers.get("authorization", "").partition(" ")
+        shown = asking.headers.getlist("authorization")
+        if len(shown) > 1:  # whatever stands before us may have looked at another
+            raise Unknown("bad_token", "two tokens are shown: show one")
+        scheme, _, token = "".join(shown).partition(" ")
         if scheme.lower() == "bearer" and token:
             return self.known(token.strip())
         self.check_origin(asking)
@@ -70,10 +73,10 @@ class Gate:
     def check_host(self, scope: Scope) -> None:
         """Of every request but those that ask whether it is alive, which a balancer sends to an
         address; Refused."""
-        if not self.policy.hosts or scope["path"] in _PROBES:
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        name = ", ".join(host_name(value.decode("latin-1")) for value in given)
+        if len(given) < 2 and (not self.policy.hosts or scope["path"] in _PROBES):
             return
-        header = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        name = host_name(header.decode("latin-1"))
         if name not in self.policy.hosts:
             raise Refused(
                 "bad_host",
@@ -91,10 +94,17 @@ class Gate:
             origin, here = asking.headers.get("origin"), asking.headers.get("host", "")
             if origin == "null" and asking.headers.get("sec-fetch-site") == "same-origin":
                 origin = None  # a form of ours: pages that tell no referrer tell no origin either
-            other = origin is not None and urlsplit(origin).netloc != here
+            other = origin is not None and _place_of(origin) != here
             foreign = other or site not in _OWN
         if foreign:
             raise Refused("foreign_page", "a page of another site asks: only our own pages may")
+
+
+def _place_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def host_name(header: str) -> str:

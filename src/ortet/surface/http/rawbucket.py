@@ -115,14 +115,13 @@ class _Upload:
     def __init__(self, request: Request, access: Grant) -> None:
         self._request = request
         self._grant = access
-        self._view: View | None = None
         self._file: BinaryIO | None = None
         self._path: Path | None = None
         self._pieces: list[bytes] = []
         self._held = 0
 
     async def receive(self) -> None:
-        self._view = await run_sync(self._open)  # before a byte is taken
+        await run_sync(self._open)  # before a byte is taken
         async for piece in pieces_of(self._request):
             self._pieces.append(piece)
             self._held += len(piece)
@@ -149,15 +148,15 @@ class _Upload:
         self._pieces, self._held = [], 0
 
     def store(self, again: bool) -> Response:
-        assert self._view is not None
         key = self._request.path_params["key"]
         try:
+            view = self._open()  # anew: its token may have been revoked while it came
             if self._file is None or self._path is None:
-                self._view.put(key, b"".join(self._pieces))
+                view.put(key, b"".join(self._pieces))
             else:
                 self._spill()
                 self._file.close()
-                self._view.put_file(key, self._path)
+                view.put_file(key, self._path)
         except Conflict as error:
             error.details["again"] = again
             raise

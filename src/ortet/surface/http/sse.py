@@ -146,6 +146,10 @@ class EventStream(Response):
         page, live, clock = self._page, False, asyncio.get_running_loop().time
         checked = spoken = clock()
         while True:
+            if page is not self._page and page.told:  # nobody is told what came after that
+                if not await self._streams.may(self._request):
+                    return "token"
+                checked = clock()
             told = [one.frame for one in page.told if self._source.wanted(one)]
             if not live and not page.more:
                 told.append(tell({}, id=str(page.cursor), name="live").frame)

@@ -28,6 +28,8 @@ from ortet.surface.http.taps import Program, Tap
 PATH = "/sessions/{session}/terminal"
 _FEED = 5.0
 """Seconds in which a program must have taken what was typed."""
+_FRESH = 1.0
+"""Seconds for which a token that shows output is taken to be valid without a look."""
 _DONE, _AWAY, _POLICY, _FAULT, _RESTART = 1000, 1001, 1008, 1011, 1012
 
 Lines = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -146,7 +148,7 @@ class _Attached:
                     return _DONE, {"exit": piece.code}
                 if self._streams.stopping:
                     return _RESTART, None
-                if clock() - checked >= BEAT:
+                if clock() - checked >= (_FRESH if piece.data else BEAT):
                     if not await self._streams.may(self._socket):
                         return _POLICY, None
                     checked = clock()
@@ -157,6 +159,9 @@ class _Attached:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", _AWAY))
         assert self._job is not None
+        if not await self._streams.may(self._socket):  # of what is typed nothing is done any more
+            await self._end(_POLICY, None)
+            raise WebSocketDisconnect(_POLICY)
         try:
             if (data := message.get("bytes")) is not None:
                 await self._streams.desk.in_thread(partial(self._job.write, data, wait=_FEED))

@@ -21,7 +21,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from ortet.errors import Invalid
-from ortet.surface.http.answers import TooLarge, TooSlow
+from ortet.surface.http.answers import TooLarge, TooSlow, revoked
 from ortet.surface.http.streams import Streams
 
 LARGEST = 16 << 30
@@ -86,6 +86,8 @@ async def received(
         except ClientDisconnect:
             raise Invalid("cut_off", "the body ended too soon: send it anew") from None
         upload.check(request)
+        if not await streams.may(request):
+            raise revoked()
         yield upload
 
 
