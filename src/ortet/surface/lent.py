@@ -15,84 +15,39 @@ How an adapter uses it (see `Lent` for each verb):
 A block is short: no other thread of this process uses any session of this Lent meanwhile. What is
 read in a block is copied out of it. Between blocks the session stays open here, so that the next
 costs nothing; another process that asks for it gets it as soon as no block is entered and nothing
-is held (`hold`), without an event in the journal. Who needs to know that nobody else wrote since
-compares `session.line`'s last event, or an id of its own, inside the block: a lease says who writes
-now, not who wrote last.
+is held (`hold`), without an event in the journal. A lease says who writes now, not who wrote last:
+who needs to know that nobody else did since then looks inside the block.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from threading import RLock, Thread, current_thread
 from typing import Any
 
-from ortet.backend.abc import Signal
-from ortet.codec import Hasher
 from ortet.config import open_hub
-from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavailable
+from ortet.errors import Conflict, Invalid, OrtetError, Refused
+from ortet.journal.line import Line
+from ortet.session.guest import line_of
 from ortet.session.hub import Hub
 from ortet.session.lending import SOON, WANTED, ask_for, hand_over, left, take_up, wanted
 from ortet.session.lifecycle import SessionRow, check_agent, no_session
 from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.foreign import session_name
+from ortet.surface.lentkeeper import Kept, call, keep, spoils, wait_for
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,59}")
-_MADE = re.compile(r".*\+[0-9a-f]{32}")
-_NUMBER = re.compile(r"n*[0-9]+")
-_STRANGE = re.compile(r"[^A-Za-z0-9._@-]+")
-_SOON = 1.0
+__all__ = ["Lent", "session_name"]
+
 _POLITE = 0.02
 """Seconds that one who gave a session away waits before it asks for it again."""
-
-
-def session_name(*ids: str) -> str:
-    """The name of the session of a foreign conversation: legal, readable, and another for other ids
-    of the same number. An id that cannot stand in a name, or is long, ends in a hash of it: who has
-    to list foreign ids records them. No such name is that of a fork, which is NAME/1."""
-    if not ids:
-        raise Invalid("bad_name", "a conversation without an id: give one")
-    parts = [_part(id_) for id_ in ids]
-    return "/".join(parts[:1] + ["n" + p if _NUMBER.fullmatch(p) else p for p in parts[1:]])
-
-
-def _part(id_: str) -> str:
-    if not isinstance(id_, str):
-        raise Invalid("bad_name", f"{id_!r} is no id of a conversation: give text")
-    if _PLAIN.fullmatch(id_) and not _MADE.fullmatch(id_):
-        return id_
-    shown = _STRANGE.sub("-", id_[:200]).strip("-._@")[:30] or "id"
-    return f"{shown}+{Hasher().oid(id_.encode('utf-8', 'surrogatepass')).hex()[:32]}"
-
-
-class _Kept:
-    """A session that is open here."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.since = self.used = time.monotonic()
-        self.wanted = False
-
-    def is_ours(self) -> bool:
-        """As the catalog knows it: nobody ended it, or took it while this process slept."""
-        holding = self.session.holding
-        if holding.ended:
-            return False
-        try:
-            holding.beat()
-        except Refused:
-            return False
-        held = self.session.hub.catalog.lease(holding.lease.name)
-        mine = holding.lease
-        return held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
 
 
 class Lent:
@@ -120,16 +75,16 @@ class Lent:
         self._anew()
         self._left_behind: list[Any] = []  # what a child must neither close nor collect
         ref = weakref.WeakMethod(self.close)
-        self._at_exit = lambda: _call(ref)
+        self._at_exit = lambda: call(ref)
         atexit.register(self._at_exit)
         hub.closing.append(self._at_exit)
         forked = weakref.WeakMethod(self._forked)
-        os.register_at_fork(after_in_child=lambda: _call(forked))
+        os.register_at_fork(after_in_child=lambda: call(forked))
 
     def _anew(self) -> None:
         self._lock = RLock()
         self._own: Hub | None = None
-        self._kept: dict[str, _Kept] = {}  # by name, the one used last at the end
+        self._kept: dict[str, Kept] = {}  # by name, the one used last at the end
         self._held: Counter[str] = Counter()
         self._entered: Counter[str] = Counter()
         self._gave: dict[str, float] = {}
@@ -157,7 +112,7 @@ class Lent:
         try:
             yield session
         except BaseException as error:
-            if _spoils(error):
+            if spoils(error):
                 self._leave(name, kept)
             raise
         finally:
@@ -182,6 +137,16 @@ class Lent:
         """The store, for what is not done in one session; no other thread uses it meanwhile."""
         with self._lock:
             yield self._opened()
+
+    def journal(self, name: str) -> tuple[SessionRow, Line, int | None] | None:
+        """The events of a session alone, for who knows what they add up to: nothing is folded.
+        With the number of the last one where that is known here. Inside `with lent.hub()`."""
+        hub, kept = self._opened(), self._kept.get(name)
+        if kept is not None and kept.is_ours():
+            kept.used = time.monotonic()
+            return kept.session.row, kept.session.line, kept.session._ledger.tip.seq
+        row = hub._minds().roll.find(self.agent, name)
+        return None if row is None else (row, line_of(hub._minds(), row)[0], None)
 
     def exists(self, name: str) -> bool:
         with self.hub() as hub:
@@ -250,7 +215,7 @@ class Lent:
                     hub.signal.notify(WANTED)  # which wakes the keeper
                 hub.close()
         if keeper is not None and keeper is not current_thread():
-            keeper.join(_SOON)
+            keeper.join(1.0)
 
     # inside
 
@@ -270,7 +235,7 @@ class Lent:
             raise no_session(name)
         return row
 
-    def _enter(self, name: str, *, create: bool, options: dict[str, Any]) -> _Kept:
+    def _enter(self, name: str, *, create: bool, options: dict[str, Any]) -> Kept:
         """The session, with the lock taken, which is not kept while another process is waited
         for."""
         until = time.monotonic() + self._patience
@@ -309,7 +274,7 @@ class Lent:
         signal, topic = hub.signal, left(row.id)
         token = signal.token(topic)
         ask_for(signal, row.id)
-        return lambda: _wait(signal.wait, topic, token, min(rest, SOON))
+        return lambda: wait_for(signal.wait, topic, token, min(rest, SOON))
 
     def _open(self, hub: Hub, name: str, create: bool, options: dict[str, Any]) -> Session:
         minds = hub._minds()
@@ -327,8 +292,8 @@ class Lent:
         place = hub._place(options.get("workspace"), None, "auto", limits=None, network=None)
         return take_up(minds, row, place=place, manner=manner)
 
-    def _keep(self, name: str, session: Session) -> _Kept:
-        kept = self._kept[name] = _Kept(session)
+    def _keep(self, name: str, session: Session) -> Kept:
+        kept = self._kept[name] = Kept(session)
         for other in list(self._kept):
             if len(self._kept) <= self._most:
                 break
@@ -338,11 +303,11 @@ class Lent:
             run = weakref.WeakMethod(self._look_after)
             assert self._own is not None
             args = (run, self._own.signal.narrowed(WANTED), self._linger / 4)
-            self._keeper = Thread(target=_keep, args=args, name="ortet-lent", daemon=True)
+            self._keeper = Thread(target=keep, args=args, name="ortet-lent", daemon=True)
             self._keeper.start()
         return kept
 
-    def _after(self, name: str, kept: _Kept) -> None:
+    def _after(self, name: str, kept: Kept) -> None:
         """A block was left."""
         kept.used = time.monotonic()
         self._entered[name] -= 1
@@ -364,24 +329,24 @@ class Lent:
 
     # letting go
 
-    def _is_busy(self, name: str, kept: _Kept) -> bool:
+    def _is_busy(self, name: str, kept: Kept) -> bool:
         if self._entered[name] or self._held[name]:
             return True
         with suppress(OrtetError):
             return not kept.session.holding.ended and kept.session.is_running()
         return True
 
-    def _let_go_if_wanted(self, name: str, kept: _Kept) -> None:
+    def _let_go_if_wanted(self, name: str, kept: Kept) -> None:
         late = time.monotonic() - kept.since >= self._turn
         if kept.wanted and late and not self._is_busy(name, kept):
             self._leave(name, kept)
 
-    def _leave(self, name: str, kept: _Kept, *, lost: bool = False) -> None:
+    def _leave(self, name: str, kept: Kept, *, lost: bool = False) -> None:
         self._kept.pop(name, None)
         with suppress(OrtetError):  # then its lease runs out by itself
             self._hand_over(name, kept, lost=lost)
 
-    def _hand_over(self, name: str, kept: _Kept, *, lost: bool = False) -> None:
+    def _hand_over(self, name: str, kept: Kept, *, lost: bool = False) -> None:
         signal, id_ = kept.session.hub.signal, kept.session.id
         try:
             if lost:
@@ -432,54 +397,3 @@ def _how(hub: Hub) -> dict[str, Any]:
         "environ": parts.environ,
         "embedder": parts.embedder,
     }
-
-
-def _call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
-    method = ref()
-    if method is not None:
-        method()
-
-
-def _wait(wait: Callable[[str, int, float], bool], topic: str, token: int, rest: float) -> None:
-    try:
-        wait(topic, token, rest)
-    except OSError:  # it was closed meanwhile, which is told next
-        time.sleep(rest)
-
-
-def _spoils(error: BaseException) -> bool:
-    """Whether what is in memory may not be what is stored: then it is read again."""
-    if isinstance(error, Refused):
-        return error.kind == "lease_lost"
-    return not isinstance(error, Exception) or isinstance(error, Unavailable | Corrupt)
-
-
-def _keep(
-    look: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]],
-    signal: Signal,
-    pause: float,
-) -> None:
-    """The keeper's thread: as long as a session is open, and its Lent is there."""
-    token, going = 0, True
-    try:
-        while going:
-            before = token
-            try:
-                before = token or signal.token(WANTED)
-                signal.wait(WANTED, before, pause)
-                token = signal.token(WANTED)
-            except (OSError, OrtetError):  # nobody can ask just now
-                time.sleep(pause)
-            method = look()
-            going = method is not None and method(partial(_was_told, signal, before))
-            del method  # who nobody uses any more is not kept by its keeper
-    finally:
-        with suppress(OSError, OrtetError):
-            signal.close()
-
-
-def _was_told(signal: Signal, since: int, topic: str) -> bool:
-    try:
-        return signal.wait(topic, since, 0)
-    except (OSError, OrtetError):
-        return False

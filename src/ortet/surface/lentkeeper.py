@@ -1,0 +1,87 @@
+"""A session that is lent, and the thread that has it back when another process asks."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from ortet.backend.abc import Signal
+from ortet.errors import Corrupt, OrtetError, Refused, Unavailable
+from ortet.session.lending import WANTED
+from ortet.session.session import Session
+
+
+class Kept:
+    """A session that is open here."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.since = self.used = time.monotonic()
+        self.wanted = False
+
+    def is_ours(self) -> bool:
+        """As the catalog knows it: nobody ended it, or took it while this process slept."""
+        holding = self.session.holding
+        if holding.ended:
+            return False
+        try:
+            holding.beat()
+        except Refused:
+            return False
+        held = self.session.hub.catalog.lease(holding.lease.name)
+        mine = holding.lease
+        return held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
+
+
+def call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
+    method = ref()
+    if method is not None:
+        method()
+
+
+def wait_for(wait: Callable[[str, int, float], bool], topic: str, token: int, rest: float) -> None:
+    try:
+        wait(topic, token, rest)
+    except OSError:  # it was closed meanwhile, which is told next
+        time.sleep(rest)
+
+
+def spoils(error: BaseException) -> bool:
+    """Whether what is in memory may not be what is stored: then it is read again."""
+    if isinstance(error, Refused):
+        return error.kind == "lease_lost"
+    return not isinstance(error, Exception) or isinstance(error, Unavailable | Corrupt)
+
+
+def keep(
+    look: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]],
+    signal: Signal,
+    pause: float,
+) -> None:
+    """The keeper's thread: as long as a session is open, and its Lent is there."""
+    token, going = 0, True
+    try:
+        while going:
+            before = token
+            try:
+                before = token or signal.token(WANTED)
+                signal.wait(WANTED, before, pause)
+                token = signal.token(WANTED)
+            except (OSError, OrtetError):  # nobody can ask just now
+                time.sleep(pause)
+            method = look()
+            going = method is not None and method(partial(_was_told, signal, before))
+            del method  # who nobody uses any more is not kept by its keeper
+    finally:
+        with suppress(OSError, OrtetError):
+            signal.close()
+
+
+def _was_told(signal: Signal, since: int, topic: str) -> bool:
+    try:
+        return signal.wait(topic, since, 0)
+    except (OSError, OrtetError):
+        return False
