@@ -1,0 +1,128 @@
+"""What a session said, as items, kept ready while it is open here."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from ortet.codec import array_head
+from ortet.journal.compact import summary_message
+from ortet.journal.events import Event
+from ortet.journal.folding import message_of
+from ortet.journal.pairs import results_of, settled
+from ortet.journal.things import Message
+from ortet.session.recollect import last_compaction, rules_of
+from ortet.session.view import View
+from ortet.surface.openai_agents.items import Item, items_of, result_of
+from ortet.surface.spoken import whole_of
+
+_TAIL = 64
+"""Items among which calls without results are looked for."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Item]).decode
+
+
+class _Said(NamedTuple):
+    """A message: where it ends in the list of items, and the call that it makes up a result of."""
+
+    seq: int
+    end: int
+    lost: str
+
+
+class Shelf:
+    """Items as bytes: who asks gets items of its own, which it may change. Only of an opened
+    session: whoever reads another finds what was erased meanwhile gone."""
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[View] | None = None
+        self._key: tuple[str, int, int] = ("", 0, 0)
+        self._seq = 0
+        self._said: list[_Said] = []
+        self._items: list[bytes] = []
+        self._first: list[bytes] = []
+
+    def items(self, view: View, limit: int | None, ours: Collection[str]) -> list[Item]:
+        """All, or the latest; calls that are not `ours` and have no result get one that says so."""
+        if limit is not None and limit > 0 and not ours and self._is_cold(view):
+            found = [whole_of(view, message) for message in view.messages(last=limit)]
+            if len(found) == limit:
+                self._of = None
+                self._said, self._items = [], []
+                self._take(found)
+                return _decoded(self._shown(view, ours)[-limit:])
+        self._bring_up(view)
+        shown = [*self._first, *self._shown(view, ours)]
+        if limit is not None and limit >= 0:
+            shown = shown[-limit:] if limit else []
+        return _decoded(shown)
+
+    def messages(self, view: View) -> list[tuple[Message, list[Item]]]:
+        """Each with its items; without results that were made up."""
+        found = [whole_of(view, message) for message in view.messages()]
+        return [
+            (message, items)
+            for message, items in items_of(found)
+            if not message.extra.get("synthetic")
+        ]
+
+    def _is_cold(self, view: View) -> bool:
+        return self._of is None or self._of() is not view
+
+    def _bring_up(self, view: View) -> None:
+        core = view.mind.core
+        key = (view.line.timeline, core.since, core.summary)
+        if self._is_cold(view) or key != self._key or core.events < self._seq:
+            self._read(view, key)
+            return
+        if core.events > self._seq:
+            new = [whole_of(view, one) for one in _messages(view.events(self._seq, core.events))]
+            lost = {one.lost for one in self._said if one.lost}
+            if lost and any(lost.intersection(results_of(one)) for one in new):
+                self._read(view, key)  # a real result came after all
+                return
+            self._take(new)
+            self._seq = core.events
+
+    def _read(self, view: View, key: tuple[str, int, int]) -> None:
+        self._of, self._key, self._seq = weakref.ref(view), key, view.mind.core.events
+        self._said, self._items = [], []
+        past = last_compaction(view)
+        first = [] if past is None else rules_of(view)
+        if past is not None and past.summary:
+            first.append(summary_message(past))
+        self._first = [_encode(item) for _, items in items_of(first) for item in items]
+        events = view.events(key[1], self._seq)
+        self._take([whole_of(view, message) for message in settled(list(_messages(events)))])
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        for message, items in items_of(messages):
+            self._items += map(_encode, items)
+            ids = results_of(message) if message.extra.get("synthetic") else []
+            self._said.append(_Said(message.seq, len(self._items), ids[0] if ids else ""))
+
+    def _shown(self, view: View, ours: Collection[str]) -> list[bytes]:
+        """A result that was made up is not shown to who made the call and may give the real one."""
+        said, end = self._said, len(self._items)
+        for at in range(len(said) - 1, -1, -1):
+            if said[at].lost not in ours or not said[at].lost:
+                break
+            end = said[at - 1].end if at else 0
+        shown = self._items[:end] if end < len(self._items) else self._items
+        waiting = [call for call in view.mind.core.calling if call.id not in ours]
+        if not waiting:
+            return shown
+        tail = _decoded(shown[-_TAIL:])
+        return [*shown, *(_encode(one) for call in waiting for one in result_of(call, tail))]
+
+
+def _messages(events: Iterable[Event]) -> Iterable[Message]:
+    return (message_of(one) for one in events if one.kind == "message" and not one.erased)
+
+
+def _decoded(items: list[bytes]) -> list[Item]:
+    return _decode(array_head(len(items)) + b"".join(items))

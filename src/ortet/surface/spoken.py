@@ -1,0 +1,233 @@
+"""What adapters of conversations share: messages of any size said at once, had back whole, taken
+back, or left out of context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from ortet.backend.abc import Append
+from ortet.codec import decode, encode
+from ortet.errors import Invalid
+from ortet.ids import Oid
+from ortet.journal.compact import Compaction, data_of, digest_of, said
+from ortet.journal.events import Draft, Event, Tip, check_plain
+from ortet.journal.text import clip, text_of
+from ortet.journal.things import Message
+from ortet.session import artifacts
+from ortet.session.artifacts import Content
+from ortet.session.guest import elsewhere, start_of
+from ortet.session.hub import Hub
+from ortet.session.points import commit_at
+from ortet.session.recollect import last_compaction
+from ortet.session.session import Session
+from ortet.session.view import View
+from ortet.store.abc import Kind
+from ortet.surface.lent import Lent
+
+LARGE = 1 << 18
+"""Bytes above which a message lies in the store, and its event says where and how it begins."""
+_SHOWN = 2000
+_KEPT = ("tool_calls", "tool_call_id", "name")
+"""What is said of a large message in its event: pairs are found by it."""
+
+_STAYS = frozenset(
+    {
+        *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
+        *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
+    }
+)
+"""Kinds of events that hold on when a message before them is taken back. Deeds and money are the
+family's, which forgets neither."""
+
+_PATIENCE = 30.0
+"""Seconds that a framework waits for another process: it was told that what it says is stored."""
+
+_OPENED: WeakKeyDictionary[Hub, dict[str, Lent]] = WeakKeyDictionary()
+
+
+def lent_of(hub: Hub, agent: str) -> Lent:
+    """One for all adapters that were made with a hub: two of them must not keep a session from
+    each other."""
+    if not isinstance(hub, Hub):
+        raise Invalid(
+            "bad_hub", f"{type(hub).__name__} is no opened store: give what ortet.open() returned"
+        )
+    known = _OPENED.setdefault(hub, {})
+    if agent not in known:
+        known[agent] = Lent(hub, agent=agent, patience=_PATIENCE)
+    return known[agent]
+
+
+# plain data
+
+
+@contextmanager
+def naming(what: str, values: Sequence[Any]) -> Iterator[None]:
+    """Around what records these values: one that cannot be is told with its place."""
+    try:
+        yield
+    except Invalid as error:
+        if error.kind == "not_json":
+            for number, value in enumerate(values):
+                if not _is_plain(value):
+                    place = _place_of(value)
+                    at = f"{what} {number}" + (f", at {place}" if place else "")
+                    raise Invalid(error.kind, f"{at}: {error.message}", key=place) from error
+        raise
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        check_plain(value)
+        encode(value)
+    except Invalid:
+        return False
+    return True
+
+
+def _place_of(value: Any) -> str:
+    """Where it is no plain data, as `output[0].text`."""
+    pairs: Iterator[tuple[str, Any]] = iter(())
+    if isinstance(value, Mapping):
+        pairs = ((f".{key}" if isinstance(key, str) else f"[{key!r}]", value[key]) for key in value)
+    elif isinstance(value, list | tuple):
+        pairs = ((f"[{number}]", one) for number, one in enumerate(value))
+    for place, one in pairs:
+        if place.startswith("[") and isinstance(value, Mapping):
+            return place
+        if not _is_plain(one):
+            return (place + _join(_place_of(one))).removeprefix(".")
+    return ""
+
+
+def _join(rest: str) -> str:
+    return rest if not rest or rest.startswith("[") else f".{rest}"
+
+
+# saying
+
+
+def say(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
+    """All of these messages or none, in order, durable when it returns, for the price of one."""
+    if len(encode(messages)) <= LARGE:
+        return session.say_all(messages)
+    with session.hub.writing():  # until the events are there, a sweep must not take the contents
+        return add(session, drafts_of(session, messages))
+
+
+def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
+    """The events of messages, within hub.writing(): the contents of large ones are stored."""
+    hub, drafts = session.hub, []
+    for message in messages:
+        extra = dict(message)
+        data = {"role": extra.pop("role"), "content": extra.pop("content", None)}
+        whole, refs = encode(message), list[Any]()
+        if len(whole) > LARGE:
+            stored = artifacts.store(hub.objects, hub.without_secrets(whole))
+            refs = stored.refs
+            data["content"] = clip(text_of(data["content"]), _SHOWN)
+            extra = {key: extra[key] for key in _KEPT if key in extra}
+            extra["whole"] = {"oid": stored.oid, "size": stored.size}
+        if extra:
+            data["extra"] = extra
+        drafts.append(Draft("message", data, hub.author, refs))
+    hub.objects.flush()
+    return drafts
+
+
+def add(session: Session, drafts: Sequence[Draft]) -> list[Event]:
+    session._touch()
+    events = session._ledger.add(*drafts)
+    session._keep_pace(drafts[-1].kind, drafts[-1].data)
+    return events
+
+
+def whole_of(view: View, message: Message) -> Message:
+    """A message as it was said, however large."""
+    known = message.extra.get("whole") if isinstance(message.extra, dict) else None
+    if not isinstance(known, dict) or not isinstance(known.get("oid"), str):
+        return message
+    extra = decode(dict[str, Any], view.content(Content(known["oid"], int(known["size"]))))
+    role, content = extra.pop("role"), extra.pop("content", None)
+    return msgspec.structs.replace(message, role=role, content=content, extra=extra)
+
+
+# taking back
+
+
+def take_back(session: Session, seq: int, instead: Sequence[dict[str, Any]] = ()) -> None:
+    """Go to before the message at an event, and say other messages `instead`: another timeline, in
+    one write. What was recorded since beside messages holds on; the way back is the commit that is
+    made first."""
+    sessions, hub, host = session._sessions, session.hub, session._host
+    later = [event for event in session.events(seq) if event.kind in _STAYS or "." in event.kind]
+    with hub.writing():
+        session.commit("before messages were taken back")
+        point = commit_at(sessions, session.row, session.line, seq - 1)
+        before = next(iter(session.line.rows(seq - 2, seq - 1)))
+        drafts = [*drafts_of(session, instead), *_again(later, seq + len(instead))]
+        timeline = start_of(sessions, elsewhere(sessions, session.row, point))
+        tip, rows = sessions.chain.tip(before), []
+        for draft in drafts:
+            row, event = sessions.chain.make(tip, session._ledger.hidden(draft), session._now())
+            tip = Tip(event.seq, event.hash, event.time)
+            rows.append(row)
+        with host.ahead(timeline, Append(timeline.id, rows)):
+            together = host.leaving(point)
+        hub.catalog.move(
+            [],
+            verb="rewind",
+            actor=hub.author,
+            lease=together.lease,
+            rows=together.rows,
+            timelines=together.timelines,
+            appends=together.appends if rows else [],
+        )
+        closing, host._moved = host._moved, session._moved
+        try:
+            host.arrived()  # a call whose result was taken back stays open: another may come
+        finally:
+            host._moved = closing
+        host.dirty = True
+
+
+def _again(events: Sequence[Event], seq: int) -> list[Draft]:
+    """The same events, at other numbers, from `seq` on."""
+    moved = {event.seq: seq + at for at, event in enumerate(events)}
+    drafts = []
+    for event in events:
+        data = event.data
+        if event.kind == "compaction":
+            data = {**data, "before": moved.get(data["before"], data["before"])}
+        refs = [(Oid(oid), Kind(kind)) for oid, kind in event.refs]
+        drafts.append(Draft(event.kind, data, event.actor, refs, event.version))
+    return drafts
+
+
+def leave_out(session: Session, then: Sequence[dict[str, Any]] = ()) -> bool:
+    """Leave all messages out of context, with no summary but what is said `then`, in one write;
+    `s.dropped()` has them. False when there was nothing."""
+    session.close_calls()  # or their results would come behind what is left out
+    core, before = session.mind.core, last_compaction(session)
+    events = said(session.events(core.since))
+    stands = before is not None and bool(before.summary or before.rules)
+    if not events and not stands and not then:
+        return False
+    last = core.events
+    past = Compaction(
+        first=events[0].seq if events else last,
+        last=events[-1].seq if events else last,
+        count=len(events),
+        digest=digest_of(events, session.hub.objects.hasher),
+        summary="",
+        before=core.summary,
+    )
+    record = Draft("compaction", data_of(past), session.hub.author)
+    with session.hub.writing():
+        add(session, [record, *drafts_of(session, then)])
+    return True
