@@ -108,16 +108,18 @@ def reach_everywhere(
     agent: Collection[str] | str | None,
     session: str | None,
     word: str | None,
+    among: Sequence[SessionRow] | None = None,
 ) -> list[Reach]:
-    """What all sessions, or some, can recall from. What several have been through is there once,
-    believed as the first of them does: forks come after what they were forked from."""
+    """What all sessions, or some, can recall from; `among` these, if given, the oldest first. What
+    several have been through is there once, believed as the first of them does: forks come after
+    what they were forked from."""
     may_be(TEXT, session=session)
     agents = [agent] if agent is None or isinstance(agent, str) else agent
     must_be(SEVERAL, agent=agents)
     for named in agents:
         may_be(TEXT, agent=named)
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
-    rows = [chosen] if chosen else sessions.all()
+    rows = [chosen] if chosen else sessions.all() if among is None else among
     rows = [row for row in rows if agent is None or row.agent in agents]
     found: list[Reach] = []
     names: set[str] = set()
@@ -130,7 +132,7 @@ def reach_everywhere(
         names |= {name_of(row.agent, one) for one in ({AGENT, *row.scopes} if not word else {word})}
     if word == "":
         names = set()
-    everything = agent is None and session is None and word is None
+    everything = agent is None and session is None and word is None and among is None
     shared = sessions.scopes.all() if everything else map(sessions.scopes.now, sorted(names))
     told = (_shared(sessions, one) for one in shared if one is not None)
     for one in told:

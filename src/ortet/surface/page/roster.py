@@ -5,6 +5,7 @@ Rows of all sessions are cheap; a goal, a cost and a last event are read of thos
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.errors import OrtetError
+from ortet.session import remembering
 from ortet.session.activity import last_active
 from ortet.session.budget import levels
 from ortet.session.hub import Hub
@@ -29,6 +31,8 @@ STATUSES = ("open", "active", "paused", "closed", "archived")
 PAGE = 50
 _GOALS = 300
 """The first sessions of the list whose goals are looked through, beside all names."""
+MOST_HEARD = 500
+"""The first sessions of the list in which is looked for what was said: in many it takes long."""
 _SAID = 30
 """Memories that are looked at for sessions in which the words were said."""
 
@@ -66,7 +70,8 @@ class Card(msgspec.Struct, frozen=True):
 
 class Roster(msgspec.Struct, frozen=True):
     """A page of sessions; `total` are all, `count` those that were asked for, `first` the number of
-    the one that the page begins with. `newer` and `older` are where the pages beside it begin."""
+    the one that the page begins with, `heard` those in which words were looked for that were said
+    (0: in all). `newer` and `older` are where the pages beside it begin."""
 
     cards: list[Card]
     ask: AskRoster
@@ -75,6 +80,7 @@ class Roster(msgspec.Struct, frozen=True):
     total: int
     count: int
     first: int
+    heard: int
     newer: str = ""
     older: str = ""
 
@@ -87,8 +93,9 @@ def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool
     counts = {name: sum(row.status == name for row in kept) for name in STATUSES}
     kept = [row for row in kept if ask.status in ("", row.status)]
     line, words, found = in_line(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
+    heard = MOST_HEARD if words and len(kept) > MOST_HEARD else 0
     if words:
-        found = dict(_matching(hub, caller, line.rows, words))
+        found = dict(_matching(hub, line.rows, words))
         line = line.only(found)
     start = line.behind(ask.after) if ask.after else 0
     if ask.before or start >= len(line.rows):  # what was behind it may be gone
@@ -107,6 +114,7 @@ def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool
         total=len(rows),
         count=len(line.rows),
         first=start + 1,
+        heard=heard,
         newer=line.cursor(start) if 0 < start < end else "",
         older=line.cursor(end - 1) if start < end < len(line.rows) else "",
     )
@@ -151,14 +159,10 @@ def _spent(view: View) -> dict[str, float]:
     return levels(view.hub.catalog, view.row)[0].purse.spent
 
 
-def _matching(
-    hub: Hub, caller: Caller, rows: Sequence[SessionRow], words: str
-) -> Iterator[tuple[str, str]]:
+def _matching(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Sessions that have the words, each with where; the best reason last."""
-    small, known = words.lower(), {row.id for row in rows}
-    for id_, text in _said(hub, caller, words):
-        if id_ in known:
-            yield id_, text
+    small = words.lower()
+    yield from _said(hub, rows[:MOST_HEARD], words)
     for row in rows[:_GOALS]:
         try:
             goal = hub.get(row.id).goal
@@ -171,13 +175,16 @@ def _matching(
             yield row.id, ""
 
 
-def _said(hub: Hub, caller: Caller, words: str) -> Iterator[tuple[str, str]]:
+def _said(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Sessions in which something like it was said or learned."""
-    for agent in caller.agents or (None,):
-        for hit in reversed(hub.recall(words, _SAID, agent=agent, explain=True)):
-            exact = hit.scores is not None and hit.scores.terms
-            if hit.source.session and exact:
-                yield hit.source.session, render.line(hit.text)[:200]
+    minds, known = hub._minds(), {row.id for row in rows}
+    among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
+    reach = remembering.reach_everywhere(minds, agent=None, session=None, word=None, among=among)
+    query = remembering.asked(words, _SAID, tiers=None, at=None, on=None, since=None, scope=None)
+    for hit in reversed(remembering.recall(minds, reach, query, explain=True)):
+        exact = hit.scores is not None and hit.scores.terms
+        if hit.source.session in known and exact:
+            yield hit.source.session, render.line(hit.text)[:200]
 
 
 def sessions(visit: Visit) -> Response:
@@ -185,4 +192,5 @@ def sessions(visit: Visit) -> Response:
     ask = asked(visit, AskRoster)
     with visit.hub() as hub:
         found = roster(hub, visit.caller, ask, visit.rooms.lives)
-    return visit.show("sessions.html", roster=found, statuses=STATUSES)
+    command = f"ortet recall --all {shlex.quote(ask.q.strip())}"
+    return visit.show("sessions.html", roster=found, statuses=STATUSES, command=command)
