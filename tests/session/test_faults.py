@@ -401,6 +401,7 @@ class TestWeakSpots:
             f"deed/{s.id}",
             f"inbox/{s.id}",
             "approval-used",
+            "approval-asks",
             "deed-key",
             "session",
             "removing",

@@ -15,6 +15,7 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.folding import answered
 from ortet.journal.mind import Mind
 from ortet.journal.things import Approval
+from ortet.session.asking import asks
 from ortet.session.inbox import waiting
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import SessionRow
@@ -68,7 +69,8 @@ class Approvals:
         data = {"id": uuid7(self._hub.clock, self._hub.random), "what": what, "why": why}
         if digest:
             data["digest"] = digest
-        event: Event = self._ledger.add(Draft("asked", data, self._hub.author), now=True)[0]
+        draft, rows = Draft("asked", data, self._hub.author), [asks(self._row.id)]
+        event: Event = self._ledger.add(draft, rows=rows, now=True)[0]
         return str(event.data["id"])
 
     def allow(self, what: str, *, why: str, digest: str, effect: str) -> tuple[str, RowChange]:

@@ -17,6 +17,7 @@ from ortet.given import check_text
 from ortet.graph import bundle
 from ortet.graph.walk import references
 from ortet.ids import Oid, from_hex
+from ortet.session.asking import asks
 from ortet.session.holds import check_hold
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.store.faults import reach
@@ -69,7 +70,8 @@ def unarchive(sessions: Sessions, id_: str) -> SessionRow:
         _bring_back(hub, row, done)
     reach("archive.back")
     with sessions.borrowed(row) as session:
-        session.turn_to(done.status if done else PAUSED, "", rows=[RowChange(KIND, id_, None)])
+        rows = [RowChange(KIND, id_, None), asks(id_)]
+        session.turn_to(done.status if done else PAUSED, "", rows=rows)
         row = session.row
     _drop_others(hub, id_, "")
     return row

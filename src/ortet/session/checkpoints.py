@@ -23,6 +23,7 @@ from ortet.journal.compact import Compaction, data_of
 from ortet.journal.events import Draft, Ref
 from ortet.journal.things import Artifact, Effect
 from ortet.journal.union import said as told_of
+from ortet.session.asking import asks
 from ortet.session.deeds import Deed, carried, deeds_of
 from ortet.session.lifecycle import SessionRow, check_agent, check_session
 from ortet.session.recollect import last_compaction, rules_of, unsettled_of
@@ -102,7 +103,7 @@ def from_checkpoint(
             drafts=[Draft(*draft, hub.author) for draft in _said(record, known is not None)]
             + [_artifact(sessions, artifact) for artifact in record.artifacts]
             + [Draft(*draft, hub.author) for deed in away for draft in _deed(deed)],
-            rows=lambda row: carried(row, away),
+            rows=lambda row: [*carried(row, away), asks(row.id)],
             family=known.family if known else "",
             parent=known.id if known else "",
             spent={} if known else record.budget.spent,

@@ -12,6 +12,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Tip
+from ortet.session.asking import inherited
 from ortet.session.company import Together
 from ortet.session.guest import beginning, fresh, start_of
 from ortet.session.leases import TTL_NS
@@ -209,6 +210,7 @@ def _together(
         appends=appends,
         rows=[
             *(change for row in rows for change in Roll.added(row)),
+            *inherited(rows, beginning(sessions, rows[0].sealed).fold),
             *(named.rows(rows) if named is not None else ()),
         ],
         timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],

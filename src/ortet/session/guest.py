@@ -18,6 +18,7 @@ from ortet.journal.events import Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import NOTHING, Line
 from ortet.journal.mind import Mind
+from ortet.session.asking import inherited
 from ortet.session.believing import is_told, sealed_by
 from ortet.session.company import Together
 from ortet.session.environments import recorded_of
@@ -147,6 +148,11 @@ def elsewhere(sessions: Sessions, row: SessionRow, target: Oid) -> SessionRow:
     )
 
 
+def going_on(sessions: Sessions, old: SessionRow, new: SessionRow) -> list[RowChange]:
+    """What says that a session is there from now on, and what it may ask for there."""
+    return [*Roll.moved(old, new), *inherited([new], beginning(sessions, new.sealed).fold)]
+
+
 def start_of(sessions: Sessions, row: SessionRow, here: str = "") -> Timeline:
     """The timeline of a row that is new: behind what its `sealed` holds. `here`: one that is sure
     to be in this catalog."""
@@ -264,7 +270,7 @@ class Guest:
         self._next = elsewhere(self._sessions, self._row, target)
         return Together(
             self._lease,
-            [*Roll.moved(self._row, self._next), gone(self._row.branch)],
+            [*going_on(self._sessions, self._row, self._next), gone(self._row.branch)],
             [start_of(self._sessions, self._next)],
         )
 

@@ -11,9 +11,19 @@ from msgspec.structs import replace
 from ortet.backend.abc import Append, Lease, RowChange, Timeline
 from ortet.graph.records import Journal
 from ortet.ids import Oid
+from ortet.session.asking import asks
 from ortet.session.believing import sealed_by
 from ortet.session.company import Together
-from ortet.session.guest import elsewhere, end_going, gone, put, seal, set_going, start_of
+from ortet.session.guest import (
+    elsewhere,
+    end_going,
+    going_on,
+    gone,
+    put,
+    seal,
+    set_going,
+    start_of,
+)
 from ortet.session.ledger import Ledger
 from ortet.session.lifecycle import Roll, SessionRow
 
@@ -114,11 +124,15 @@ class Host:
         if self._ahead is not None:
             timeline, events = self._ahead
             self._next = replace(self._next, timeline=timeline.id)
-            rows = [*Roll.moved(self.row, self._next), *self._beside]
+            rows = [*Roll.moved(self.row, self._next), asks(self.row.id), *self._beside]
             return Together(self.lease(), rows, [timeline], appends=[events])
         return Together(
             self.lease(),
-            [*Roll.moved(self.row, self._next), gone(self.row.branch), *self._beside],
+            [
+                *going_on(self._sessions, self.row, self._next),
+                gone(self.row.branch),
+                *self._beside,
+            ],
             [start_of(self._sessions, self._next)],
         )
 

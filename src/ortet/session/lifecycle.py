@@ -29,6 +29,9 @@ _DEEPEST = 4000
 ROOM = "room"
 """`files` of a session without a directory, since its machine was used."""
 
+ASKS = "approval-asks"
+"""Rows of this kind, by session id: a human may be asked for something there; see asking.py."""
+
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
 
@@ -164,6 +167,7 @@ class Roll:
         return [
             *(RowChange(_left(row.id), timeline, None) for timeline in self.left(row.id)),
             RowChange("told", row.id, None),
+            RowChange(ASKS, row.id, None),
             RowChange("session-name", _key(row.agent, row.name), None),
             RowChange("session-branch", row.branch, None),
             RowChange("session", row.id, None),

@@ -155,11 +155,13 @@ def waiting(call: Call, session: str | None, *, all_: bool) -> None:
       ortet act waiting
       ortet act waiting -s fix-42 --all
     """
-    pairs = [
-        (row, approval)
-        for row, approval in _approvals(call, session)
-        if all_ or approval.state == "asked"
-    ]
+    if session is None and not all_:
+        from ortet.session.asking import all_waiting
+
+        pairs = all_waiting(call.hub)
+    else:
+        known = _approvals(call, session)
+        pairs = [pair for pair in known if all_ or pair[1].state == "asked"]
     lines: list[str] = []
     for row, one in pairs:
         lines.append(f"{tail(one.id)}  {one.state:<6}  {row.name}  {render.title(one.what)}")

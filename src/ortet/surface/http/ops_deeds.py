@@ -9,6 +9,7 @@ import msgspec
 from ortet.errors import Invalid
 from ortet.journal.things import Approval, Effect
 from ortet.session.actions import Replay, Scope
+from ortet.session.asking import all_waiting
 from ortet.session.deeds import Intent
 from ortet.session.hub import Hub
 from ortet.session.recollect import unsettled_of
@@ -18,7 +19,7 @@ from ortet.surface.doings import Called, actions_of, answer_approval
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_memory import Id
 from ortet.surface.http.paging import Page, Paged, page_of
-from ortet.surface.http.shapes import Ask, EventInfo, Made, Words, seen_rows, written
+from ortet.surface.http.shapes import Ask, EventInfo, Made, Words, written
 from ortet.surface.http.tokens import Caller
 
 State = Literal["begun", "done", "failed", "unsettled"]
@@ -141,11 +142,7 @@ class Waiting(msgspec.Struct, frozen=True):
 def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
     """What waits for a human in the sessions that the token may see."""
     found = [
-        Waiting(row.id, row.name, row.agent, one)
-        for row in seen_rows(hub, caller)
-        if row.status not in ("closed", "archived")
-        for one in hub.get(row.id).approvals()
-        if one.state == "asked"
+        Waiting(row.id, row.name, row.agent, one) for row, one in all_waiting(hub, caller.sees)
     ]
     return page_of(found, ask, lambda one: f"{one.session}/{one.approval.id}")
 
