@@ -1,0 +1,44 @@
+"""What the services of one hub share: the sessions that are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ortet.errors import Invalid
+from ortet.session.hub import Hub
+from ortet.surface.lent import Lent, session_name
+
+T = TypeVar("T")
+
+
+def lent_by(hub: Hub, agent: str) -> Lent:
+    """One for all services of a hub: each with its own would have to ask the others for a session
+    that they work on together."""
+    shared: dict[str, Lent] = vars(hub).setdefault("lent_to_adk", {})
+    if agent not in shared:
+        shared[agent] = Lent(hub, agent=agent)
+    return shared[agent]
+
+
+def name_of(app: str, user: str, *session: str) -> str:
+    """Of the session that a conversation is, or without one, of what a user keeps between them."""
+    for what, id_ in zip(
+        ("app_name", "user_id", "session_id"), (app, user, *session), strict=False
+    ):
+        if not isinstance(id_, str) or not id_ or not _is_text(id_):
+            raise Invalid("bad_id", f"{what}={id_!r}: give some text")
+    return session_name(app, user, *session)
+
+
+async def in_thread(function: Callable[..., T], *args: Any, **given: Any) -> T:
+    return await asyncio.to_thread(function, *args, **given)
+
+
+def _is_text(id_: str) -> bool:
+    try:
+        id_.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
