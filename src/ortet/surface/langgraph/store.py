@@ -55,10 +55,11 @@ from ortet.errors import Invalid
 from ortet.given import COUNT, must_be
 from ortet.surface.langgraph.store_items import Entry, Id, checked_id, checked_value, past_of
 from ortet.surface.langgraph.store_journal import ItemJournal
+from ortet.surface.langgraph.store_known import copied
 from ortet.surface.langgraph.store_match import listed
 from ortet.surface.langgraph.store_picture import Picture
 from ortet.surface.langgraph.store_puts import Change
-from ortet.surface.langgraph.store_search import Search, copied
+from ortet.surface.langgraph.store_search import Search
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo

@@ -172,7 +172,7 @@ def checked_value(id_: Id, value: Any) -> dict[str, Any]:
     given = dict(value)
     try:
         check_plain(given)
-        encode(given)
+        return decode(dict[str, Any], encode(given))
     except Invalid as error:
         where, why = _culprit(given)
         raise Invalid(
@@ -183,7 +183,6 @@ def checked_value(id_: Id, value: Any) -> dict[str, Any]:
             namespace=list(id_[0]),
             field=where,
         ) from error
-    return given
 
 
 def _culprit(value: Any, where: str = "") -> tuple[str, str]:

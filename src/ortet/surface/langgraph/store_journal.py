@@ -27,6 +27,7 @@ from ortet.surface.langgraph.store_items import (
     row_key,
     row_of,
 )
+from ortet.surface.langgraph.store_known import Known, copied
 from ortet.surface.langgraph.store_puts import Change, drafts_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class ItemJournal:
         self._tip: tuple[str, Tip] = ("", Tip())
         self._ready: set[str] = set()
         self._line: tuple[str, Line] | None = None
+        self._known = Known()
+        self._row: SessionRow | None = None
 
     def _begun(self, name: str, agent: str) -> SessionRow:
         row = self._minds.roll.find(agent, name)
@@ -75,7 +78,11 @@ class ItemJournal:
         return self._hub.clock.now_ns()
 
     def row(self) -> SessionRow:
-        return self._minds.roll.get(self.session)
+        """Asked for at every call; read only when it was changed."""
+        found = self._catalog.row("session", self.session)
+        if found is None or self._row is None or self._row.version != found.version:
+            self._row = self._minds.roll.get(self.session)
+        return self._row
 
     def timeline(self) -> str:
         """Where the session is now: a restore leads it elsewhere."""
@@ -99,12 +106,16 @@ class ItemJournal:
         entry = self._entry(timeline, id_)
         if entry is None or entry.is_over(self.now):
             return None
-        value = self._values(timeline, [entry]).get(entry.said)
-        if value is None:  # erased
-            return None
+        known = self._known.of(timeline, self.epoch())
+        value = known.get(entry.said)
+        if value is None:
+            value = self._values(timeline, [entry]).get(entry.said)
+            if value is None:  # erased
+                return None
+            self._known.keep(known, entry.said, value)
         if refresh and entry.ttl:
             self.refresh([id_])
-        return entry, value
+        return entry, copied(value)
 
     def values(self, entries: Sequence[Entry]) -> dict[int, dict[str, Any]]:
         """By number of the event that has it. What was erased is missing."""
@@ -242,7 +253,7 @@ class ItemJournal:
                     )
                 timeline = self.timeline()
                 tip = self._tip_of(timeline)
-                events, rows, last = self._made(timeline, tip, drafts(timeline))
+                events, rows, values, last = self._made(timeline, tip, drafts(timeline))
                 if not events:
                     return
                 try:
@@ -253,22 +264,28 @@ class ItemJournal:
                         raise
                     continue
                 self._tip = (timeline, last)
+                known = self._known.of(timeline, self.epoch())
+                for seq, value in values.items():
+                    self._known.keep(known, seq, value)
                 self._hub.tell(f"session:{self.session}")
                 return
         raise Conflict("seq_taken", "too many processes write to this store: repeat the call")
 
     def _made(
         self, timeline: str, tip: Tip, drafts: Sequence[Draft]
-    ) -> tuple[list[EventRow], list[RowChange], Tip]:
+    ) -> tuple[list[EventRow], list[RowChange], dict[int, dict[str, Any]], Tip]:
         events: list[EventRow] = []
         rows: dict[Id, RowChange] = {}
+        values: dict[int, dict[str, Any]] = {}
         for draft in drafts:
             made, event = self._chain.make(tip, draft, self.now)
             tip = Tip(event.seq, event.hash, event.time)
             events.append(made)
+            if "value" in event.data:
+                values[event.seq] = event.data["value"]
             for id_, entry in changes_of(event, lambda one: self._entry(timeline, one)):
                 rows[id_] = row_of(timeline, id_, entry)
-        return events, list(rows.values()), tip
+        return events, list(rows.values()), values, tip
 
     def _tip_of(self, timeline: str) -> Tip:
         if self._tip[0] != timeline:

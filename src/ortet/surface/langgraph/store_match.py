@@ -13,40 +13,68 @@ from ortet.errors import Invalid
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 
 
-def fits(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
-    """Whether every field is as a filter says: equal, or by operators."""
-    return all(_is_like(value.get(key), one) for key, one in (wanted or {}).items())
+Test = Callable[[Any], bool]
 
 
-def _is_like(value: Any, wanted: Any) -> bool:
+def test_of(wanted: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether every field of a value is as a filter says: equal, or by operators. Made once for
+    many values."""
+    tests = [(key, _is_like(one)) for key, one in wanted.items()]
+    if len(tests) == 1:
+        ((name, test),) = tests
+        return lambda value: test(value.get(name))
+    return lambda value: all(test(value.get(key)) for key, test in tests)
+
+
+def _is_like(wanted: Any) -> Test:
     if isinstance(wanted, Mapping):
         if any(isinstance(key, str) and key.startswith("$") for key in wanted):
-            return all(_holds(value, key, one) for key, one in wanted.items())
-        return isinstance(value, Mapping) and all(
-            _is_like(value.get(key), one) for key, one in wanted.items()
-        )
+            return _every([_holds(key, one) for key, one in wanted.items()])
+        inner = test_of(wanted)
+        return lambda value: isinstance(value, dict) and inner(value)
     if isinstance(wanted, list | tuple):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(wanted)
-            and all(map(_is_like, value, wanted))
+        parts = [_is_like(one) for one in wanted]
+        return lambda value: (
+            isinstance(value, list)
+            and len(value) == len(parts)
+            and all(test(one) for test, one in zip(parts, value, strict=True))
         )
-    return bool(value == wanted)
+    return lambda value: bool(value == wanted)
 
 
-def _holds(value: Any, operator: str, other: Any) -> bool:
+def _every(tests: list[Test]) -> Test:
+    if len(tests) == 1:
+        return tests[0]
+    if len(tests) == 2:
+        first, second = tests
+        return lambda value: first(value) and second(value)
+    return lambda value: all(test(value) for test in tests)
+
+
+def _holds(operator: str, other: Any) -> Test:
     if operator == "$eq":
-        return bool(value == other)
+        return lambda value: bool(value == other)
     if operator == "$ne":
-        return bool(value != other)
+        return lambda value: bool(value != other)
     if operator not in _ORDER:
         known = ", ".join(("$eq", "$ne", *_ORDER))
         raise Invalid("bad_filter", f"there is no operator {operator!r} in filters: use {known}")
+    compare = _ORDER[operator]
     try:
-        return _ORDER[operator](float(value), float(other))
-    except (TypeError, ValueError):  # no numbers: dates are compared as the texts that they are
-        both = isinstance(value, str) and isinstance(other, str)
-        return both and _ORDER[operator](value, other)
+        bound: float | None = float(other)
+    except (TypeError, ValueError):
+        bound = None
+
+    def holds(value: Any) -> bool:
+        if bound is not None:
+            try:
+                return compare(float(value), bound)
+            except (TypeError, ValueError):
+                pass
+        # no numbers: dates are compared as the texts that they are
+        return isinstance(value, str) and isinstance(other, str) and compare(value, other)
+
+    return holds
 
 
 def listed(

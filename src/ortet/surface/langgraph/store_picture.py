@@ -3,17 +3,16 @@ journal. It may be thrown away any time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ortet.memory.scoring import Counted
 from ortet.surface.langgraph.store_items import Entry, Id, changes_of
 from ortet.surface.langgraph.store_journal import ItemJournal
+from ortet.surface.langgraph.store_known import size_of
 
 _ROOM = 64 << 20
 """Bytes of values and words that are kept, by estimate."""
-_FIELD = 200
-"""What a field of a value is taken for."""
 
 
 class Seen:
@@ -121,7 +120,7 @@ class Picture:
             spaces.sort(key=lambda inside: next(iter(inside.values())).entry.born)
         for inside in spaces:
             for seen in list(inside.values()):
-                if self._is_there(seen, now):
+                if not seen.entry.expires or self._is_there(seen, now):
                     yield seen
 
     def over(self, now: int) -> list[Id]:
@@ -159,15 +158,5 @@ class Picture:
                 lost.append(seen)
                 self._change(seen.id, None)
             else:
-                self._kept += _size(seen.value)
+                self._kept += size_of(seen.value)
         return lost
-
-
-def _size(value: Any) -> int:
-    """Of what is kept of a value, its words included; roughly."""
-    inner: Iterable[Any] = ()
-    if isinstance(value, dict):
-        inner = value.values()
-    elif isinstance(value, list):
-        inner = value
-    return _FIELD + (4 * len(value) if isinstance(value, str) else sum(map(_size, inner)))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-import msgspec
 from langgraph.store.base import SearchOp
 
 from ortet.errors import Unsupported
-from ortet.memory.scoring import Counted, Weights, Window, bm25, rarity
+from ortet.memory.scoring import Counted, Weights, rarity
 from ortet.memory.words import Words
 from ortet.surface.langgraph.store_journal import ItemJournal
-from ortet.surface.langgraph.store_match import fits
+from ortet.surface.langgraph.store_match import test_of
 from ortet.surface.langgraph.store_picture import Picture, Seen
 
 Scored = tuple[Seen, float | None]
 
+_WEIGHTS = Weights()
 _SOME = 1000
 """Values that are read at once."""
 
@@ -66,37 +67,45 @@ class Search:
         if not op.filter:
             yield from items
             return
+        fits = test_of(op.filter)
         for several in _grouped(items):
-            gone = self._picture.read(several)
+            self._picture.read(several)
             for seen in several:
-                if seen not in gone and seen.value is not None and fits(seen.value, op.filter):
+                if seen.value is not None and fits(seen.value):
                     yield seen
 
     # by words
 
     def _by_words(self, items: list[Seen], query: str) -> list[Scored]:
         terms = self._words.query_terms(query)
-        for several in _grouped(iter(items)):
-            gone = self._picture.read(several)
+        uncounted = (seen for seen in items if seen.counted is None)
+        for several in _grouped(uncounted):
+            self._picture.read(several)
             for seen in several:
-                if seen not in gone and seen.counted is None:
+                if seen.value is not None:
                     seen.counted = self._counted(seen)
         there = [(seen, seen.counted) for seen in items if seen.counted is not None]
-        average = sum(one.length for _, one in there) / max(1, len(there))
-        having = Counter(term for _, one in there for term in terms if term in one.often)
-        rarities = {term: rarity(term, len(there), having[term]) for term in terms}
-        weights = Weights()
-        scores: dict[int, float] = {}
-        for seen, one in there:
-            often = {term: one.often[term] for term in terms if term in one.often}
-            if often:
-                window = Window(Counted(often, one.length))
-                scores[id(seen)] = bm25(window, rarities=rarities, average=average, weights=weights)
+        average = sum(one.length for _, one in there) / max(1, len(there)) or 1.0
+        k1, b = _WEIGHTS.k1, _WEIGHTS.b
+        # term by term, as most items have few of them; the same sums as memory.scoring.bm25 makes
+        norms = [k1 * (1 - b + b * one.length / average) for _, one in there]
+        sums: dict[int, float] = {}
+        for term in terms:
+            found = [
+                (number, count)
+                for number, (_, one) in enumerate(there)
+                if (count := one.often.get(term))
+            ]
+            worth = rarity(term, len(there), len(found)) * (k1 + 1)
+            for number, count in found:
+                gain = worth * count / (count + norms[number])
+                sums[number] = sums.get(number, 0.0) + gain
+        scores = {id(there[number][0]): score for number, score in sums.items()}
         return _ranked([seen for seen, _ in there], scores)
 
     def _counted(self, seen: Seen) -> Counted:
         tokens = self._words.tokens(" ".join(_texts(seen.value)))
-        return Counted(Counter(tokens), len(tokens))
+        return Counted(dict(Counter(tokens)), len(tokens))
 
     # by meaning
 
@@ -128,13 +137,7 @@ def _ranked(items: Sequence[Seen], scores: dict[int, float]) -> list[Scored]:
 
 
 def _grouped(items: Iterator[Seen]) -> Iterator[list[Seen]]:
-    several: list[Seen] = []
-    for seen in items:
-        several.append(seen)
-        if len(several) >= _SOME:
-            yield several
-            several = []
-    if several:
+    while several := list(islice(items, _SOME)):
         yield several
 
 
@@ -150,8 +153,3 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
-
-
-def copied(value: Any) -> Any:
-    """For a caller to keep and change."""
-    return msgspec.to_builtins(value)
