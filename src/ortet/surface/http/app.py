@@ -83,7 +83,7 @@ def make_app(
             *login_routes(desk),
             *Document().routes(),
             *flow_routes(streams),
-            *raw_routes(grant_of(desk)),
+            *raw_routes(grant_of(desk), settings.body_seconds),
             *routes(table),
             *page_routes(desk, streams),
         ],

@@ -39,6 +39,7 @@ from ortet.backend.httpwire import (
 from ortet.codec import FORMAT_VERSION
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.surface.http import rawonce
+from ortet.surface.http.dispatch import SLOWEST
 from ortet.surface.http.rawaccess import Access, Grant, answering, body_of, failed, parsed
 from ortet.surface.http.rawbucket import bucket_routes
 
@@ -46,20 +47,22 @@ _WAITERS = 256
 """Questions that may wait for a signal at once; beyond, the answer is "not yet" at once."""
 
 
-def raw_routes(access: Grant) -> list[Route]:
-    """Routes below /raw, for the application's list."""
-    raw = _Raw(access)
+def raw_routes(access: Grant, slowest: float = SLOWEST) -> list[Route]:
+    """Routes below /raw, for the application's list. `slowest`: seconds in which something of a
+    body must come."""
+    raw = _Raw(access, slowest)
     return [
         Route("/raw/hello", raw.hello, methods=["GET"]),
         Route("/raw/catalog/{method}", raw.catalog, methods=["POST"]),
         Route("/raw/signal/{verb}", raw.signal, methods=["POST"]),
-        *bucket_routes(access),
+        *bucket_routes(access, slowest),
     ]
 
 
 class _Raw:
-    def __init__(self, access: Grant) -> None:
+    def __init__(self, access: Grant, slowest: float) -> None:
         self._access = access
+        self._slowest = slowest
         self._boot = rawonce.new_boot()
         self._waiters: anyio.CapacityLimiter | None = None
 
@@ -83,7 +86,7 @@ class _Raw:
 
     async def catalog(self, request: Request) -> Response:
         try:
-            body = await body_of(request, self._access)
+            body = await body_of(request, self._access, self._slowest)
         except OrtetError as error:
             return failed(error)
         return await answering(partial(self._catalog, request, body))
@@ -115,7 +118,7 @@ class _Raw:
     async def signal(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         try:
-            body = await body_of(request, self._access)
+            body = await body_of(request, self._access, self._slowest)
             if verb == "wait":
                 signal = (await run_sync(self._access, request, "read")).signal
                 return await self._wait(signal, parsed(Waiting, body))

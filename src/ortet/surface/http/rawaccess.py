@@ -58,19 +58,19 @@ async def answering(work: Callable[[], Response]) -> Response:
         return failed(error)
 
 
-async def body_of(request: Request, access: Grant) -> bytes:
-    """All of it, if it is not too much and not too slow. More than a little is taken only from
-    those who may ask."""
+async def body_of(request: Request, access: Grant, slowest: float = SLOWEST) -> bytes:
+    """All of it, if it is not too much and not too slow. More than a little, or for longer than a
+    while, is taken only from those who may ask."""
     pieces: list[bytes] = []
-    size, known = 0, False
-    async for piece in pieces_of(request):
+    size, known, begun = 0, False, anyio.current_time()
+    async for piece in pieces_of(request, slowest):
         size += len(piece)
         if size > BODY:
             raise ending(
                 request,
                 Refused("too_large", f"a call has more than {BODY} bytes: write less at once"),
             )
-        if size > _SMALL and not known:
+        if not known and (size > _SMALL or anyio.current_time() - begun > slowest):
             try:
                 await run_sync(access, request, "read")
             except OrtetError as error:
@@ -80,15 +80,15 @@ async def body_of(request: Request, access: Grant) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def pieces_of(request: Request) -> AsyncIterator[bytes]:
-    """A body as it comes; who sends nothing of it for long is not waited for."""
+async def pieces_of(request: Request, slowest: float = SLOWEST) -> AsyncIterator[bytes]:
+    """A body as it comes; who sends nothing of it for `slowest` seconds is not waited for."""
     body = request.stream().__aiter__()
     while True:
         try:
-            with anyio.fail_after(SLOWEST):
+            with anyio.fail_after(slowest):
                 piece = await anext(body, None)
         except TimeoutError:
-            told = TooSlow("too_slow", f"nothing came for {SLOWEST:g} s: send it anew")
+            told = TooSlow("too_slow", f"nothing came for {slowest:g} s: send it anew")
             raise ending(request, told) from None
         except ClientDisconnect:
             raise Invalid("cut_off", "the body ended too soon: send it anew") from None

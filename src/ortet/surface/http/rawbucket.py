@@ -19,7 +19,15 @@ from ortet.backend.httpwire import AGAIN, KIND, Keys, Prefix, Ranges, pack
 from ortet.backend.keys import check_key, check_range
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.store.tail import storage_error
-from ortet.surface.http.rawaccess import Grant, answering, body_of, failed, parsed, pieces_of
+from ortet.surface.http.rawaccess import (
+    Grant,
+    answering,
+    body_of,
+    ending,
+    failed,
+    parsed,
+    pieces_of,
+)
 from ortet.surface.http.rawview import View
 
 _SMALL = 1 << 20
@@ -30,8 +38,8 @@ _LINES = 1000
 _STALE = 24 * 3600
 
 
-def bucket_routes(access: Grant) -> list[Route]:
-    raw = _Bucket(access)
+def bucket_routes(access: Grant, slowest: float) -> list[Route]:
+    raw = _Bucket(access, slowest)
     return [
         Route("/raw/bucket/{verb}", raw.ask, methods=["POST"]),
         Route("/raw/bucket/{key:path}", raw.get, methods=["GET"]),
@@ -40,8 +48,9 @@ def bucket_routes(access: Grant) -> list[Route]:
 
 
 class _Bucket:
-    def __init__(self, access: Grant) -> None:
+    def __init__(self, access: Grant, slowest: float) -> None:
         self._access = access
+        self._slowest = slowest
 
     def _view(self, request: Request, scope: str) -> View:
         access = self._access(request, scope)
@@ -60,7 +69,7 @@ class _Bucket:
 
     async def ask(self, request: Request) -> Response:
         try:
-            body = await body_of(request, self._access)
+            body = await body_of(request, self._access, self._slowest)
         except OrtetError as error:
             return failed(error)
         verbs = {"size": self._size, "list": self._list, "ranges": self._ranges}
@@ -102,7 +111,7 @@ class _Bucket:
         again = request.headers.get(AGAIN) == "1"
         upload = _Upload(request, self._access)
         try:
-            await upload.receive()
+            await upload.receive(self._slowest)
         except OrtetError as error:
             await run_sync(upload.discard)
             return failed(error)
@@ -120,9 +129,12 @@ class _Upload:
         self._pieces: list[bytes] = []
         self._held = 0
 
-    async def receive(self) -> None:
-        await run_sync(self._open)  # before a byte is taken
-        async for piece in pieces_of(self._request):
+    async def receive(self, slowest: float) -> None:
+        try:
+            await run_sync(self._open)  # before a byte is taken
+        except OrtetError as error:
+            raise ending(self._request, error) from None
+        async for piece in pieces_of(self._request, slowest):
             self._pieces.append(piece)
             self._held += len(piece)
             if self._held >= _SMALL:
