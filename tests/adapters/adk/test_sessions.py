@@ -47,7 +47,7 @@ async def service_of(kind: str, hub: Hub, tmp_path: Path) -> AsyncIterator[BaseS
 def event(text: str = "", *, at: float = 0.0, author: str = "user", **given: Any) -> Event:
     role = "user" if author == "user" else "model"
     content = types.Content(role=role, parts=[types.Part(text=text)]) if text else None
-    when = {"timestamp": at} if at else {}
+    when: dict[str, Any] = {"timestamp": at} if at else {}
     return Event(author=author, invocation_id="i1", content=content, **when, **given)
 
 
