@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Unsupported
+
+if TYPE_CHECKING:
+    from ortet.surface.langgraph.saver import OrtetSaver
+    from ortet.surface.langgraph.store import OrtetStore
+
+__all__ = ["OrtetSaver", "OrtetStore"]
 
 _WHERE = {"OrtetSaver": "saver", "OrtetStore": "store"}
 

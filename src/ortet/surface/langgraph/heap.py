@@ -1,0 +1,353 @@
+"""The parts that the checkpoints of a thread are made of: each is stored once, under a number.
+
+A value is a tree of JSON. What JSON has not, or is large, or is a message, stands in it as
+{"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts; {"$b": [type, base64]}, bytes of
+LangGraph's serializer; {"$o": [type, id, size]}, such bytes in an object of the store;
+{"$d": [[key, tree], …]}, a dict whose keys are in no order, or look like these: the journal sorts.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from ortet.codec import Hasher
+from ortet.errors import Invalid, OrtetError, Refused
+from ortet.surface.langgraph.messages import (
+    MARK,
+    Snapshot,
+    data_of,
+    is_as,
+    is_plain,
+    message_of,
+    snapshot,
+)
+
+Tree = Any
+_INLINE = 64
+"""Bytes of a tree that is rather written again than given a number."""
+_OBJECT = 1 << 15
+"""Bytes that are stored apart from the journal."""
+_DICT = 1 << 12
+_DEEPEST = 30
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_digest = Hasher().oid
+
+
+class Part:
+    """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
+    has changed it."""
+
+    __slots__ = ("_raw", "_then", "is_message", "number", "object", "tree")
+
+    def __init__(self, number: int, tree: Tree, *, is_message: bool = False) -> None:
+        self.number = number
+        self.tree = tree
+        self.is_message = is_message
+        self.object: BaseMessage | None = None
+        self._then: Snapshot | None = None
+        self._raw: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        if self._raw is None:
+            self._raw = _encode(self.tree)
+        return self._raw
+
+    def keep(self, message: BaseMessage) -> None:
+        self.object, self._then = message, snapshot(message)
+
+    def is_unchanged(self) -> bool:
+        return self.object is not None and self._then is not None and is_as(self.object, self._then)
+
+    def message(self) -> BaseMessage:
+        if not self.is_unchanged():
+            self.keep(message_of(self.tree))
+        assert self.object is not None
+        return self.object
+
+
+class Heap:
+    """The parts of one thread. `load` gives the bytes of an object of the store."""
+
+    def __init__(self, load: Callable[[str, int], bytes]) -> None:
+        self.next = 0
+        self._load = load
+        self._parts: dict[int, Part] = {}
+        self._known: dict[bytes, int] = {}  # by digest, of those worth finding again
+        self._unknown: list[Part] = []  # to be put there when it is asked
+        self._objects: dict[int, Part] = {}  # by id() of the message that a part keeps
+
+    def add(self, part: Part) -> None:
+        self._parts[part.number] = part
+        self.next = max(self.next, part.number + 1)
+        self._unknown.append(part)
+        if part.object is not None:
+            self._objects[id(part.object)] = part
+
+    def add_message(self, data: dict[str, Any]) -> None:
+        """From its event; one that LangGraph did not say, or that was erased, is none of ours."""
+        marked = data.get("extra", {}).get(MARK)
+        if isinstance(marked, dict) and isinstance(marked.get("n"), int):
+            self.add(Part(marked["n"], data, is_message=True))
+
+    def part(self, number: int) -> Part | None:
+        return self._parts.get(number)
+
+    def known(self, key: bytes) -> int | None:
+        """The number of a part by its digest."""
+        for part in self._unknown:
+            if part.is_message or len(part.raw) > _INLINE:
+                self._known[_key(part)] = part.number
+        self._unknown.clear()
+        return self._known.get(key)
+
+    def learn(self, made: dict[bytes, int]) -> None:
+        self._known.update(made)
+
+    def holding(self, message: BaseMessage) -> Part | None:
+        """The part that keeps this very object, as it is now."""
+        found = self._objects.get(id(message))
+        if found is not None and found.object is message and found.is_unchanged():
+            return found
+        return None
+
+    def hold(self, part: Part, message: BaseMessage) -> None:
+        if part.object is not None:
+            self._objects.pop(id(part.object), None)
+        part.keep(message)
+        self._objects[id(message)] = part
+
+    # reading
+
+    def value(self, tree: Tree, serde: SerializerProtocol) -> Any:
+        """What a tree stands for, made anew; parts that were erased are left out."""
+        if type(tree) is list:
+            return [self.value(one, serde) for one in tree]
+        if type(tree) is not dict:
+            return tree
+        if len(tree) == 1:
+            (name,) = tree
+            if name.startswith("$"):
+                return self._special(name, tree[name], serde)
+        return {key: self.value(one, serde) for key, one in tree.items()}
+
+    def _special(self, name: str, given: Any, serde: SerializerProtocol) -> Any:
+        if name == "$l":
+            return [self._given(part, serde) for part in self.parts(given)]
+        if name == "$m":
+            part = self._parts.get(given)
+            return None if part is None else self._given(part, serde)
+        if name == "$d":
+            return {key: self.value(one, serde) for key, one in given}
+        data = b64decode(given[1]) if name == "$b" else self._load(given[1], given[2])
+        return loads(serde, given[0], data)
+
+    def _given(self, part: Part, serde: SerializerProtocol) -> Any:
+        if not part.is_message:
+            return self.value(part.tree, serde)
+        before = part.object
+        found = part.message()
+        if found is not before:
+            if before is not None:
+                self._objects.pop(id(before), None)
+            self._objects[id(found)] = part
+        return found
+
+    def parts(self, ranges: Iterable[list[int]]) -> Iterator[Part]:
+        for start, stop in ranges:
+            for number in range(start, stop):
+                if (part := self._parts.get(number)) is not None:
+                    yield part
+
+
+class Maker:
+    """Makes trees of values. What is new in them is its own until `done`, when it is stored."""
+
+    def __init__(self, heap: Heap, serde: SerializerProtocol) -> None:
+        self._heap = heap
+        self._serde = serde
+        self._native = type(serde) is JsonPlusSerializer
+        self._next = heap.next
+        self._made: dict[bytes, int] = {}
+        self._said: dict[int, int] = {}  # by id() of a message
+        self.new: list[Part] = []
+        self.large: list[tuple[list[Any], bytes]] = []  # a tree's [type, id, size], and its bytes
+
+    def done(self) -> None:
+        for part in self.new:
+            self._heap.add(part)
+        self._heap.learn(self._made)
+
+    def channel(self, name: str, value: Any, before: Tree) -> Tree:
+        """The value of a channel; `before` is its tree in the checkpoint before."""
+        try:
+            if not self._native:
+                return self._once(self._bytes(value))
+            if type(value) is list and value:
+                return {"$l": _ranges(self._elements(value, before))}
+            if type(value) is dict:
+                return self._shared(self._tree(value))
+            return self._once(self._tree(value))
+        except OrtetError:
+            raise
+        except Exception as error:
+            raise Invalid(
+                "not_serialisable",
+                f"the value of channel {name!r} cannot be stored ({type(error).__name__}: {error})"
+                ": keep data in the state, not open things, or give OrtetSaver a serde that knows "
+                f"{type(value).__name__}",
+                channel=name,
+            ) from error
+
+    def tree(self, value: Any) -> Tree:
+        """Of what is no channel's."""
+        return self._tree(value) if self._native or is_plain(value) else self._bytes(value)
+
+    def _shared(self, tree: Tree) -> Tree:
+        """A dict, each of whose values is stored once."""
+        (first, *others) = tree or [""]
+        if first == "$d":
+            kept: Tree = {first: [[key, self._once(one)] for key, one in tree[first]]}
+        elif first.startswith("$") and not others:
+            return self._once(tree)
+        else:
+            kept = {key: self._once(one) for key, one in tree.items()}
+        return self._once(kept) if len(_encode(kept)) > _DICT else kept
+
+    def _elements(self, value: list[Any], before: Tree) -> list[int]:
+        """The number of each; one that is as it was at its place keeps it."""
+        was = before.get("$l", ()) if type(before) is dict else ()
+        old, found = self._heap.parts(was), list[int]()
+        for one in value:
+            part = next(old, None)
+            if isinstance(one, BaseMessage) and (number := self._message(one)) is not None:
+                found.append(number)
+                continue
+            tree = self._tree(one)
+            raw = _encode(tree)
+            if part is not None and not part.is_message and part.raw == raw:
+                found.append(part.number)
+            elif len(raw) > _INLINE:
+                found.append(self._numbered(tree, raw))
+            else:
+                found.append(self._add(tree))
+        return found
+
+    def _message(self, message: BaseMessage) -> int | None:
+        part = self._heap.holding(message)
+        if part is not None:
+            return part.number
+        if id(message) in self._said:
+            return self._said[id(message)]
+        data = data_of(message)
+        if data is None:
+            return None
+        key = _digest(_encode(data))
+        number = self._heap.known(key)
+        if number is None:
+            number = self._made.get(key)
+        elif (part := self._heap.part(number)) is not None:
+            self._heap.hold(part, message)
+        if number is None:
+            number = self._made[key] = self._next
+            data["extra"][MARK]["n"] = number
+            part = Part(number, data, is_message=True)
+            part.keep(message)
+            self.new.append(part)
+            self._next += 1
+        self._said[id(message)] = number
+        return number
+
+    def _tree(self, value: Any, depth: int = 0) -> Tree:
+        kind = type(value)
+        if kind is list and depth < _DEEPEST:
+            return [self._tree(one, depth + 1) for one in value]
+        if kind is dict and depth < _DEEPEST and all(type(key) is str for key in value):
+            made = {key: self._tree(one, depth + 1) for key, one in value.items()}
+            if is_plain(list(value)):
+                odd = list(made) != sorted(made) or any(key.startswith("$") for key in made)
+                return {"$d": [[key, one] for key, one in made.items()]} if odd else made
+        if isinstance(value, BaseMessage) and (number := self._message(value)) is not None:
+            return {"$m": number}
+        if kind in (list, dict) or not is_plain(value):
+            return self._bytes(value)
+        if kind is str and len(value) > _OBJECT:
+            return self._bytes(value)
+        return value
+
+    def _bytes(self, value: Any) -> Tree:
+        """Through LangGraph's serializer."""
+        kind, data = self._serde.dumps_typed(value)
+        data = bytes(data)
+        if len(data) <= _OBJECT:
+            return {"$b": [kind, b64encode(data).decode()]}
+        key = _digest(kind.encode() + b"\0" + data)
+        number = self._heap.known(key)
+        number = self._made.get(key) if number is None else number
+        if number is None:
+            described = [kind, "", len(data)]
+            self.large.append((described, data))
+            number = self._made[key] = self._add({"$o": described})
+        return {"$m": number}
+
+    def _once(self, tree: Tree) -> Tree:
+        """The tree, or the number of the part that it is where that is shorter."""
+        if tree is None or type(tree) in (bool, int, float):
+            return tree
+        raw = _encode(tree)
+        return tree if len(raw) <= _INLINE else {"$m": self._numbered(tree, raw)}
+
+    def _numbered(self, tree: Tree, raw: bytes) -> int:
+        key = _digest(raw)
+        number = self._heap.known(key)
+        number = self._made.get(key) if number is None else number
+        if number is None:
+            number = self._made[key] = self._add(tree)
+        return number
+
+    def _add(self, tree: Tree) -> int:
+        self.new.append(Part(self._next, tree))
+        self._next += 1
+        return self._next - 1
+
+
+def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
+    """Refused for what would run code: unless the serializer was told to, pickles are not read."""
+    try:
+        return serde.loads_typed((kind, data))
+    except NotImplementedError as error:
+        raise Refused(
+            "not_loaded",
+            f"a value of this thread is stored as {kind!r}, which is not read unless it is asked "
+            "for: give OrtetSaver(serde=JsonPlusSerializer(pickle_fallback=True)) if you trust the "
+            "store",
+        ) from error
+
+
+def _key(part: Part) -> bytes:
+    """What a part is found again by: its content, without the number it has here."""
+    tree = part.tree
+    if part.is_message:
+        rest = {name: one for name, one in tree["extra"][MARK].items() if name != "n"}
+        return _digest(_encode({**tree, "extra": {**tree["extra"], MARK: rest}}))
+    return _digest(part.raw)
+
+
+def _ranges(numbers: list[int]) -> list[list[int]]:
+    """Numbers in a row as [from, to) pairs."""
+    found = [[numbers[0], numbers[0] + 1]]
+    for before, number in pairwise(numbers):
+        if number == before + 1:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found

@@ -1,0 +1,152 @@
+"""The threads of a store, each up to its last event, and the files that go with them."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
+from typing import Any
+
+from ortet.errors import Refused
+from ortet.journal.events import Event
+from ortet.journal.line import Line
+from ortet.session.artifacts import Content, load
+from ortet.session.hub import Hub
+from ortet.session.lifecycle import SessionRow
+from ortet.session.session import Session
+from ortet.surface.langgraph.heap import Maker
+from ortet.surface.langgraph.thread import THREAD, Saved, Thread
+from ortet.surface.langgraph.writing import Record, append
+from ortet.surface.lent import Lent, session_name
+
+Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
+_MOST = 64
+_EARLY = 8
+"""Events among which the one is that names a thread."""
+
+_GATHER = 0.002
+"""Seconds that writes of a task wait for the checkpoint that follows them."""
+
+
+class Threads:
+    """By id, as text. One thread of this process at a time is inside a block."""
+
+    def __init__(self, hub: Hub, agent: str, workspace: Workspace | None) -> None:
+        self.lent = Lent(hub, agent=agent)
+        self.workspace = workspace
+        self._known: OrderedDict[str, Thread] = OrderedDict()
+        self._stored = Condition()
+
+    @contextmanager
+    def reading(self, tid: str) -> Iterator[Thread | None]:
+        """None where there is no such session."""
+        with self.lent.hub():
+            found = self.lent.journal(session_name(tid))
+            yield None if found is None else self._caught_up(tid, *found)
+
+    @contextmanager
+    def writing(self, tid: str) -> Iterator[tuple[Session, Thread]]:
+        options: dict[str, Any] = {"durability": "commit"}  # `write` and `settle` see to it
+        if self.workspace is not None:
+            where = self.workspace
+            options["workspace"] = where(tid) if callable(where) else where
+        with self.lent.writing(session_name(tid), **options) as session:
+            last = session._ledger.tip.seq
+            thread = self._caught_up(tid, session.row, session.line, last)
+            try:
+                yield session, thread
+            except BaseException:
+                self.forget(tid)  # it may know of what was not written after all
+                raise
+
+    def write(
+        self, session: Session, thread: Thread, make: Maker, record: Record, thread_id: Any
+    ) -> None:
+        """A record, durable on return, with all that waited."""
+        event = append(session, thread, make, record=record, thread_id=thread_id, now=True)
+        self._note(thread, event.seq)
+
+    def add(
+        self, session: Session, thread: Thread, make: Maker, record: Record, thread_id: Any
+    ) -> Callable[[], None]:
+        """A record that waits for the next; durable once what is returned was called, outside of
+        the block: a checkpoint mostly follows at once, and both are one write."""
+        event = append(session, thread, make, record=record, thread_id=thread_id, now=False)
+        return lambda: self._settle(session, thread, event)
+
+    def _note(self, thread: Thread, seq: int) -> None:
+        with self._stored:
+            thread.stored = max(thread.stored, seq)
+            self._stored.notify_all()
+
+    def _settle(self, session: Session, thread: Thread, event: Event) -> None:
+        with self._stored:
+            if self._stored.wait_for(lambda: thread.stored >= event.seq, _GATHER):
+                return
+        with self.lent.hub():
+            if thread.stored >= event.seq:
+                return
+            if not session.holding.ended:
+                session._ledger.flush()
+            elif not _is_stored(session, event):
+                raise Refused(
+                    "lease_lost",
+                    "another process has taken over this thread: nothing was written; run again",
+                )
+            self._note(thread, event.seq)
+
+    def forget(self, tid: str) -> None:
+        with self.lent.hub():
+            self._known.pop(tid, None)
+
+    def ids(self) -> Sequence[Any]:
+        """As they were given: of sessions that LangGraph has written to."""
+        found = []
+        for name in self.lent.names():
+            with self.lent.hub():
+                journal = self.lent.journal(name)
+                first = journal[1].events(0, _EARLY) if journal is not None else ()
+                found += [event.data["id"] for event in first if event.kind == THREAD]
+        return found
+
+    def _caught_up(self, tid: str, row: SessionRow, line: Line, last: int | None) -> Thread:
+        thread, key = self._known.get(tid), (row.id, row.timeline)
+        lost = thread is not None and last is not None and last < thread.seq
+        if thread is None or thread.key != key or lost:
+            thread = self._known[tid] = Thread(key, self._load)
+            if len(self._known) > _MOST:
+                self._known.popitem(last=False)
+        self._known.move_to_end(tid)
+        if last is None or last > thread.seq:
+            for event in line.events(thread.seq):
+                thread.apply(event)
+        return thread
+
+    def _load(self, oid: str, size: int) -> bytes:
+        with self.lent.hub() as hub:
+            return load(hub.objects, Content(oid, size))
+
+    # files
+
+    def go_back(self, tid: str, saved: Saved) -> None:
+        """The files of an older checkpoint, before a run goes on from it."""
+        with self.writing(tid) as (session, thread):
+            if saved.commit and saved is not thread.head(""):
+                session.restore(saved.commit, only={"files"})
+                thread.travelled = saved.id
+
+    def commit(self, session: Session, thread: Thread, before: Saved | None, id_: str) -> str:
+        """The files as they are now, or, of an update to an older checkpoint, were then."""
+        if before is not None and not before.ns and before is not thread.head(""):
+            if before.commit and before.id != thread.travelled:
+                session.restore(before.commit, only={"files"})
+            thread.travelled = ""
+        return session.commit(f"checkpoint {id_}").oid
+
+
+def _is_stored(session: Session, event: Event) -> bool:
+    """Who let the session go has written what waited, unless it was another's by then."""
+    found = session.line.event(session.line.timeline, event.seq)
+    return found is not None and found.hash == event.hash

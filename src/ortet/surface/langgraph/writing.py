@@ -1,0 +1,100 @@
+"""How what a thread was given comes into the journal of its session: in one write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint
+
+from ortet.journal.events import Draft, Event, Ref
+from ortet.session.artifacts import store
+from ortet.session.session import Session
+from ortet.surface.langgraph.heap import Maker, Part, Tree
+from ortet.surface.langgraph.messages import MARK
+from ortet.surface.langgraph.thread import PARTS, THREAD, Saved, Thread
+
+_FULL = 1 << 18
+"""Bytes of parts that go into one event."""
+
+
+Record = tuple[str, dict[str, Any]]
+
+
+def append(
+    session: Session, thread: Thread, make: Maker, *, record: Record, thread_id: Any, now: bool
+) -> Event:
+    """A record with the messages and parts that are new in it: all of it is stored, or nothing.
+    Unless `now`, with the next that is, or when the session is flushed."""
+    session._touch()
+    hub, (kind, data) = session.hub, record
+    with hub.writing() if make.large else nullcontext():
+        refs: list[Ref] = []
+        for described, content in make.large:
+            stored = store(hub.objects, content)
+            described[1] = stored.oid
+            refs += stored.refs
+        if make.large:
+            hub.objects.flush()
+        drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
+        said = [part for part in make.new if part.is_message]
+        drafts += [Draft("message", part.tree, hub.author) for part in said]
+        *groups, last = _groups([part for part in make.new if not part.is_message])
+        drafts += [Draft(PARTS, {"new": group}, hub.author) for group in groups]
+        whole = {**data, "new": last} if last else data
+        drafts.append(Draft(kind, whole, hub.author, refs))
+        events = session._ledger.add(*drafts, now=now or bool(refs))
+    make.done()
+    if thread.id is None:
+        thread.id = thread_id
+    thread.tell(kind, data, events[-1].seq)
+    session._keep_pace(kind, data)
+    return events[-1]
+
+
+def _groups(parts: list[Part]) -> Iterator[list[list[Any]]]:
+    """Parts as records have them, no more in each than an event can hold; the last may be empty."""
+    group, size = list[list[Any]](), 0
+    for part in parts:
+        if size + len(part.raw) > _FULL:
+            yield group
+            group, size = [], 0
+        group.append([part.number, part.tree])
+        size += len(part.raw)
+    yield group
+
+
+def values_of(
+    make: Maker, checkpoint: Checkpoint, before: Saved | None, new: ChannelVersions
+) -> dict[str, Tree]:
+    """The values of a checkpoint. A channel whose version is the one of the checkpoint before is as
+    it was there."""
+    known = before.values if before is not None else {}
+    rest = before.rest.get("channel_versions", {}) if before is not None else {}
+    was = dict(rest["$d"]) if "$d" in rest else rest
+    versions, values = checkpoint["channel_versions"], checkpoint["channel_values"]
+    found: dict[str, Tree] = {}
+    for channel in [*values, *(one for one in versions if one not in values)]:
+        same = channel in known and channel not in new and was.get(channel) == versions.get(channel)
+        if same:
+            found[channel] = known[channel]
+        elif channel in values:
+            found[channel] = make.channel(channel, values[channel], known.get(channel))
+    return found
+
+
+def is_ours(event: Event) -> bool:
+    """Whether an event is part of a thread."""
+    if event.erased or event.kind == THREAD:
+        return False
+    if event.kind == "message":
+        return MARK in event.data.get("extra", {})
+    return event.kind.startswith("langgraph.")
+
+
+def copied(event: Event) -> Draft:
+    return msgspec.structs.replace(
+        Draft(event.kind, event.data, event.actor), refs=[(ref[0], ref[1]) for ref in event.refs]
+    )
