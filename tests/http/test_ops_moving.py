@@ -160,6 +160,23 @@ def test_a_restore_is_foreseen_then_done(client: Client, project: Path) -> None:
     assert mind["files"]["total"] == 0
 
 
+def test_forks_from_behind_an_event(client: Client, project: Path) -> None:
+    path = client.new("at-events", workspace=str(project))
+    seqs = [
+        client.post(f"{path}/messages", {"role": "user", "content": word})["seq"]
+        for word in ("one", "two", "three")
+    ]
+    (project / "a.txt").write_text("later\n")
+    client.post(f"{path}/commits", {})
+    (fork,) = client.post(f"{path}/forks", {"event": seqs[1], "machine": False})["forks"]
+    assert texts(client, f"/sessions/{fork['id']}") == ["one", "two"]
+    both = client.post(f"{path}/forks", {"event": seqs[2], "names": ["x", "y"]})["forks"]
+    for one in both:
+        assert texts(client, f"/sessions/{one['id']}") == ["one", "two", "three"]
+    assert client.ask("POST", f"{path}/forks", {"event": 999}).kind == "no_event"
+    assert client.ask("POST", f"{path}/forks", {"event": 1, "at": "HEAD"}).status == 422
+
+
 def test_a_dry_run_only_reads(server: Server, client: Client, project: Path) -> None:
     """Its journal stays as it was, and whoever has it open keeps it."""
     with ortet.open(server.store) as hub:

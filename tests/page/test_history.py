@@ -112,3 +112,38 @@ def test_the_slider_leads_to_any_event(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}/replay")
     page.locator("#at").fill("3")
     expect(page.locator(".moment")).to_have_attribute("data-at", "3")
+
+
+def test_from_any_event_it_is_forked_or_restored(page: Page, server: Server, look: Look) -> None:
+    client = server.client()
+    path = client.new("acted")
+    for word in ("one", "two"):
+        client.post(f"{path}/messages", {"role": "user", "content": word})
+        client.post(f"{path}/commits", {"message": f"said {word}"})
+    client.post(f"{path}/messages", {"role": "user", "content": "three"})
+    page.goto("/s/acted/replay?at=2")
+    crumbs = page.get_by_role("navigation", name="Breadcrumb")
+    expect(crumbs.get_by_role("link")).to_have_text(["Sessions", "default/acted", "Replay"])
+    expect(page.locator("#where")).to_contain_text("said one")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#where")).to_contain_text("1 event behind")
+    dialog = page.locator("#act")
+    page.get_by_role("button", name="Fork from here").click()
+    expect(dialog).to_contain_text("From event 4")
+    look(page, "fork")
+    dialog.get_by_role("button", name="Fork").click()
+    expect(dialog.get_by_role("link")).to_have_text(["acted/1"])
+    (fork,) = client.get("/sessions", search="acted/1")["items"]
+    said = client.get(f"/sessions/{fork['id']}/messages")["items"]
+    assert [one["content"] for one in said] == ["one", "two", "three"]
+    dialog.get_by_role("button", name="Close").click()
+    page.goto("/s/acted/replay?at=2")
+    page.get_by_role("button", name="Restore to here").click()
+    report = dialog.locator(".act-report")
+    expect(report).to_contain_text("2 events that it will not know of any more")
+    assert len(client.get(f"{path}/messages")["items"]) == 3  # it was told, and not done
+    look(page, "restore")
+    dialog.get_by_role("button", name="Restore").click()
+    expect(report).to_contain_text("Done")
+    assert [one["content"] for one in client.get(f"{path}/messages")["items"]] == ["one"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 from tests.http.conftest import Server
-from tests.page.conftest import PATIENCE, Look, phone
+from tests.page.conftest import PATIENCE, PHONE, Look, phone
 from tests.page.sample import HOSTILE, Sample
 
 import ortet
@@ -89,6 +89,54 @@ def test_two_are_marked_and_compared(page: Page, sample: Sample) -> None:
     page.keyboard.press("Home")
     page.keyboard.press("c")
     page.wait_for_url(f"**/s/{sample.session}/compare/{sample.first}/{sample.head}")
+
+
+def test_two_are_chosen_by_keys_alone(page: Page, sample: Sample) -> None:
+    page.goto(f"/s/{sample.session}")
+    ready(page, 9)
+    bar = page.get_by_role("group", name="To compare")
+    for key in ("Home", "End"):
+        page.keyboard.press(key)
+        page.keyboard.press("m")
+    expect(bar.get_by_role("listitem")).to_have_count(2)
+    expect(page.locator(".row[aria-checked=true]")).to_have_count(2)
+    bar.get_by_role("link", name="Compare").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/compare/{sample.first}/{sample.head}")  # the older one first
+
+
+def test_two_are_chosen_by_touch(
+    browser: Browser, server: Server, sample: Sample, look: Look
+) -> None:
+    context = browser.new_context(
+        base_url=server.url,
+        viewport={"width": PHONE[0], "height": PHONE[1]},
+        has_touch=True,
+        is_mobile=True,
+    )
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.goto(f"/s/{sample.session}")
+    ready(page, 9)
+    bar = page.get_by_role("group", name="To compare")
+    page.get_by_role("button", name="Compare").tap()
+    expect(bar).to_contain_text("Choose two commits")
+    rows = page.get_by_role("option")
+    for title in ("patched the lexer", "reproduced"):
+        rows.filter(has_text=title).tap()
+    expect(bar.get_by_role("listitem")).to_have_count(2)
+    look(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    bar.get_by_role("link", name="Compare").tap()
+    page.wait_for_url(f"**/compare/{sample.first}/{sample.second}")
+    page.goto(f"/s/{sample.session}/c/{sample.first}")  # or on the page of each
+    page.get_by_role("button", name="Mark").tap()
+    page.goto(f"/s/{sample.session}/c/{sample.head}")
+    page.get_by_role("button", name="Mark", exact=True).tap()
+    expect(page.get_by_role("button", name="Marked")).to_be_visible()
+    bar.get_by_role("link", name="Compare").tap()
+    page.wait_for_url(f"**/compare/{sample.first}/{sample.head}")
+    context.close()
 
 
 def test_on_a_phone_a_commit_has_the_whole_screen(page: Page, sample: Sample, look: Look) -> None:

@@ -1,12 +1,13 @@
-"""What would have been: a fork at one event of a session, with that event changed."""
+"""Forks at one event of a session: as it was behind it, or as if it had been another."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid, NotFound
 from ortet.journal.events import Draft, Event
-from ortet.session.forking import fork_files, fork_minds
+from ortet.session.forking import fork_at, fork_files, fork_minds
 from ortet.session.lifecycle import ROOM
 from ortet.session.points import commit_at
 from ortet.session.view import View
@@ -36,6 +37,19 @@ def whatif(
         (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
     session.tie_up()
     return session
+
+
+def fork_behind(
+    parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
+) -> list[Session]:
+    """As `parent.fork`, from right behind one of its events; its files are those of the last commit
+    before that."""
+    hub = parent.hub
+    parent._settle()
+    with hub.writing():
+        point = commit_at(hub._minds(), parent.row, parent.line, seq)
+        files = parent.row.files == ROOM or bool(hub.history.state(point).machine)
+        return fork_at(parent, point, n=n, names=names, machine=machine and files)
 
 
 def _changed(view: View, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:

@@ -14,6 +14,7 @@ from ortet.session.forking import fork_at
 from ortet.session.lapsed import forgotten
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.session.whatif import fork_behind
 from ortet.surface.http.hosting import COPIES, need_here
 from ortet.surface.http.moved import Gone, foreseen, gone, undone
 from ortet.surface.http.operations import operation
@@ -45,12 +46,14 @@ def commit(session: Session, ask: Commit) -> CommitInfo:
 
 class Fork(Ask, frozen=True):
     """`n` of them, or one for each of `names`, which follow the session's own: NAME/name. `at`:
-    from that commit, not from here. `machine`: with files and processes, where it has some."""
+    from that commit, not from here; `event`: from right behind that event, with the files of the
+    last commit before it. `machine`: with files and processes, where it has some."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     names: Annotated[list[Tail], msgspec.Meta(max_length=1000)] = []
     machine: bool = True
     at: Ref | None = None
+    event: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | None = None
 
 
 class Forks(msgspec.Struct, frozen=True):
@@ -64,10 +67,14 @@ def fork(session: Session, ask: Fork, caller: Caller) -> Forks:
     """Make sessions that go on from here, or from a commit; all or none."""
     if ask.names and ask.n not in (1, len(ask.names)):
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
+    if ask.at is not None and ask.event is not None:
+        raise Invalid("bad_request", "from a commit, or from an event? leave `at` or `event` out")
     at = resolved(session, ask.at) if ask.at is not None else None
     if ask.machine:
         need_here(caller, session.row, hub=session.hub, parts=COPIES, at=at)
-    if ask.names or at is not None:
+    if ask.event is not None:
+        made = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
+    elif ask.names or at is not None:
         made = fork_at(session, at, n=ask.n, names=ask.names, machine=ask.machine)
     else:
         made = session.fork(ask.n, machine=ask.machine)

@@ -50,13 +50,17 @@ def show(seals: Seals, visit: Visit) -> Response:
     with visit.view() as view:
         tip = view.line.tip().seq
         at = _at(visit, tip)
+        found = next(seals.before(view, visit.caller.tenant, at), None)
+        oid, base = found if found is not None else (None, NOTHING)
         return visit.show(
             "moment.html" if "part" in visit.query else "replay.html",
             tab="replay",
             row=view.row,
             at=at,
             tip=tip,
-            moment=moment_of(view, at, next(seals.before(view, visit.caller.tenant, at), NOTHING)),
+            moment=moment_of(view, at, base),
+            commit=view.hub.history.info(oid) if oid is not None else None,
+            behind=at - base.seq,
             said=text_of,
         )
 

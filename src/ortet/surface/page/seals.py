@@ -24,14 +24,14 @@ class Seals:
         self._known: OrderedDict[tuple[str, str], list[tuple[Oid, Journal]]] = OrderedDict()
         self._lock = Lock()
 
-    def before(self, view: View, tenant: str, seq: int) -> Iterator[Journal]:
-        """Journals on the session's line that end at an event or before it, the newest first."""
+    def before(self, view: View, tenant: str, seq: int) -> Iterator[tuple[Oid, Journal]]:
+        """Commits on the session's line that end at an event or before it, the newest first."""
         line = self._line(view, tenant)
-        found = [journal for _, journal in line if 0 < journal.seq <= seq]
+        found = [one for one in line if 0 < one[1].seq <= seq]
         # a mind that was restored alone lies before that of its parent
-        for journal in sorted(found, key=lambda one: -one.seq):
+        for oid, journal in sorted(found, key=lambda one: -one[1].seq):
             if goes_through(view.line, view.hub, journal):
-                yield journal
+                yield oid, journal
 
     def _line(self, view: View, tenant: str) -> list[tuple[Oid, Journal]]:
         """Of the commits of its branch, along first parents, the oldest first."""

@@ -13,13 +13,14 @@ let act = null, asked = 0, done = false;
 const ACTS = {
   fork: {
     title: "Fork", button: "Fork", path: "forks",
-    fields: (ref) => [
-      text("Forks are sessions of their own that go on from here, with their own mind, files and programs. What is not committed is committed first."),
+    fields: (ref, event) => [
+      text("Forks are sessions of their own that go on from here, with their own mind, files and programs." + (ref || event ? "" : " What is not committed is committed first.")),
       ref && text(`From commit ${short(ref)}.`),
+      event && text(`From event ${event}: what it knew then, with the files of the last commit before.`),
       field("How many", { name: "n", type: "number", min: 1, max: 100, value: 1, required: true }),
       choice("With files and programs", "machine", true),
     ],
-    body: (form, ref) => ({ n: Number(form.n.value), machine: form.machine.checked, ...(ref && { at: ref }) }),
+    body: (form, ref, event) => ({ n: Number(form.n.value), machine: form.machine.checked, ...(ref && { at: ref }), ...(event && { event: Number(event) }) }),
   },
   undo: {
     title: "Undo the last move", button: "Undo", path: "undo", foresees: true, back: "redo", danger: true,
@@ -62,11 +63,11 @@ const choice = (label, name, on) => el("label", { class: "choice" }, el("input",
 const form = () => dialog.querySelector("form").elements;
 const url = (path) => `/sessions/${session}/${path}`;
 
-function open(name, ref = "") {
-  act = { ...ACTS[name], ref, head: null };
+function open(name, ref = "", event = "") {
+  act = { ...ACTS[name], ref, event, head: null };
   done = false;
   title.textContent = act.title;
-  say.replaceChildren(...act.fields(ref).filter(Boolean));
+  say.replaceChildren(...act.fields(ref, event).filter(Boolean));
   report.replaceChildren();
   go.textContent = act.button;
   go.type = act.danger ? "button" : "submit"; // Enter in a field does nothing that cannot be missed
@@ -85,7 +86,7 @@ async function foresee() {
   report.setAttribute("aria-busy", "true");
   if (!report.firstChild) report.replaceChildren(text("Looking at what would happen …"));
   try {
-    const told = await api("POST", url(act.path), { ...act.body(form(), act.ref), dry_run: true }, { quiet: true });
+    const told = await api("POST", url(act.path), { ...act.body(form(), act.ref, act.event), dry_run: true }, { quiet: true });
     if (number !== asked) return;
     act.head = told.head;
     report.replaceChildren(...lines(told, false));
@@ -101,7 +102,7 @@ async function perform() {
   go.disabled = true;
   const headers = act.head ? { "if-match": `"${act.head}"` } : {};
   try {
-    const told = await api("POST", url(act.path), act.body(form(), act.ref), { quiet: true, headers });
+    const told = await api("POST", url(act.path), act.body(form(), act.ref, act.event), { quiet: true, headers });
     done = true;
     say.replaceChildren();
     go.hidden = true;
@@ -181,7 +182,11 @@ dialog.addEventListener("close", () => { asked += 1; if (done) location.reload()
 
 addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-act]");
-  if (button) open(button.dataset.act, button.dataset.ref || "");
+  if (button) open(button.dataset.act, button.dataset.ref || "", button.dataset.event || "");
 });
-onKey("F", "Fork", () => open("fork"));
+onKey("F", "Fork", () => {
+  const here = document.getElementById("fork-here"); // where a page is at one event
+  if (here) here.click();
+  else open("fork");
+});
 onKey("U", "Undo the last move", () => open("undo"));

@@ -7,8 +7,7 @@ const overview = document.getElementById("overview");
 const panel = document.getElementById("panel");
 let asking = null;
 
-/** `marking`: what the tree does when a commit is marked to be compared. */
-export async function open(session, oid, marking) {
+export async function open(session, oid) {
   asking?.abort();
   asking = new AbortController();
   place.setAttribute("aria-busy", "true");
@@ -23,7 +22,7 @@ export async function open(session, oid, marking) {
     place.hidden = false;
     overview.hidden = true;
     panel.scrollTop = 0;
-    place.querySelector("[data-mark]")?.addEventListener("click", marking.mark);
+    dispatchEvent(new Event("shown"));
     place.querySelector("[data-close]")?.addEventListener("click", () => {
       history.replaceState(null, "", location.pathname);
       close();

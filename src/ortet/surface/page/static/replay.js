@@ -1,12 +1,15 @@
 // Steps through a session, event by event. What is seen is drawn by the server; some is kept.
 
-import { onKey, toast } from "./base.js";
+import { el, onKey, short, toast } from "./base.js";
 
 const slider = document.getElementById("at");
 const place = document.getElementById("moment");
 const output = document.querySelector(".player output strong");
 const button = document.querySelector("[data-play]");
 const pace = document.getElementById("pace");
+const where = document.getElementById("where");
+const fork = document.getElementById("fork-here"), restore = document.getElementById("restore-here");
+const session = document.body.dataset.session;
 const KEPT = 200;
 const known = new Map();
 let wanted = Number(slider?.value);
@@ -27,6 +30,20 @@ async function draw(at) {
   return [...known.get(at).cloneNode(true).childNodes];
 }
 
+/** Which commit this is, and what can be done from here. */
+function tellWhere() {
+  const { at, commit, title, behind } = place.querySelector(".moment").dataset;
+  const far = Number(behind) ? `${behind} ${behind === "1" ? "event" : "events"} behind ` : "At ";
+  where.replaceChildren(...(commit
+    ? [far, el("a", { class: "oid", href: `/s/${session}/c/${commit}` }, short(commit)), ` ${title}`]
+    : ["No commit yet"]));
+  if (!fork) return;
+  Object.assign(fork.dataset, { event: at, ref: "" });
+  restore.dataset.ref = commit;
+  fork.disabled = at === "0";
+  restore.disabled = !commit;
+}
+
 /** Only the newest wish is looked after: a slider has many. */
 async function follow() {
   if (reading) return;
@@ -38,6 +55,7 @@ async function follow() {
       place.replaceChildren(...await draw(at));
       if (open) place.querySelector("details").open = true;
       shown = at;
+      tellWhere();
       history.replaceState(null, "", `?at=${at}`);
     }
   } catch (error) {
@@ -80,6 +98,7 @@ function play() {
 }
 
 if (slider) {
+  tellWhere();
   slider.addEventListener("input", () => {
     stop();
     go(Number(slider.value));

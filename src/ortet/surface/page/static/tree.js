@@ -3,6 +3,7 @@
 import { el, onKey, since, short, toast } from "./base.js";
 import { COLOURS, Rows, paths } from "./lanes.js";
 import { open as openCommit, close as closeCommit } from "./commit.js";
+import { choose, compare, isChoosing, isMarked, mark } from "./marks.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MORE = 8; // rows above and below the screen
@@ -11,6 +12,7 @@ const tree = document.getElementById("tree");
 const space = tree.querySelector(".space");
 const find = document.getElementById("find");
 const count = document.getElementById("count");
+const chooser = document.getElementById("choose");
 const session = document.body.dataset.session;
 
 const rows = new Rows();
@@ -18,7 +20,6 @@ const drawn = new Map();
 let height = 34;
 let step = 14;
 let selected = -1;
-let marked = "";
 let matches = [];
 let matching = new Set();
 let waiting = false;
@@ -142,7 +143,7 @@ function line(row, edges, now) {
   one.dataset.row = row;
   if (rows.away.has(row)) one.classList.add("is-away");
   if (matching.has(row)) one.classList.add("is-match");
-  if (oid === marked) one.classList.add("is-marked");
+  if (isMarked(oid)) tick(one, true);
   const text = el("span", { class: "said cut" });
   for (const [kind, name, to] of rows.labels[row] || []) text.append(label(kind, name, to));
   text.append(el("span", { class: "title" }, rows.title[row] || "(no message)"));
@@ -220,20 +221,15 @@ function openSelected(go = true) {
     return;
   }
   history.replaceState(null, "", `#c=${oid}`);
-  openCommit(session, oid, { mark: () => mark(oid), marked: () => marked });
+  openCommit(session, oid);
 }
 
-function mark(oid) {
-  marked = marked === oid ? "" : oid;
-  for (const [row, one] of drawn) one.classList.toggle("is-marked", rows.oid[row] === marked);
-  toast(marked ? `Marked ${short(marked)}: choose another, then press c to compare` : "No mark");
-}
+const told = (row) => [rows.oid[row], rows.title[row], rows.ms[row]];
 
-function compare() {
-  const oid = rows.oid[selected];
-  if (!oid) return;
-  if (marked && marked !== oid) location.href = `/s/${session}/compare/${marked}/${oid}`;
-  else toast("Mark one commit with m, choose another, then press c");
+function tick(one, on) {
+  one.classList.toggle("is-marked", on);
+  if (on) one.setAttribute("aria-checked", "true");
+  else one.removeAttribute("aria-checked");
 }
 
 function fromAddress() {
@@ -294,8 +290,17 @@ tree.addEventListener("scroll", () => {
 tree.addEventListener("click", (event) => {
   const one = event.target.closest(".row");
   if (!one || event.target.closest("a")) return;
-  select(Number(one.dataset.row), { show: false });
-  openSelected();
+  const row = Number(one.dataset.row);
+  select(row, { show: false });
+  if (isChoosing()) mark(...told(row));
+  else openSelected();
+});
+
+chooser?.addEventListener("click", () => choose(!isChoosing()));
+addEventListener("marks", () => {
+  for (const [row, one] of drawn) tick(one, isMarked(rows.oid[row]));
+  tree.classList.toggle("is-choosing", isChoosing());
+  chooser?.setAttribute("aria-pressed", String(isChoosing()));
 });
 
 tree.addEventListener("pointerover", (event) => {
@@ -345,13 +350,14 @@ onKey("Home", "The newest commit", () => select(0));
 onKey("End", "The oldest commit", () => select(rows.length - 1));
 onKey("Enter", "Open the commit", () => openSelected());
 onKey("Escape", "Close the commit", () => {
+  if (isChoosing()) return choose(false);
   closeCommit();
   history.replaceState(null, "", location.pathname);
 });
 onKey("n", "The next that was found", () => next(1));
 onKey("N", "The one before that was found", () => next(-1));
-onKey("m", "Mark a commit, to compare it", () => rows.oid[selected] && mark(rows.oid[selected]));
-onKey("c", "Compare with the marked one", compare);
+onKey("m", "Mark a commit, to compare it", () => selected >= 0 && mark(...told(selected)));
+onKey("c", "Compare the two that are marked", () => compare(...(selected >= 0 ? told(selected) : [])));
 
 // what happens meanwhile
 
