@@ -14,6 +14,7 @@ import apsw
 
 from ortet.backend.atfork import close_at_fork
 from ortet.backend.files import sync_directory
+from ortet.backend.patience import ours
 from ortet.backend.sqlite_turns import Add, turns_of
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
@@ -37,7 +38,7 @@ class Handle:
 
     def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
         self._path = Path(os.path.abspath(path))
-        self._busy_ms = busy_ms
+        self._busy_ms = self._waits_ms = busy_ms
         self._turns = turns_of(self._path)
         self._lock = RLock()
         self._pid = os.getpid()
@@ -46,13 +47,18 @@ class Handle:
         close_at_fork(self)
 
     def __enter__(self) -> apsw.Connection:
-        self._lock.acquire()
+        if not self._lock.acquire(timeout=-1 if ours() is None else self._wait()):
+            raise translated(apsw.BusyError("another thread waits for it"), self._path)
         try:
-            return (
+            connection = (
                 self._connection
                 if self._pid == os.getpid() and self._connection
                 else self._reopen()
             )
+            if (wait := round(self._wait() * 1000)) != self._waits_ms:
+                connection.set_busy_timeout(wait)
+                self._waits_ms = wait
+            return connection
         except BaseException:
             self._lock.release()
             raise
@@ -66,6 +72,8 @@ class Handle:
         if error is not None and self._connection is not None:
             _roll_back(self._connection)
         self._lock.release()
+        if isinstance(error, apsw.BusyError) and (patience := ours()) is not None:
+            patience.lose()
         if isinstance(error, apsw.Error):
             raise translated(error, self._path) from error
         if isinstance(error, UnicodeDecodeError):  # all that was written is text
@@ -74,7 +82,7 @@ class Handle:
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
         """The connection, while no other thread of this process writes to the file."""
-        with self as connection, self._turns.alone(self._busy_ms / 1000):
+        with self as connection, self._turns.alone(self._wait()):
             try:
                 yield connection
             except BaseException:
@@ -84,7 +92,12 @@ class Handle:
     def adding(self, add: Add) -> bool:
         """One insert, with those of other threads that come at the same time; whether it did."""
         with self as connection:
-            return self._turns.together(connection, add, self._busy_ms / 1000)
+            return self._turns.together(connection, add, self._wait())
+
+    def _wait(self) -> float:
+        """Seconds for a lock that others hold."""
+        patience, most = ours(), self._busy_ms / 1000
+        return most if patience is None else min(most, patience.seconds)
 
     def close(self) -> None:
         with self._lock:
@@ -105,7 +118,7 @@ class Handle:
                 "this process was forked behind Python's back while the catalog was open: "
                 "use os.fork or multiprocessing, or open the store only in the child",
             )
-        self._pid = os.getpid()
+        self._pid, self._waits_ms = os.getpid(), self._busy_ms
         self._connection = open_connection(self._path, False, self._busy_ms)
         return self._connection
 

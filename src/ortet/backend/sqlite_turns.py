@@ -67,9 +67,13 @@ class Turns:
                 return turn.done
             with self.alone(seconds):  # all failed together: whose fault it is each finds alone
                 return add(db)
-        others = self._others()
+        others: list[_Turn] = []
         try:
-            return _all(db, turn, others) if others else add(db)
+            if self._waiting:
+                # before any is chosen: who waits for another process is not kept by our patience
+                db.execute("BEGIN IMMEDIATE")
+                others = self._others()
+            return _all(db, turn, others) if db.in_transaction else add(db)
         finally:
             self._leave(others)
 
@@ -120,10 +124,9 @@ class Turns:
 
 
 def _all(db: apsw.Connection, first: _Turn, others: Sequence[_Turn]) -> bool:
-    """In one transaction; when it fails as a whole, the first is done by itself here."""
+    """In the transaction that was begun; when it fails as a whole, the first is done by itself."""
     turns = (first, *others)
     try:
-        db.execute("BEGIN IMMEDIATE")
         done = [one.add(db) for one in turns if one.add is not None]
         db.execute("COMMIT")
     except BaseException as error:

@@ -9,12 +9,15 @@ from threading import Event as Flag
 from threading import Lock, Thread
 
 from ortet.backend.abc import Catalog, Lease
+from ortet.backend.patience import patient
 from ortet.errors import OrtetError, Refused
 from ortet.ids import Clock
 
 TTL_NS = 30 * 10**9
 _BEATS = 3
 """How often a lease is renewed in its time."""
+_SOON = 1.0
+"""Seconds for which a heart keeps the connection from who uses it."""
 
 
 def process_here(host: str) -> str:
@@ -165,5 +168,6 @@ class Heart:
             with self._lock:
                 holdings = list(self._holdings)
             for holding in holdings:
-                with suppress(OrtetError):  # its next write is told
+                # its next write is told; and nobody takes it from a store that is locked
+                with suppress(OrtetError), patient(_SOON):
                     holding.beat()

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
+from ortet.backend.patience import patient
 from ortet.errors import Unavailable
 from ortet.settings import Serve
 from ortet.surface.http.answers import Unknown
@@ -38,8 +39,9 @@ class Desk:
         self._lines: dict[tuple[str, str], _Line] = {}
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """The core blocks: it works in threads, which a client that goes away does not stop."""
-        return await self.threads.run(function)
+        """The core blocks: it works in threads, which a client that goes away does not stop. A
+        store that another process keeps locked is waited for as long as a busy session is."""
+        return await self.threads.run(partial(_patiently, self.limits.settings.patience, function))
 
     async def caller(self, request: HTTPConnection) -> Caller:
         caller: Caller = await self.in_thread(partial(self.known, request))
@@ -65,6 +67,11 @@ class Desk:
         who = request.headers.get("authorization") or request.headers.get("cookie", "")
         key = (who, request.path_params["session"])
         return _Standing(self._lines, key, self.limits.settings.patience)
+
+
+def _patiently(seconds: float, function: Callable[[], Any]) -> Any:
+    with patient(seconds):
+        return function()
 
 
 class _Standing:

@@ -7,14 +7,17 @@ Keys lie in one table a day, which is dropped when it is two days old.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from hashlib import sha256
+from threading import Thread
 
 import msgspec
 
 from ortet.backend.abc import Row, RowChange
+from ortet.backend.patience import patient
 from ortet.codec import decode, encode
-from ortet.errors import Conflict, Invalid, OrtetError, Unsettled
+from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsettled
 from ortet.session.hub import Hub
 from ortet.session.leases import is_dead, process_here
 
@@ -27,6 +30,8 @@ LONGEST = 200
 DAY_NS = 24 * 3600 * 10**9
 _LARGEST = 256 << 10
 _PAGE = 200
+_LATER, _AGAIN = 600.0, 0.2
+"""Seconds for which it is tried to write what became of a request, and from one try to the next."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -81,16 +86,38 @@ class _Once:
         try:
             answer = do()
         except OrtetError:
-            self._write(None)  # nothing was done: it may be asked again
+            self._end(None)  # nothing was done: it may be asked again
             raise
         except BaseException:
-            self._write(msgspec.structs.replace(self._mine, lost=True))
+            self._end(msgspec.structs.replace(self._mine, lost=True))
             raise
         if len(answer.body) > _LARGEST:
-            self._write(msgspec.structs.replace(self._mine, large=True))
+            self._end(msgspec.structs.replace(self._mine, large=True))
         else:
-            self._write(msgspec.structs.replace(self._mine, answer=answer))
+            self._end(msgspec.structs.replace(self._mine, answer=answer))
         return answer, False
+
+    def _end(self, row: AskedRow | None) -> None:
+        """What became of it; later, where another process keeps the store locked: until then who
+        asks again is told that it is being done."""
+        try:
+            self._write(row)
+        except Unavailable as error:
+            if error.kind != "busy":
+                raise
+            Thread(target=self._later, args=(row,), name="ortet-once", daemon=True).start()
+
+    def _later(self, row: AskedRow | None) -> None:
+        until = time.monotonic() + _LATER
+        while time.monotonic() < until:
+            try:
+                with patient(_AGAIN):  # another may use the same connection meanwhile
+                    self._write(row)
+                return
+            except Unavailable:
+                time.sleep(_AGAIN)
+            except OrtetError:
+                return
 
     def _take(self) -> AskedRow | None:
         """None when it is ours now; else what stands there."""

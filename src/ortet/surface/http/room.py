@@ -31,6 +31,7 @@ class Room:
         self.used = time.monotonic()
         self.since = 0.0
         self.wanted = False
+        self.spoilt = False  # it is to be read again, once the store can be written
         self.hub: Hub | None = None
         self.session: Session | None = None
         self.door: Door | None = None  # of its machine, once somebody asked
@@ -52,6 +53,7 @@ class Room:
     def take(self, hub: Hub, session: Session) -> None:
         self.hub, self.session = hub, session
         self.since, self.wanted, self.door = time.monotonic(), False, None
+        self.spoilt = False
 
     def leave(self) -> Hub | None:
         """What is to be closed."""
@@ -73,6 +75,9 @@ class Room:
         if self.session is None or self.session.holding.ended:
             return False
         try:
+            if self.spoilt:  # Unavailable as long as the store is: what is left then is not freed
+                self.session.holding.renew()
+                return False
             self.session.holding.beat()
         except Refused:
             return False
@@ -81,7 +86,7 @@ class Room:
     def is_ours(self) -> bool:
         """As the catalog knows it, so that no reader is shown what is another's by now."""
         session = self.session
-        if session is None or self.hub is None or session.holding.ended:
+        if session is None or self.hub is None or session.holding.ended or self.spoilt:
             return False
         lease = session.holding.lease
         held = self.hub.catalog.lease(lease.name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from ortet.backend.abc import Signal
+from ortet.backend.patience import patient
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
 from ortet.machine.abc import Door
 from ortet.session.hub import Hub
@@ -202,7 +203,9 @@ class Rooms:
                 yield session
             except BaseException as error:
                 if room.is_spoilt_by(error):
-                    self._empty(room)
+                    room.spoilt = isinstance(error, Unavailable) and error.kind == "busy"
+                    if not room.spoilt:
+                        self._empty(room)
                 raise
             finally:
                 self._tidy(room)
@@ -339,7 +342,8 @@ class Rooms:
                 signal.wait(WANTED, token, self._linger / 4)
                 before, token = token, signal.token(WANTED)
                 for room in list(self._rooms.values()):
-                    self._look_after(room, signal.wait(wanted(room.id), before, 0))
+                    with patient(self._patience):
+                        self._look_after(room, signal.wait(wanted(room.id), before, 0))
             except Exception as error:
                 self._told("keeping rooms", error)
                 with self._changed:

@@ -1,0 +1,142 @@
+"""A store that another process keeps locked: who writes is told so soon, and loses nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.http.conftest import Client, Reply, Serve
+
+import ortet
+from ortet.backend.patience import patient
+from ortet.backend.sqlite import SqliteCatalog
+from ortet.errors import Conflict, Unavailable
+from ortet.surface.http.once import Answered, once
+
+HOLD = """
+import sys, apsw
+connection = apsw.Connection(sys.argv[1])
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+connection.execute("ROLLBACK")
+"""
+LATE = 25.0
+"""Seconds: less than the store itself would wait, and much more than was asked for."""
+DEADLINE = 60.0
+
+
+@contextmanager
+def locked(catalog: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """By a process of its own, which writes and does not end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(catalog)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"held\n"
+        try:
+            yield process
+            assert process.poll() is None  # all that time
+        finally:
+            process.stdin.close()
+
+
+@pytest.fixture
+def here(serve: Serve) -> tuple[Client, Path]:
+    server = serve("--no-auth", "--limit", "patience=0.5")
+    return server.client(), server.store / "catalog.db"
+
+
+def soon(ask: Callable[[], Reply]) -> Reply:
+    begun = time.monotonic()
+    reply = ask()
+    assert time.monotonic() - begun < LATE
+    return reply
+
+
+def test_who_writes_is_told_to_come_again(here: tuple[Client, Path]) -> None:
+    client, catalog = here
+    path = client.new("s")
+    cold = client.new("cold")
+    client.post(f"{path}/messages", {"role": "user", "content": "before"})
+    said = {"role": "user", "content": "after"}
+    with locked(catalog):
+        for _ in range(2):  # also who comes again too soon
+            reply = soon(lambda: client.ask("POST", f"{path}/messages", said))
+            assert (reply.status, reply.kind) == (503, "busy")
+        for other in (f"{path}/commits", f"{path}/forks", "/sessions", f"{cold}/commits"):
+            reply = soon(lambda other=other: client.ask("POST", other, {"name": "x"}))  # type: ignore[misc]
+            assert reply.status in (422, 503), (other, reply)
+        read = soon(lambda: client.ask("GET", f"{path}/messages"))  # readers wait for nobody
+        assert [one["content"] for one in read.data["items"]] == ["before"]
+    assert client.ask("POST", f"{path}/messages", said).status == 201  # at once: it is ours still
+    found = client.get(f"{path}/messages")["items"]
+    assert [one["content"] for one in found] == ["before", "after"]
+
+
+def test_a_key_holds_for_who_comes_again(here: tuple[Client, Path]) -> None:
+    client, catalog = here
+    path = client.new("s")
+    client.post(f"{path}/messages", {"role": "user", "content": "before"})
+
+    def say(key: str) -> Reply:
+        said, headers = {"role": "user", "content": key}, {"Idempotency-Key": key}
+        return client.ask("POST", f"{path}/messages", said, headers=headers)
+
+    with locked(catalog):
+        assert soon(lambda: say("one")).status == 503
+    until = time.monotonic() + DEADLINE
+    while (reply := say("one")).status == 409 and time.monotonic() < until:
+        assert reply.kind == "in_progress"
+        time.sleep(0.05)
+    assert reply.status == 201
+    assert say("one").body == reply.body
+    found = client.get(f"{path}/messages")["items"]
+    assert [one["content"] for one in found] == ["before", "one"]
+
+
+def test_an_answer_is_kept_as_soon_as_it_can_be(tmp_path: Path) -> None:
+    with ortet.open(tmp_path / "store") as hub, ExitStack() as lock:
+
+        def do() -> Answered:
+            lock.enter_context(locked(tmp_path / "store" / "catalog.db"))
+            return Answered(200, b"done")
+
+        def again() -> Answered:
+            raise AssertionError("it was done twice")
+
+        with patient(0.2):
+            answer, before = once(hub, "key", "token", b"request", do)
+        assert (answer.body, before) == (b"done", False)
+        with pytest.raises(Conflict) as caught:
+            once(hub, "key", "token", b"request", again)
+        assert caught.value.kind == "in_progress"
+        lock.close()
+        until = time.monotonic() + DEADLINE
+        while not before and time.monotonic() < until:
+            try:
+                answer, before = once(hub, "key", "token", b"request", again)
+            except Conflict:
+                time.sleep(0.02)
+        assert (answer.body, before) == (b"done", True)
+
+
+def test_who_did_not_get_one_lock_waits_for_no_other(tmp_path: Path) -> None:
+    catalog = SqliteCatalog(tmp_path / "catalog.db")
+    with locked(tmp_path / "catalog.db"):
+        begun = time.monotonic()
+        with patient(0.2):
+            for _ in range(50):
+                with pytest.raises(Unavailable, match="try again"):
+                    catalog.put_row("kind", "key", b"value")
+            assert catalog.row("kind", "key") is None
+        assert time.monotonic() - begun < LATE
+    with patient(0.2):
+        catalog.put_row("kind", "key", b"value")
+    catalog.put_row("kind", "other", b"value")
+    catalog.close()
