@@ -258,7 +258,8 @@ class Session(Inside):
             self._budget.settle()
             if status == CLOSED:
                 self._tell_story(why)
-            self._turn(status, why)
+            if status != self.status:  # one that is lent is paused already
+                self._turn(status, why)
             self._ledger.close()
             if status == CLOSED:
                 self._publish(self._ledger.tip.seq)

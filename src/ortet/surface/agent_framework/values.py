@@ -1,0 +1,265 @@
+"""Values of checkpoints as plain data, and back, without pickle: only types that are allowed are
+made again, from their fields."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from agent_framework._serialization import SerializationMixin
+from agent_framework._workflows import _checkpoint_encoding as framework
+from agent_framework.exceptions import WorkflowCheckpointException
+from pydantic import BaseModel
+
+from ortet.errors import Invalid, OrtetError, Refused
+
+MARK = "!"
+_OWN = ("agent_framework.", "agent_framework_orchestrations.", "openai.types.")
+_MOST = 1 << 63
+_DEEPEST = 48
+
+_SIMPLE: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: ("bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
+    bytearray: (
+        "bytearray",
+        lambda v: base64.b64encode(v).decode(),
+        lambda v: bytearray(base64.b64decode(v)),
+    ),
+    datetime: ("datetime", datetime.isoformat, datetime.fromisoformat),
+    date: ("date", date.isoformat, date.fromisoformat),
+    time: ("time", time.isoformat, time.fromisoformat),
+    timedelta: (
+        "timedelta",
+        lambda v: [v.days, v.seconds, v.microseconds],
+        lambda v: timedelta(v[0], v[1], v[2]),
+    ),
+    UUID: ("uuid", str, UUID),
+    Decimal: ("decimal", str, Decimal),
+    complex: ("complex", lambda v: [v.real, v.imag], lambda v: complex(v[0], v[1])),
+}
+_SEVERAL: dict[type, str] = {
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    deque: "deque",
+}
+_MAPS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, int, str, float)}
+
+
+class Values:
+    """`allowed` are "module:qualname" of a program's own types, beside the framework's and those
+    that `register_checkpoint_type` was told. `pickled`: what cannot be said otherwise is pickled by
+    the framework, and read by its restricted unpickler."""
+
+    def __init__(self, allowed: Collection[str] = (), *, pickled: bool = False) -> None:
+        self._allowed = frozenset(allowed)
+        self._pickled = pickled
+
+    # out
+
+    def encode(self, value: Any, at: str = "", depth: int = 0) -> Any:
+        """Plain data; Invalid("not_storable") that names the place of what is none."""
+        if depth > _DEEPEST:
+            raise Invalid("not_storable", f"{at}: nested more than {_DEEPEST} deep, or in a ring")
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:
+            return value if -_MOST <= value < _MOST else {MARK: "int", "v": str(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {MARK: "float", "v": repr(value)}
+        if kind is list:
+            return [self.encode(v, f"{at}[{n}]", depth + 1) for n, v in enumerate(value)]
+        if kind in _MAPS or kind is defaultdict:
+            return self._map(value, at, depth)
+        if kind in _SIMPLE:
+            name, out, _ = _SIMPLE[kind]
+            return {MARK: name, "v": out(value)}
+        if kind in _SEVERAL:
+            several = [self.encode(v, f"{at}[{n}]", depth + 1) for n, v in enumerate(value)]
+            return {MARK: _SEVERAL[kind], "v": several}
+        try:
+            return self._object(value, at, depth)
+        except Invalid:
+            if not self._pickled:
+                raise
+            return self._pickle(value, at)
+
+    def _map(self, value: Mapping[Any, Any], at: str, depth: int) -> Any:
+        plain = type(value) is dict and all(type(key) is str for key in value)
+        if plain and MARK not in value:
+            return {k: self.encode(v, _below(at, k), depth + 1) for k, v in value.items()}
+        pairs = [
+            [self.encode(k, f"{at} key", depth + 1), self.encode(v, _below(at, k), depth + 1)]
+            for k, v in value.items()
+        ]
+        if isinstance(value, defaultdict):
+            factory = getattr(value.default_factory, "__name__", "")
+            if value.default_factory not in (None, _FACTORIES.get(factory)):
+                raise self._cannot(value, at)
+            return {MARK: "default", "t": factory, "v": pairs}
+        return {MARK: _MAPS[type(value)], "v": pairs}
+
+    def _object(self, value: Any, at: str, depth: int) -> Any:
+        if isinstance(value, type):
+            return {MARK: "type", "t": self._check(value, at)}
+        kind = type(value)
+        key = self._check(kind, at)
+        if isinstance(value, Enum):
+            return {MARK: "enum", "t": key, "v": value.name}
+        tells = isinstance(value, SerializationMixin) or hasattr(kind, "from_dict")
+        if tells and not dataclasses.is_dataclass(value):
+            return {MARK: "told", "t": key, "v": self.encode(value.to_dict(), at, depth + 1)}
+        if isinstance(value, tuple):
+            return {MARK: "named", "t": key, "v": self.encode(list(value), at, depth + 1)}
+        fields = _fields_of(value)
+        if fields is None:
+            raise self._cannot(value, at)
+        return {MARK: "object", "t": key, "v": self.encode(fields, at, depth + 1)}
+
+    def _check(self, kind: type, at: str = "") -> str:
+        key = f"{kind.__module__}:{kind.__qualname__}"
+        if self._is_allowed(key):
+            return key
+        raise Invalid(
+            "not_storable",
+            f"{at or 'a value'}: {key} is not stored unless you say so: give "
+            f"allowed_checkpoint_types=[{key!r}], or call register_checkpoint_type",
+            key=at,
+        )
+
+    def _is_allowed(self, key: str) -> bool:
+        known = key in self._allowed or key in framework._REGISTERED_CHECKPOINT_TYPE_KEYS
+        return known or key.startswith(_OWN)
+
+    @staticmethod
+    def _cannot(value: Any, at: str) -> Invalid:
+        return Invalid(
+            "not_storable",
+            f"{at or 'a value'}: {type(value).__name__} cannot be stored: keep plain data, a "
+            "dataclass or a pydantic model there",
+            key=at,
+        )
+
+    def _pickle(self, value: Any, at: str) -> Any:
+        try:
+            return {MARK: "pickle", "v": framework.encode_checkpoint_value(value)}
+        except Exception as error:
+            raise Invalid("not_storable", f"{at}: cannot be pickled ({error})", key=at) from error
+
+    # back
+
+    def decode(self, plain: Any) -> Any:
+        """The value again; Refused("not_allowed") for a type that is not allowed, or a pickle."""
+        if isinstance(plain, list):
+            return [self.decode(one) for one in plain]
+        if not isinstance(plain, dict):
+            return plain
+        if MARK not in plain:
+            return {key: self.decode(one) for key, one in plain.items()}
+        try:
+            return self._marked(plain[MARK], plain.get("v"), plain.get("t", ""))
+        except (OrtetError, WorkflowCheckpointException):
+            raise
+        except Exception as error:
+            raise Invalid(
+                "bad_checkpoint",
+                f"a {plain.get('t') or plain[MARK]} of this checkpoint cannot be made again "
+                f"({type(error).__name__}: {error}): load it with the release that wrote it",
+            ) from error
+
+    def _marked(self, mark: str, value: Any, key: str) -> Any:
+        if mark in ("int", "float"):
+            return int(value) if mark == "int" else float(value)
+        for kind, (name, _, back) in _SIMPLE.items():
+            if name == mark:
+                made = back(value)
+                assert isinstance(made, kind)
+                return made
+        for kind, name in _SEVERAL.items():
+            if name == mark:
+                return kind(self.decode(value))
+        if mark in (*_MAPS.values(), "default"):
+            pairs = [(self.decode(k), self.decode(v)) for k, v in value]
+            if mark == "default":
+                return defaultdict(_FACTORIES[key] if key else None, pairs)
+            kinds = {name: kind for kind, name in _MAPS.items()}
+            return kinds[mark](dict(pairs)) if mark == "counter" else kinds[mark](pairs)
+        if mark == "pickle":
+            return self._unpickle(value)
+        cls = self._resolve(key)
+        if mark == "type":
+            return cls
+        if mark == "enum":
+            assert issubclass(cls, Enum)
+            return cls[value]
+        inner = self.decode(value)
+        if mark == "told":
+            return cls.from_dict(inner)  # type: ignore[attr-defined]
+        return cls(*inner) if mark == "named" else _made(cls, inner)
+
+    def _resolve(self, key: str) -> type:
+        """A class by its key; nothing is imported that is not allowed."""
+        if not self._is_allowed(key):
+            raise Refused(
+                "not_allowed",
+                f"this checkpoint holds a {key}, which is not allowed here: give "
+                f"allowed_checkpoint_types=[{key!r}] if you trust who wrote it",
+            )
+        module, _, qualname = key.partition(":")
+        found: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+            if not isinstance(found, type):
+                raise Refused("not_allowed", f"{key} is no class: this checkpoint is not loaded")
+        assert isinstance(found, type)
+        return found
+
+    def _unpickle(self, value: Any) -> Any:
+        if not self._pickled:
+            raise Refused(
+                "pickled",
+                "this checkpoint holds pickled values, which can run any code: give pickle=True if "
+                "you trust who wrote it",
+            )
+        return framework.decode_checkpoint_value(value, allowed_types=self._allowed)
+
+
+def _below(at: str, key: Any) -> str:
+    return f"{at}.{key}" if at else str(key)
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, BaseException):
+        return None
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    held = getattr(value, "__dict__", None)
+    return dict(held) if isinstance(held, dict) else None
+
+
+def _made(cls: type, fields: dict[str, Any]) -> Any:
+    """An instance with these fields; those that a later release has added have their defaults."""
+    if issubclass(cls, BaseModel):
+        return cls.model_construct(**fields)
+    made = cls.__new__(cls)
+    if dataclasses.is_dataclass(cls):
+        for field in dataclasses.fields(cls):
+            if field.name not in fields and field.default is not dataclasses.MISSING:
+                fields[field.name] = field.default
+            elif field.name not in fields and field.default_factory is not dataclasses.MISSING:
+                fields[field.name] = field.default_factory()
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
