@@ -1,6 +1,6 @@
 """bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
-files, sessions, live machines, memory and the server: a run of one leaves the figures of the others
-as they are."""
+files, sessions, live machines, memory, the server and the adapters: a run of one leaves the figures
+of the others as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+import adapters_rows
 import live_rows
 import memory_rows
 import memory_tables
@@ -118,7 +119,24 @@ Chromium.
     serve_rows.ROWS,
     serve_tables.loads,
 )
-PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY, SERVE)}
+ADAPTERS = Part(
+    "adapters",
+    "Adapters",
+    """\
+What people's agents stand on already, and Ortet in its place: each in a process of its own, taking
+turns, on one disk, with the same texts. A turn is `invoke` (`ainvoke`) of a LangGraph graph of one
+node, from the message to the answer saved, two messages of 400 bytes each, durability as LangGraph
+has it by default. InMemorySaver stores nothing and is what LangGraph itself costs; old copies of
+messages, which it would keep by the gigabyte, are taken out of it between turns. SqliteSaver and
+AsyncSqliteSaver write all messages anew at every step: they stop after 500 turns. A fork is
+`update_state` of the checkpoint in the middle, which reads all messages up to there. What each
+connection says of its durability stands beside it; SqliteStore and SQLiteSession are as their
+constructors make them. Texts of stores are embedded by a function that costs next to nothing; where
+SQLite loads no extensions SqliteStore has no vectors.
+""",
+    adapters_rows.ROWS,
+)
+PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY, SERVE, ADAPTERS)}
 
 
 def line(sample: Sample) -> str:

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import adapters_plan
+import adapters_side
 import host
 import live_plan
 import live_side
@@ -40,7 +42,9 @@ def arguments() -> argparse.Namespace:
     rows = [row.key for part in report.PARTS.values() for row in part.rows]
     parser.add_argument("--only", action="append", default=[], metavar="ROW", choices=rows)
     parser.add_argument("--no-peers", action="store_true", help="Ortet alone")
-    parser.add_argument("--no-ortet", action="store_true", help="the peers alone; files part")
+    parser.add_argument(
+        "--no-ortet", action="store_true", help="the peers alone; files and adapters"
+    )
     parser.add_argument("--output", type=Path, help="where to write (a full run: bench/RESULTS.md)")
     return parser.parse_args()
 
@@ -108,12 +112,21 @@ def of_serve(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
     return host.serve_facts(browser), serve_side.all_rows(plan)
 
 
+def of_adapters(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    del cache
+    counts = adapters_plan.QUICK if options.quick else adapters_plan.FULL
+    only, peers, ours = frozenset(options.only), not options.no_peers, not options.no_ortet
+    plan = adapters_plan.Plan(place, counts, only, peers, ours)
+    return {"peers": adapters_side.versions()}, adapters_side.all_rows(plan)
+
+
 MEASURE = {
     "files": of_files,
     "session": of_session,
     "live": of_live,
     "memory": of_memory,
     "serve": of_serve,
+    "adapters": of_adapters,
 }
 
 
