@@ -3,6 +3,7 @@ holds them, and none of them owns the directory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.points import commit_at, is_on
 from ortet.store.abc import Kind
+from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.session import Session
@@ -35,8 +37,11 @@ class Around(NamedTuple):
     after: tuple[Oid, int] | None
 
 
-def commits_around(view: View, seq: int) -> Around:
-    """The newest commit that knows nothing from behind event `seq`, and the oldest that does."""
+def commits_around(
+    view: View, seq: int, counts: Callable[[Commit], bool] = lambda _: True
+) -> Around:
+    """The newest commit that knows nothing from behind event `seq`, and the oldest that does; of
+    those before, one that `counts`."""
     hub, after = view.hub, None
     head = hub.catalog.head(f"branch:{view.row.branch}")
     for oid in hub.history.line(head.oid) if head else ():
@@ -46,9 +51,10 @@ def commits_around(view: View, seq: int) -> Around:
         journal = decode(Journal, hub.objects.get(Oid(state.journal)))
         if not is_on(hub._minds(), view.line, journal):
             continue
-        if journal.seq <= seq:
+        if journal.seq > seq:
+            after = (oid, journal.seq)
+        elif counts(hub.history.read(oid)):
             return Around((oid, journal.seq), after)
-        after = (oid, journal.seq)
     return Around(None, after)
 
 
@@ -93,6 +99,7 @@ def _go(session: Session, files: Workspace | None, target: Oid) -> Report:
     if files is not None and session.hub.history.state(target).machine:
         report = files.bring(target, processes=False)
         files.commit(f"rewound by {session.name}")
+        reach("rewind.files")
     session.restore(to_hex(target))
     return report
 

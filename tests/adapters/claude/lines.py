@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -24,7 +25,7 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
         "uuid": str(uuid4()),
         "parentUuid": None,
         "sessionId": SESSION,
-        "timestamp": "2026-11-17T03:45:31.196Z",
+        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         "cwd": "/somewhere",
         "isSidechain": False,
         "message": {"role": role, "content": content, "id": "msg_1"},

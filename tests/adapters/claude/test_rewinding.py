@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,47 @@ def test_what_a_person_changes_between_turns_is_not_of_the_next(
     turn(store, work, "two", "rm mine.txt; echo 2 > n")
     anyio.run(store.rewind, SESSION, 1)
     assert (work / "mine.txt").read_text() == "by hand"
+
+
+def test_who_reads_while_a_turn_goes_on_does_not_spoil_the_way_back(
+    store: OrtetSessionStore, work: Path
+) -> None:
+    turn(store, work, "one", "echo 1 > n")
+    asked, run = prompt("two"), call("Bash", command="echo 2 > n")
+    shell(work, "echo 2 > n")
+    load(store, key(work))  # a page that shows the session, say
+    append(store, key(work), asked, run, result(run, ""), answer("done"))
+    told = anyio.run(store.rewind, SESSION, 1)
+    assert ((work / "n").read_text(), told.exact) == ("1\n", True)
+
+
+_REWINDER = """
+import sys, anyio, ortet
+from ortet.surface.claude import OrtetSessionStore
+store = OrtetSessionStore(ortet.open(sys.argv[1]), workspace=sys.argv[2])
+anyio.run(store.rewind, sys.argv[3], 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "fault", ["thaw.staged", "thaw.journaled", "thaw.done", "rewind.files", "commit.after-move"]
+)
+def test_killed_during_a_rewind_the_same_call_ends_it(
+    hub: Hub, store: OrtetSessionStore, work: Path, fault: str
+) -> None:
+    first = turn(store, work, "one", "echo 1 > n; echo x > gone")
+    middle = files_of(work)
+    turn(store, work, "two", "echo 2 > n; rm gone; echo new > new")
+    store.close()
+    command = [sys.executable, "-c", _REWINDER, str(hub.root), str(work), SESSION]
+    done = subprocess.run(command, env={**os.environ, "ORTET_FAULT": f"{fault}:kill"}, check=False)
+    assert done.returncode == -9
+    again = OrtetSessionStore(hub, workspace=work)
+    assert len(load(again, key(work)) or ()) == 8, "files go first"
+    anyio.run(again.rewind, SESSION, 1)
+    assert files_of(work) == middle
+    assert load(again, key(work)) == first
+    hub.verify()
 
 
 def test_what_nobody_mirrored_yet_is_kept(store: OrtetSessionStore, hub: Hub, work: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
 from ortet.errors import Invalid, NotFound
+from ortet.graph.records import Commit
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.text import one_line
 from ortet.machine.abc import Report
@@ -15,11 +18,13 @@ from ortet.session.session import Session
 from ortet.session.sharing import commits_around, restore_with, rewind_with
 from ortet.session.view import View
 from ortet.session.workspace import Workspace
-from ortet.surface.claude.entries import has_results, is_prompt, prompt_of
+from ortet.surface.claude.entries import Entry, has_results, is_prompt, prompt_of
 from ortet.surface.claude.listing import Told, read
 
 _COMMIT = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 200
+RESUMED = "before the next turn"
+"""The message of a commit that is made when a transcript is read, to go on with it."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -54,7 +59,7 @@ def turns_of(view: View) -> list[Turn]:
     found = []
     for seq, entry in told.lines if told else ():
         if is_prompt(entry):
-            before = commits_around(view, seq - 1).before
+            before = commits_around(view, seq - 1, _not_after(entry)).before
             text = one_line(prompt_of(entry), _SHOWN)
             commit = to_hex(before[0]) if before else ""
             found.append(Turn(str(entry.get("uuid", "")), text, commit))
@@ -105,10 +110,22 @@ def _seq(told: Told, to: str | int) -> int:
     return told.lines[at][0] - 1
 
 
+def _not_after(entry: Entry) -> Callable[[Commit], bool]:
+    """Which commits show the files of before a line. One that was made when the transcript was read
+    for a resume, and does not know that line, may be of a reader's, while the turn went on."""
+    said = entry.get("timestamp")
+    try:
+        when = datetime.fromisoformat(str(said)).timestamp() * 1e9
+    except (ValueError, OverflowError):
+        return lambda _: True
+    return lambda commit: commit.message != RESUMED or commit.time <= when
+
+
 def _point(session: Session, told: Told, seq: int) -> _Point:
     """The files of a message: only tools change them, so that a commit is as good as another when
     no tool did anything between it and the message."""
-    before, after = commits_around(session, seq)
+    following = next((entry for at, entry in told.lines if at > seq), {})
+    before, after = commits_around(session, seq, _not_after(following))
     results = [at for at, entry in told.lines if has_results(entry)]
     low = before[1] if before else 0
     high = after[1] if after else session.mind.core.events

@@ -45,7 +45,7 @@ from ortet.surface.claude.listing import (
     name_of,
     read,
 )
-from ortet.surface.claude.rewinding import Rewound, Turn, rewind, seq_of, turns_of
+from ortet.surface.claude.rewinding import RESUMED, Rewound, Turn, rewind, seq_of, turns_of
 from ortet.surface.lent import Lent, session_name
 
 T = TypeVar("T")
@@ -239,7 +239,7 @@ class OrtetSessionStore(SessionStore):
             with suppress(OrtetError), self._lent.writing(name, create=False) as session:
                 files = self._files(session.hub)
                 assert files is not None
-                commit_with(session, files, "before the next turn")
+                commit_with(session, files, RESUMED)
         return [cast(SessionStoreEntry, entry) for _, entry in told.lines]
 
     def _listed(self, project_key: str) -> list[Listed]:
