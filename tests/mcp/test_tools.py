@@ -82,8 +82,10 @@ async def _deeds(project: Project, agent: Agent) -> None:
     assert listed["stdout"] == "two\n"
     late = await agent.ok("run", command="sleep 60", timeout=0.2)
     assert late["timed_out"] and late["exit_code"] == 124
-    (first, *_) = (await agent.ok("effects"))["effects"]
+    (first, second, *_) = (await agent.ok("effects"))["effects"]
     assert (first["name"], first["why"], first["state"]) == ("run", "to see", "done")
+    assert (second["command"], "why" in second) == ("cat a.py", False)
+    assert "run: cat a.py" in (await agent("effects")).text
     assert (await agent.ok("effects", unsettled=True))["effects"] == []
     made = await agent.ok("artifact", name="report.md", data="# it works", kind="report")
     assert made["version"] == 1

@@ -144,11 +144,19 @@ def _plan(known: Known) -> list[Item]:
 # how each thing is shown: as a line, and as data
 
 
+def run_as(effect: Effect) -> str:
+    """A deed by its name, and what was run by it."""
+    command = f": {one_line(effect.command, SHORT)}" if effect.command else ""
+    return f"{effect.name}{command}"
+
+
 def _deed(effect: Effect) -> tuple[str, Any]:
     why = f": {one_line(effect.why, SHORT)}" if effect.why else ""
     data = {"id": effect.id, "name": effect.name, "why": clip(effect.why, LONG)}
     data |= {"state": effect.state, "replay": effect.replay, "key": effect.key}
-    shown = f"`{effect.name}`{why}"
+    if effect.command:
+        data["command"] = clip(effect.command, LONG)
+    shown = f"`{run_as(effect)}`{why}"
     return (f"{shown} ({effect.id})" if effect.state in ("begun", "unsettled") else shown), data
 
 

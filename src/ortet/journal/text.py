@@ -46,11 +46,15 @@ def _part(part: Any) -> str:
     return f"[{kind}]" if isinstance(kind, str) else to_json(part)
 
 
+_COMMANDS = {"run": 0, "spawn": 1, "kernel.run": 1}
+"""Actions, and which of their arguments is what was run."""
+
+
 def called(data: dict[str, Any]) -> str:
     """What a deed was: of a command, what was run, which its name does not tell."""
-    args = data.get("args")
-    first = args[0] if data.get("name") == "run" and isinstance(args, list) and args else None
-    words: list[Any] = first if isinstance(first, list) else [first]
+    args, at = data.get("args"), _COMMANDS.get(str(data.get("name")), -1)
+    said = args[at] if isinstance(args, list) and 0 <= at < len(args) else None
+    words: list[Any] = said if isinstance(said, list) else [said]
     return " ".join(words) if all(isinstance(word, str) for word in words) else ""
 
 

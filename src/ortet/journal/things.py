@@ -120,7 +120,8 @@ class Artifact(Thing, frozen=True):
 
 
 class Effect(Thing, frozen=True):
-    """An action and its external deed. `state`: begun, done, failed, unsettled."""
+    """An action and its external deed. `state`: begun, done, failed, unsettled. `command`: what was
+    run, where its name does not tell; the family's rows know it, a mind does not keep it."""
 
     id: str
     name: str
@@ -134,6 +135,7 @@ class Effect(Thing, frozen=True):
     ended: int = 0
     time: int = 0
     actor: str = ""
+    command: str = ""
 
 
 class Call(Thing, frozen=True):

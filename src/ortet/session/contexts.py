@@ -9,6 +9,7 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.journal.context import Context
+from ortet.journal.known import run_as
 from ortet.journal.pairs import unanswered
 from ortet.journal.text import Counter, one_line, size_of
 from ortet.journal.things import Call, Fact, Message
@@ -152,6 +153,6 @@ def _standing(view: View) -> list[str]:
         lines.append(f"{mark} {one_line(step, _LINE)}")
     for effect in unsettled_of(view):
         why = f": {effect.why}" if effect.why else ""
-        lines.append(f"Not settled: {effect.name} ({effect.id}){one_line(why, _LINE)}")
+        lines.append(f"Not settled: {run_as(effect)} ({effect.id}){one_line(why, _LINE)}")
     lines += [f"Open question: {one_line(one.text, _LINE)}" for one in view.questions()]
     return lines

@@ -14,6 +14,7 @@ from ortet.errors import Conflict, Unsupported
 from ortet.given import check_text
 from ortet.ids import uuid7
 from ortet.journal.events import Draft, Event
+from ortet.journal.text import called, clip
 from ortet.journal.things import Effect
 from ortet.session.actions import (
     Action,
@@ -37,6 +38,7 @@ from ortet.store.faults import reach
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
 
+_SHOWN = 500
 _RERUN = ("pure", "idempotent")
 _INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
 _DONE, _FAILED, _BEGUN, _UNSETTLED = "done", "failed", "begun", "unsettled"
@@ -277,11 +279,12 @@ class Deeds:
             state=_BEGUN,
             key=action.key,
             scope=action.scope,
-            why=why,
+            why=hub.hidden(why),
             digest=mark,
             begun=self._ledger.tip.seq + 1,
             time=hub.clock.now_ns(),
             actor=hub.author,
+            command=command_of(hub, {"name": action.name, **said}),
         )
         deed = Deed(effect, self._row.id)
         rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
@@ -352,6 +355,12 @@ class Deeds:
 
     def _key(self, action: Action) -> str:
         return key_of(self._row, action.scope, action.key)
+
+
+def command_of(hub: Hub, data: dict[str, Any]) -> str:
+    """What was run, as it is shown: the journal has all of it."""
+    found: str = hub.hidden(called(data))
+    return clip(found, _SHOWN)
 
 
 def outcome_of(name: str, outcome: Any) -> Any:

@@ -171,7 +171,7 @@ def _wipe(hub: Hub, pending: Pending) -> None:
         row = hub.catalog.row(f"deed/{family}", id_)
         if row is not None:
             deed = decode(Deed, row.value)
-            effect = msgspec.structs.replace(deed.effect, why="")
+            effect = msgspec.structs.replace(deed.effect, why="", command="")
             bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
             hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
     for session, key in pending.letters:

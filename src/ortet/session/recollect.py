@@ -135,7 +135,10 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
 def _now(effect: Effect, deeds: Mapping[str, Deed]) -> Effect:
     """As the family knows it: a deed that was settled elsewhere is settled."""
     deed = deeds.get(effect.id)
-    return effect if deed is None else msgspec.structs.replace(effect, state=deed.effect.state)
+    if deed is None:
+        return effect
+    known = deed.effect
+    return msgspec.structs.replace(effect, state=known.state, command=known.command)
 
 
 def _error(effect: Effect, deeds: Mapping[str, Deed]) -> str:

@@ -54,8 +54,15 @@ def _cells(effect: Effect) -> tuple[str, ...]:
         effect.replay,
         render.when(effect.time),
         render.safe(effect.name),
-        render.title(effect.why),
+        render.title(_told(effect)),
     )
+
+
+def _told(effect: Effect) -> str:
+    """What was run, and why, as far as it was said."""
+    if not effect.command:
+        return effect.why
+    return f"{effect.command}  ({effect.why})" if effect.why else effect.command
 
 
 @group

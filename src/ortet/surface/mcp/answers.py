@@ -62,7 +62,8 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Deed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An effect on the world; `state` is begun, done, failed or unsettled."""
+    """An effect on the world; `state` is begun, done, failed or unsettled. `command`: what was
+    run."""
 
     id: str
     name: str
@@ -71,10 +72,12 @@ class Deed(msgspec.Struct, frozen=True, omit_defaults=True):
     time: int
     why: str = ""
     key: str = ""
+    command: str = ""
 
     def __str__(self) -> str:
+        command = f": {render.title(self.command)}" if self.command else ""
         why = f"  ({render.title(self.why)})" if self.why else ""
-        return f"{self.id}  {self.state}  {render.safe(self.name)}{why}"
+        return f"{self.id}  {self.state}  {render.safe(self.name)}{command}{why}"
 
 
 def commit_of(info: CommitInfo, refs: Sequence[str] = ()) -> Commit:

@@ -1,0 +1,94 @@
+"""Deeds say what was run, also where nobody said why: in lists, briefings, and after a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import ortet
+from ortet.codec import encode
+from ortet.session.deeds import deeds_of
+from ortet.session.hub import Hub
+
+VALUE = "correct-horse-battery-9f27"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("ORTET_VAULT_KEY", "ab" * 32)
+    with ortet.open(tmp_path / "store") as hub:
+        hub.vault.put("DEPLOY", VALUE)
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    return place
+
+
+def test_what_was_run_is_told(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        first = s.commit("before").oid
+        s.run("echo one > file")
+        s.run(["touch", "a b"], why="a name with a space")
+        s.act(len, "abc")
+        s.run("false")
+        told = [(one.name, one.command, one.why) for one in s.effects()]
+        assert told == [
+            ("run", "echo one > file", ""),
+            ("run", "touch a b", "a name with a space"),
+            ("len", "", ""),
+            ("run", "false", ""),
+        ]
+        text = s.briefing().markdown
+        for line in (
+            "`run: echo one > file`",
+            "`run: touch a b`: a name with a space",
+            "`len`",
+            "`run: false`",
+        ):
+            assert line in text, text
+        assert [one.command for one in s.restore(first).deeds][:2] == told_commands(hub, s.id)[:2]
+
+
+def told_commands(hub: Hub, id_: str) -> list[str]:
+    return [one.command for one in hub.get(id_).effects()]
+
+
+def test_without_what_is_secret(hub: Hub, place: Path, tmp_path: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        s.run(f"echo {VALUE}", why=f"to see {VALUE}")
+        (only,) = s.effects()
+        assert (only.command, only.why) == ("echo [DEPLOY]", "to see [DEPLOY]")
+        assert VALUE not in s.briefing().markdown
+    files = (tmp_path / "store").glob("catalog.db*")
+    assert not [one for one in files if VALUE.encode() in one.read_bytes()]
+
+
+def test_long_ones_are_cut(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        s.run("true " + "x" * 5000)
+        assert len(s.effects()[0].command) == 500
+
+
+def test_it_is_erased_with_its_event(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        s.run("echo something private")
+    hub.erase(s.id)
+    assert told_commands(hub, s.id) == [""]
+
+
+def test_rows_of_earlier_releases_have_none(hub: Hub, place: Path) -> None:
+    with hub.session("s", workspace=place) as s:
+        s.run("echo one")
+    (deed,) = deeds_of(hub.catalog, s.row.family)
+    old = msgspec.structs.replace(deed, effect=msgspec.structs.replace(deed.effect, command=""))
+    assert b"command" not in encode(old)
+    hub.catalog.put_row(f"deed/{s.row.family}", deed.effect.id, encode(old))
+    assert told_commands(hub, s.id) == [""]
+    assert "`run`" in hub.get(s.id).briefing().markdown
