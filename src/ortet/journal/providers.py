@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ortet.codec import to_json
 from ortet.journal.pairs import results_of
@@ -69,6 +70,50 @@ def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
         if found and number == stable:
             found[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
     return {"system": "\n\n".join(rules), "messages": found}
+
+
+def responses(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """As the Responses API takes them: calls, results and reasoning are items of their own."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.content if isinstance(message.content, list) else None
+        found += [dict(part) for part in content or () if _type(part) == "reasoning"]
+        rest = [part for part in content or () if _type(part) != "reasoning"]
+        if content and not rest:
+            continue
+        said = message if content is None else replace(message, content=rest)
+        for one in chat([said]):
+            found += _items(one)
+    return found
+
+
+def _items(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of one message of the other shape."""
+    if one["role"] == "tool":
+        output = {"call_id": one.get("tool_call_id", ""), "output": text_of(one["content"])}
+        return [{"type": "function_call_output", **output}]
+    found: list[dict[str, Any]] = []
+    content = one["content"]
+    if isinstance(content, list) and one["role"] == "user":
+        content = [_input(part) for part in content]
+    elif content is not None:
+        content = text_of(content)
+    if content:
+        found.append({"type": "message", "role": one["role"], "content": content})
+    for call in one.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            said = {"name": function.get("name", ""), "arguments": function.get("arguments", "{}")}
+            found.append({"type": "function_call", "call_id": call.get("id", ""), **said})
+    return found
+
+
+def _input(part: Any) -> dict[str, Any]:
+    if _type(part) == "image_url":
+        given = part.get("image_url")
+        url = given.get("url") if isinstance(given, dict) else given
+        return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return {"type": "input_text", "text": text_of([part])}
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:

@@ -65,9 +65,10 @@ def branch_off(session: Session, seq: int, name: str) -> Session:
 
 
 def go_back(session: Session, seq: int) -> None:
-    """On from behind event `seq`, as a restore to a commit that was made there."""
+    """On from behind event `seq`, as a restore to a commit that was made there; files stay."""
     with session.hub.writing():
-        session.restore(_at(session, seq).hex(), only={"mind"})
+        only = {"mind"} if session.row.has_files else None
+        session.restore(_at(session, seq).hex(), only=only)
 
 
 def _at(session: Session, seq: int) -> Oid:

@@ -36,6 +36,7 @@ from ortet.session.vault import Secret
 
 if TYPE_CHECKING:
     from ortet.journal.checkpoint import AgentCheckpoint
+    from ortet.session.exporting import Format
     from ortet.session.handover import Handover
     from ortet.session.hub import Hub
 
@@ -149,6 +150,17 @@ class View(Knowing):
 
         place = handover.check_directory(directory, inside=False)
         return handover.write(place, handover.contents(self, Story()))
+
+    def export_messages(self, format: Format, *, whole: bool = False) -> Any:
+        """The conversation as a model API takes it, fit to be sent: "openai" (a list of messages),
+        "openai-responses" (a list of items) or "anthropic" ({"system", "messages"}).
+
+        Every call has its result; thoughts are there where that API takes them back. What
+        compactions left out stays out unless it is to be `whole`.
+        """
+        from ortet.session.exporting import export_messages
+
+        return export_messages(self, format, whole=whole)
 
     def checkpoint(self) -> AgentCheckpoint:
         """Goal, plan, conversation, knowledge and where to go on, as one portable record."""

@@ -14,6 +14,9 @@ from ortet.surface.call import Call, verb
 MOST = 20
 """Problems a person is shown."""
 
+FORMATS = ("openai", "openai-responses", "anthropic", "otel")
+TOOLS = ("claude-code", "codex")
+
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -74,16 +77,43 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
 
 
 @verb()
-@click.argument("words", metavar="REF... FILE", nargs=-1, required=True)
-def export(call: Call, words: tuple[str, ...]) -> None:
+@click.argument("words", metavar="REF... FILE", nargs=-1)
+@click.option(
+    "--format", type=click.Choice(FORMATS), help="Of a session: as its messages, or spans."
+)
+@click.option("-o", "--output", metavar="FILE", help="With --format: write it there.")
+@click.option("--whole", is_flag=True, help="With --format: also what was compacted.")
+@click.option("--content", is_flag=True, help="With --format otel: also what was said.")
+def export(
+    call: Call,
+    words: tuple[str, ...],
+    *,
+    format: str | None,
+    output: str | None,
+    whole: bool,
+    content: bool,
+) -> None:
     """Write commits, with all they need, into one file.
+
+    With --format, write what was said in a session: as messages that a model API takes, or as spans
+    of OpenTelemetry; to standard output without -o.
 
     \b
     Example:
       ortet export HEAD work.bundle
       ortet export proj proj/1 both.bundle
+      ortet export fix-42 --format anthropic -o messages.json
     """
-    *refs, file = words
+    if format is not None:
+        from ortet.surface.conversations import export_session
+
+        export_session(call, words, format, output=output, whole=whole, content=content)
+        return
+    if output is not None or whole or content:
+        raise click.UsageError("-o, --whole and --content go with --format")
+    *refs, file = words or ("",)
+    if not file:
+        raise click.UsageError("Missing argument 'REF... FILE'")
     if not refs:
         raise click.UsageError(f"FILE is missing: give the file to write after {file!r}")
     names = _named(call, refs)
@@ -96,17 +126,44 @@ def export(call: Call, words: tuple[str, ...]) -> None:
 
 
 @verb("import")
-@click.argument("file")
-def import_(call: Call, file: str) -> None:
-    """Take the commits of a bundle into the store.
+@click.argument("file", required=False)
+@click.option("--from", "tool", type=click.Choice(TOOLS), help="FILE is a transcript of this tool.")
+@click.option("--all", "everything", is_flag=True, help="With --from: all that the tool has.")
+@click.option("--name", metavar="NAME", help="With --from: call the session so.")
+@click.option("--agent", default="default", metavar="NAME", help="With --from: whose it is.")
+@click.option("--dry-run", is_flag=True, help="With --from: only say what would be taken in.")
+def import_(
+    call: Call,
+    file: str | None,
+    *,
+    tool: str | None,
+    everything: bool,
+    name: str | None,
+    agent: str,
+    dry_run: bool,
+) -> None:
+    """Take in the commits of a bundle, or a transcript of a coding agent.
 
-    Everything is verified before a branch is made. A branch whose name is taken gets a number.
+    Everything is verified before a branch is made. A branch whose name is taken gets a number. A
+    transcript becomes a session, and the same one again adds what is new in it; FILE may be a
+    directory of them, and without one it is the newest of this directory, where the tool keeps it.
 
     \b
     Example:
       ortet import work.bundle
-      ortet restore proj --to proj
+      ortet import --from claude-code
+      ortet import --from codex ~/.codex/sessions/2026/01/31
     """
+    if tool is not None:
+        from ortet.surface.conversations import Wanted, import_transcripts
+
+        wanted = Wanted(tool, file, everything=everything, name=name, agent=agent, dry_run=dry_run)
+        import_transcripts(call, wanted)
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE'")
+    if everything or name is not None or dry_run:
+        raise click.UsageError("--all, --name and --dry-run go with --from")
     hub = call.open_hub(create=True)
     with call.progress("import") as progress:
         found = hub.import_(file, progress=progress)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ortet.errors import Conflict
 from ortet.journal.text import text_of
 from ortet.session.hub import Hub
 from ortet.session.view import View
@@ -273,3 +276,17 @@ def test_commits_at_each_question(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     (one,) = taken(hub, claude, tmp_path)
     assert [commit.message for commit in hub.log(one.commit)] == ["second, a mistake", "first"]
+
+
+def test_what_was_erased_does_not_come_back(hub: Hub, tmp_path: Path) -> None:
+    claude = small()
+    taken(hub, claude, tmp_path)
+    first = hub.get(NAME).messages()[0]
+    hub.erase(NAME, seqs=[first.seq])
+    claude.prompt("thanks")
+    (again,) = taken(hub, claude, tmp_path)
+    assert again.added == 1
+    assert "the lexer drops" not in "".join(said(hub.get(NAME)))
+    hub.erase(NAME)
+    with pytest.raises(Conflict, match="erased"):
+        taken(hub, claude, tmp_path)

@@ -26,7 +26,7 @@ def test_messages_thoughts_deeds_files_and_spend(hub: Hub, tmp_path: Path) -> No
     assert {call.model for call in view.model_calls()} == {"gpt-5-codex"}
     thought = next(event for event in view.events() if event.kind == "thought")
     assert thought.data["text"] == "**Looking at the lexer**"
-    assert thought.data["codex"]["encrypted_content"] == "gAAAAABo"
+    assert thought.data["part"]["encrypted_content"] == "gAAAAABo"
     assert [
         event.data["said"]["action"]["query"] for event in view.records("codex.web_search_call")
     ]

@@ -180,10 +180,8 @@ class Reader:
         drafts = [*first, _message("user", content, told)]
         results = [part for part in _parts(content) if part.get("type") == "tool_result"]
         for part in results:
-            failed = part.get("is_error") is True
-            drafts += self._doings.end(
-                str(part.get("tool_use_id", "")), part.get("content"), failed=failed
-            )
+            failed, call = part.get("is_error") is True, str(part.get("tool_use_id", ""))
+            drafts += self._doings.end(call, part.get("content"), at=told["at"], failed=failed)
         is_prompt = not results and not data.get("isMeta")
         return Entry(drafts, prompt=text_of(content).strip() if is_prompt else "")
 

@@ -153,7 +153,7 @@ class Reader:
             return Entry(drafts, prompt=_text(content).strip() if _is_prompt(payload) else "")
         if kind == "reasoning":
             text = "\n\n".join(filter(None, map(_text, _several(payload))))
-            return Entry([Draft("thought", {"text": text, "at": at, TOOL: payload})])
+            return Entry([Draft("thought", {"text": text, "at": at, "part": payload})])
         if kind in _CALLS and isinstance(payload.get("call_id"), str):
             return Entry(self._call(str(kind), payload, at))
         if kind in _RESULTS and isinstance(payload.get("call_id"), str):
@@ -186,7 +186,7 @@ class Reader:
         draft.data["extra"][TOOL] = _without(payload, "call_id", "output")
         if isinstance(output, dict):
             draft.data["extra"][TOOL]["output"] = _without(output, "content")
-        return [draft, *self._doings.end(call, draft.data["content"], failed=failed)]
+        return [draft, *self._doings.end(call, draft.data["content"], at=at, failed=failed)]
 
 
 def _record(kind: str, payload: dict[str, Any], at: int) -> Draft:

@@ -49,20 +49,21 @@ class Doings:
             "args": [],
             "kwargs": short(given) if isinstance(given, dict) else {"input": short(given)},
             "call": call[:_TEXT],
+            "at": at,
             "files": [path for path in files if path][:1000],
         }
         self._begun[call[:_TEXT]] = data
         return Draft("begun", data)
 
-    def end(self, call: str, result: Any, *, failed: bool = False) -> list[Draft]:
+    def end(self, call: str, result: Any, *, at: int, failed: bool = False) -> list[Draft]:
         """Nothing for a call that is no deed, or has ended."""
         begun = self._begun.pop(call[:_TEXT], None) or self._earlier(call[:_TEXT])
         if begun is None:
             return []
         id_, said = begun["id"], short(text_of(result))
         if failed:
-            return [Draft("ended", {"id": id_, "state": "failed", "error": said})]
-        ended = Draft("ended", {"id": id_, "state": "done", "outcome": said})
+            return [Draft("ended", {"id": id_, "state": "failed", "error": said, "at": at})]
+        ended = Draft("ended", {"id": id_, "state": "done", "outcome": said, "at": at})
         return [ended, *(_touched(path, id_) for path in begun.get("files", ()))]
 
     def _earlier(self, call: str) -> Mapping[str, Any] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ortet.config import variable
 from ortet.errors import Invalid, NotFound
 from ortet.surface.transcripts.codex import payload_of
 from ortet.surface.transcripts.lines import Transcript
@@ -30,12 +31,12 @@ class Place(msgspec.Struct, frozen=True):
     directory: str = ""
 
 
-def default_place(tool: str, environ: Mapping[str, str]) -> Path:
+def default_place(tool: str) -> Path:
     """The tool's own, which a variable may have moved."""
-    home = Path(environ.get("HOME") or Path.home())
+    home = Path(variable("HOME") or Path.home())
     if tool == "codex":
-        return Path(environ.get("CODEX_HOME") or home / ".codex") / "sessions"
-    return Path(environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
+        return Path(variable("CODEX_HOME") or home / ".codex") / "sessions"
+    return Path(variable("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
 
 
 def transcripts(tool: str, root: Path) -> list[Place]:
@@ -125,12 +126,8 @@ def _head(path: Path) -> Iterator[dict[str, Any]]:
                 yield data
 
 
-def meant(tool: str, path: Path | None, *, here: Path, environ: Mapping[str, str]) -> list[Place]:
-    """Transcripts that a PATH stands for: the file, or all of a directory; without one, those of
-    this directory in the tool's own place."""
-    if path is None:
-        root = default_place(tool, environ)
-        return of_directory(tool, transcripts(tool, root), here)
+def named(tool: str, path: Path) -> list[Place]:
+    """Transcripts that a PATH stands for: the file, or all that are below a directory."""
     if path.is_dir():
         return transcripts(tool, path)
     if not path.exists():

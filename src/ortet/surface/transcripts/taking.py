@@ -10,26 +10,25 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ortet.errors import Invalid
+from ortet.errors import Conflict, Invalid
 from ortet.journal.compact import Summarise
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft
 from ortet.journal.text import one_line
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.retelling import branch_off, go_back
 from ortet.session.session import Session
-from ortet.session.view import View
 from ortet.surface.lent import session_name
 from ortet.surface.transcripts import claude_code, codex
 from ortet.surface.transcripts.batch import Batch, key_of
-from ortet.surface.transcripts.doings import Doings, Pending
+from ortet.surface.transcripts.doings import Doings
+from ortet.surface.transcripts.known import Known, known_of, pending
 from ortet.surface.transcripts.lines import Line, Transcript
-from ortet.surface.transcripts.nodes import NOWHERE, Entry, Node, chains
+from ortet.surface.transcripts.nodes import NOWHERE, Chain, Entry, Node, chains
 from ortet.surface.transcripts.places import conversation_of
 
 _TITLE = 72
 _GOAL = 200
-_OPEN = ("begun", "unsettled")
 _DIGITS = 8
 
 
@@ -72,14 +71,6 @@ class Taken(msgspec.Struct, frozen=True):
     commit: str = ""
 
 
-class Known(msgspec.Struct, frozen=True):
-    """What a session has of a transcript: of each line its first and last event."""
-
-    lines: dict[str, tuple[int, int]]
-    around: dict[str, Any]
-    start: int  # the last event before all of them
-
-
 def tool_of(name: str) -> Tool:
     if name in TOOLS:
         return TOOLS[name]
@@ -98,18 +89,21 @@ def take(
     """Take a transcript in: its conversation into one session, each branch that was left into a
     fork of it, each agent that worked for it into one of its own. What was taken in before is not
     taken in again, so that a transcript that grows can be had as often as one likes."""
+    reader = tool_of(tool)
     with Transcript(path) as transcript:
         base = name or session_name(tool, conversation_of(tool, path))
-        views = [hub.get(row.id) for row in hub.sessions() if _is_of(row, agent, base)]
-        known = frozenset(key for view in views for key in known_of(view).lines)
-        nodes = tool_of(tool).index(transcript.lines(), known)
+        rows = [row for row in hub.sessions() if _is_of(row, agent, base)]
+        known = {row.name: known_of(hub.get(row.id)) for row in rows}
+        keys = frozenset(key for one in known.values() for key in one.lines)
+        nodes = reader.index(transcript.lines(), keys)
         found: list[Taken] = []
         for side, several in _by_side(nodes).items():
             whose = f"{base}/{session_name(f'agent-{side}')}" if side else base
-            taking = Taking(hub, tool_of(tool), transcript, several, name=whose, agent=agent)
+            taking = Taking(hub, reader, transcript, several, name=whose, agent=agent)
+            taking.known = known
             made = taking.foreseen() if dry_run else taking.take()
             found += [msgspec.structs.replace(made[0], parent=base if side else ""), *made[1:]]
-    return found
+    return found or [Taken(str(path), base, rest=transcript.rest)]
 
 
 def _is_of(row: SessionRow, agent: str, base: str) -> bool:
@@ -126,31 +120,6 @@ def _by_side(nodes: Sequence[Node]) -> dict[str, list[Node]]:
         parent = numbers[node.parent] if node.parent >= 0 else NOWHERE
         several.append(msgspec.structs.replace(node, parent=parent))
     return found
-
-
-def known_of(view: View) -> Known:
-    """Read from its journal: that, and nothing beside it, says what was taken in."""
-    lines: dict[str, tuple[int, int]] = {}
-    around: dict[str, Any] = {}
-    start, now = 0, ""
-    for event in view.events():
-        if not event.seq:
-            continue
-        if key := key_of(event.data):
-            now = key
-            lines[now] = (event.seq, event.seq)
-        elif now and not _is_ours(event):
-            lines[now] = (lines[now][0], event.seq)
-        elif not now:
-            start = event.seq
-        if event.kind.endswith(".context"):
-            around |= {name: one for name, one in event.data.items() if name != "line"}
-    return Known(lines, around, start)
-
-
-def _is_ours(event: Event) -> bool:
-    """What a session does by itself between two lines."""
-    return event.kind in ("lifecycle", "warning", "environment", "compaction", "episode")
 
 
 class Taking:
@@ -172,6 +141,7 @@ class Taking:
         self._nodes = nodes
         self._name = name
         self._agent = agent
+        self.known: dict[str, Known] = {}  # of each session by name, before anything is taken in
         self._chains = chains(nodes)
         self._names: list[str] = []
         for number, chain in enumerate(self._chains):
@@ -181,19 +151,32 @@ class Taking:
 
     def foreseen(self) -> list[Taken]:
         """What `take` would do."""
-        rows = {row.name: row for row in self._hub.sessions() if row.agent == self._agent}
         found = []
         for number, chain in enumerate(self._chains):
-            row = rows.get(self._names[number])
-            known = known_of(self._hub.get(row.id)).lines if row is not None else {}
-            new = sum(self._nodes[at].key not in known for at in chain.nodes)
-            found.append(self._taken(number, session=row.id if row is not None else "", added=new))
+            known = self.known.get(self._names[number], Known())
+            new = len(self._news(chain, known))
+            found.append(self._taken(number, session=known.session, added=new))
         return found
+
+    def _news(self, chain: Chain, known: Known) -> list[Node]:
+        """Lines that were not taken in. What was erased does not come back: lines before the last
+        that is known are no news then."""
+        nodes = [self._nodes[at] for at in chain.nodes]
+        if known.ends_erased:
+            raise Conflict(
+                "erased",
+                f"what {self._name!r} had of this transcript was erased: to have it again, take it "
+                "in under another --name",
+            )
+        if known.erased:
+            there = [at for at, node in enumerate(nodes) if node.key in known.lines]
+            nodes = nodes[max(there, default=-1) + 1 :]
+        return [node for node in nodes if node.key not in known.lines]
 
     def take(self) -> list[Taken]:
         """Into the journals; each line once."""
         foreseen = self.foreseen()
-        if not any(one.added for one in foreseen) and not self._moved(foreseen[0]):
+        if not any(one.added for one in foreseen) and not self._left():
             return foreseen
         opened: dict[int, Session] = {}
         found: list[Taken] = []
@@ -210,44 +193,51 @@ class Taking:
     def _open(self) -> Session:
         """The main conversation, where the transcript goes on with it: what was left since the last
         time stays, as a fork of its own."""
-        session = self._hub.session(self._name, agent=self._agent, environment="asked")
-        known = known_of(session)
-        if left := self._left(known):
+        session = self._reopened(self._name)
+        if left := self._left():
             tail = self._names[self._place[left[0]]].removeprefix(f"{self._name}/")
-            with self._hub.writing():
-                if not self._hub._minds().roll.is_taken(self._agent, f"{self._name}/{tail}"):
-                    branch_off(session, session.line.tip().seq, tail).pause()
-            first = known.lines[left[0]][0]
-            go_back(session, max(known.start, first - 1))
+            known = self.known[self._name]
+            if not self._is_there(f"{self._name}/{tail}"):
+                branch_off(session, known_of(session).last, tail).pause()
+                self.known[f"{self._name}/{tail}"] = known
+            go_back(session, max(known.start, known.lines[left[0]][0] - 1))
+            self.known[self._name] = known_of(session)
         return session
 
-    def _left(self, known: Known) -> list[str]:
-        """Lines that the main conversation has, and that lie on a branch by now."""
-        return [key for key in known.lines if self._place.get(key, 0) > 0]
+    def _reopened(self, name: str) -> Session:
+        """Ours to write from here on; what another process took in since we looked is known."""
+        session = self._hub.session(name, agent=self._agent, environment="asked")
+        known = self.known.get(name, Known())
+        if any(key_of(event.data) for event in session.events(known.last)):
+            self.known[name] = known_of(session)
+        return session
 
-    def _moved(self, main: Taken) -> bool:
-        return bool(main.session) and bool(self._left(known_of(self._hub.get(main.session))))
+    def _is_there(self, name: str) -> bool:
+        return self._hub._minds().roll.is_taken(self._agent, name)
+
+    def _left(self) -> list[str]:
+        """Lines that the main conversation has, and that lie on a branch by now."""
+        known = self.known.get(self._name, Known())
+        return [key for key in known.lines if self._place.get(key, 0) > 0]
 
     def _branch(self, number: int, opened: Mapping[int, Session]) -> Session:
         name, chain = self._names[number], self._chains[number]
-        if self._hub._minds().roll.is_taken(self._agent, name):
-            return self._hub.session(name, agent=self._agent, environment="asked")
+        if self._is_there(name):
+            return self._reopened(name)
         parent = opened[chain.parent]
         known = known_of(parent)
         after = self._nodes[chain.after].key if chain.after >= 0 else ""
         _, seq = known.lines.get(after, (0, known.start))
-        return branch_off(parent, seq, name.removeprefix(f"{parent.name}/"))
+        branch = branch_off(parent, seq, name.removeprefix(f"{parent.name}/"))
+        self.known[name] = known_of(branch)
+        return branch
 
     def _append(self, number: int, session: Session) -> Taken:
-        known = known_of(session)
+        known = self.known.get(session.name, Known())
         chain, batch = self._chains[number], Batch(session, self._tool.name)
-        reader = self._tool.reader(Doings(_pending(session)), known.around)
-        title, added = "", 0
-        for at in chain.nodes:
-            node = self._nodes[at]
-            if node.key in known.lines:
-                continue
-            added += 1
+        reader = self._tool.reader(Doings(pending(session)), known.around)
+        title, news = "", self._news(chain, known)
+        for node in news:
             entry = reader.entry(node, self._transcript.data(node.line))
             if entry is not None and (entry.summary or entry.prompt):
                 batch.flush()
@@ -272,7 +262,7 @@ class Taking:
         return self._taken(
             number,
             session=session.id,
-            added=added,
+            added=len(news),
             unknown=count["unknown"],
             messages=count["message"],
             thoughts=count["thought"],
@@ -296,15 +286,6 @@ class Taking:
 
 def _told(summary: str) -> Summarise:
     return lambda _: summary
-
-
-def _pending(session: Session) -> Pending:
-    def find() -> dict[str, Mapping[str, Any]]:
-        begun = [effect.begun for effect in session.mind.effects if effect.state in _OPEN]
-        events = [event for seq in begun for event in session.events(seq - 1, seq)]
-        return {str(event.data.get("call", "")): event.data for event in events}
-
-    return find
 
 
 def _tail(node: Node) -> str:

@@ -1,0 +1,133 @@
+"""What was said in a session, whole, in the shapes that model APIs take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from msgspec.structs import replace
+
+from ortet.errors import Invalid
+from ortet.given import FLAG, must_be
+from ortet.journal import beside
+from ortet.journal.compact import summary_message
+from ortet.journal.events import Event
+from ortet.journal.fitting import fit, for_chat, for_parts
+from ortet.journal.folding import message_of
+from ortet.journal.providers import chat, parts, responses
+from ortet.journal.things import Message
+from ortet.session.artifacts import Content, load
+from ortet.session.recollect import last_compaction, rules_of
+
+if TYPE_CHECKING:
+    from ortet.session.view import View
+
+Format = Literal["openai", "openai-responses", "anthropic"]
+
+_SEALS = {"thinking": "signature", "redacted_thinking": "data", "reasoning": "encrypted_content"}
+"""Kinds of thoughts, and what each is known by."""
+_BEGINNING = "(What was said before is not here.)"
+
+
+def export_messages(view: View, format: Format, *, whole: bool) -> Any:
+    """See View.export_messages."""
+    if format not in get_args(Format):
+        raise Invalid("bad_format", f"{format!r}: give one of {', '.join(get_args(Format))}")
+    must_be(FLAG, whole=whole)
+    said = list(_said(view, whole=whole))
+    if format == "openai":
+        return _sayable(chat(fit(_with_thoughts(said), for_chat)))
+    if format == "openai-responses":
+        return responses(fit(_with_thoughts(said, "reasoning"), _for_items))
+    told = parts(fit(_with_thoughts(said, "thinking", "redacted_thinking"), for_parts))
+    told["messages"] = list(_alternating(told["messages"]))
+    return told
+
+
+def _for_items(part: dict[str, Any]) -> dict[str, Any]:
+    return part if part.get("type") == "reasoning" else for_chat(part)
+
+
+def _said(view: View, *, whole: bool) -> Iterator[Message]:
+    """Messages, and thoughts that an API takes back as messages of their own; what was cut off and
+    lies in the store is put back."""
+    since = 0 if whole else view.mind.core.since
+    if not whole:
+        yield from rules_of(view)
+        past = last_compaction(view)
+        if past is not None and past.summary:
+            yield summary_message(past)
+    for event in view.events(since):
+        if event.erased:
+            continue
+        if event.kind == "message":
+            yield message_of(_whole(view, event))
+        elif event.kind == "thought" and (thought := _thought(_whole(view, event))) is not None:
+            yield thought
+
+
+def _whole(view: View, event: Event) -> Event:
+    if beside.BESIDE not in event.data:
+        return event
+
+    def read(named: dict[str, Any]) -> bytes:
+        return load(view.hub.objects, Content(named["oid"], named["size"]))
+
+    return replace(event, data=beside.whole(event.data, read))
+
+
+def _thought(event: Event) -> Message | None:
+    """One whose model gave something to know it by; others are no API's concern."""
+    data = event.data
+    part, of = data.get("part"), data.get("of")
+    if not isinstance(part, dict):
+        return None
+    if part.get("type") == "thinking":
+        part = {**part, "thinking": data.get("text", "")}
+    elif part.get("type") == "reasoning":
+        part = {"id": f"rs_{event.seq}", "summary": [], **part}
+        part = {key: value for key, value in part.items() if value is not None}
+    extra = {"id": of} if of else {}
+    return Message(event.seq, "assistant", [part], event.time, extra)
+
+
+def _with_thoughts(said: list[Message], *kinds: str) -> Iterator[Message]:
+    """Of all thoughts only those of these kinds, which their model has signed or sealed: an API
+    takes back no others."""
+    for message in said:
+        if message.role != "assistant" or not isinstance(message.content, list):
+            yield message
+            continue
+        kept = [part for part in message.content if _is_taken(part, kinds)]
+        if kept or not message.content:
+            yield replace(message, content=kept)
+
+
+def _is_taken(part: Any, kinds: tuple[str, ...]) -> bool:
+    seal = _SEALS.get(_type(part))
+    return seal is None or (_type(part) in kinds and isinstance(part.get(seal), str))
+
+
+def _type(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None
+
+
+def _sayable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Assistants say text, there, and only who calls something may say nothing."""
+    for one in messages:
+        if one["role"] == "assistant" and isinstance(one["content"], list):
+            one["content"] = [part for part in one["content"] if _type(part) == "text"] or None
+        if not one["content"] and not one.get("tool_calls"):
+            one["content"] = ""
+    return messages
+
+
+def _alternating(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A user begins, and results come before what else a user says."""
+    if messages and messages[0]["role"] != "user":
+        yield {"role": "user", "content": [{"type": "text", "text": _BEGINNING}]}
+    for one in messages:
+        content = one["content"]
+        if one["role"] == "user":
+            content = sorted(content, key=lambda part: part.get("type") != "tool_result")
+        yield {"role": one["role"], "content": content}
