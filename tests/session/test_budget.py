@@ -96,6 +96,12 @@ class TestLimits:
         assert s.budget_left() == {}
         s.act(len, "abc")
 
+    def test_a_soft_limit_of_nothing_is_reached_by_any_spend(self, hub: Hub) -> None:
+        with hub.session("s", budget={"soft": {"calls": 0}}) as s:
+            s.spend(usd=1)
+            (told,) = kinds(s, "warning")
+            assert (told["name"], told["limit"], told["spent"]) == ("calls", 0, 0)
+
     def test_a_soft_limit_warns_once(self, hub: Hub) -> None:
         with hub.session("s", budget={"usd": 5, "soft": {"usd": 2}}) as s:
             s.spend(usd=1)

@@ -316,7 +316,8 @@ class Budget:
                 spent = purses.add(spent_by(self._hub.catalog, old.family), paid)
                 told = purses.to_warn(account, spent)
                 for name, limit in told.items():
-                    data = {"what": "budget", "name": name, "limit": limit, "spent": spent[name]}
+                    data = {"what": "budget", "name": name, "limit": limit}
+                    data["spent"] = spent.get(name, 0.0)  # a limit of nothing is reached at once
                     drafts.append(self._draft("warning", data))
                 account = replace(account, warned={**account.warned, **told})
             found.append(replace(new, account=account))
