@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import ortet
 from ortet.codec import encode
+from ortet.journal.events import Draft
 from ortet.session.deeds import deeds_of
 from ortet.session.hub import Hub
+from ortet.session.retelling import retell
 
 VALUE = "correct-horse-battery-9f27"
 
@@ -58,6 +61,26 @@ def test_what_was_run_is_told(hub: Hub, place: Path) -> None:
 
 def told_commands(hub: Hub, id_: str) -> list[str]:
     return [one.command for one in hub.get(id_).effects()]
+
+
+def test_what_a_tool_ran_is_told(hub: Hub) -> None:
+    """Its own, and one of a transcript that was taken in."""
+    with hub.session("s") as s:
+        s.act(shell, command="ls -l")
+        begun: dict[str, Any] = {
+            "id": "b1",
+            "name": "Bash",
+            "replay": "recorded",
+            "key": "",
+            "scope": "family",
+        }
+        begun |= {"why": "", "args": [], "kwargs": {"command": f"echo {VALUE}"}}
+        retell(s, [Draft("begun", begun), Draft("ended", {"id": "b1", "state": "done"})])
+        assert told_commands(hub, s.id) == ["ls -l", "echo [DEPLOY]"]
+
+
+def shell(command: str) -> str:
+    return command
 
 
 def test_without_what_is_secret(hub: Hub, place: Path, tmp_path: Path) -> None:

@@ -53,9 +53,15 @@ _COMMANDS = {"run": 0, "spawn": 1, "kernel.run": 1}
 def called(data: dict[str, Any]) -> str:
     """What a deed was: of a command, what was run, which its name does not tell."""
     args, at = data.get("args"), _COMMANDS.get(str(data.get("name")), -1)
-    said = args[at] if isinstance(args, list) and 0 <= at < len(args) else None
+    said = args[at] if isinstance(args, list) and 0 <= at < len(args) else _by_name(data)
     words: list[Any] = said if isinstance(said, list) else [said]
     return " ".join(words) if all(isinstance(word, str) for word in words) else ""
+
+
+def _by_name(data: dict[str, Any]) -> Any:
+    """Tools of agents that run commands take it under this name."""
+    given = data.get("kwargs")
+    return given.get("command") if isinstance(given, dict) else None
 
 
 def size_of(message: Message, count: Counter) -> int:

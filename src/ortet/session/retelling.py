@@ -15,7 +15,7 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.things import Effect
 from ortet.session import artifacts
 from ortet.session.actions import digest
-from ortet.session.deeds import Deed
+from ortet.session.deeds import Deed, command_of
 from ortet.session.forking import fork_at
 from ortet.session.points import commit_at
 
@@ -101,7 +101,12 @@ def _deeds(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
         if draft.kind == "begun":
             intent = {name: data[name] for name in _INTENT}
             effect = Effect(
-                **intent, state="begun", begun=seq, time=session._now(), actor=draft.actor
+                **intent,
+                state="begun",
+                begun=seq,
+                time=session._now(),
+                actor=draft.actor,
+                command=command_of(session.hub, data),
             )
             found[effect.id] = Deed(effect, session.id)
         elif draft.kind == "ended":

@@ -134,7 +134,7 @@ function lines(told, past) {
     el("a", { class: "oid", href: `/s/${session}/c/${told.to}` }, short(told.to)),
     past ? `, ${told.written} ${told.written === 1 ? "file" : "files"} written, ${told.removed} removed.` : "."));
   add("Will not come back", (told.lost || []).map(lost), "lost");
-  add("Done since, and stays done", (told.deeds || []).map((one) => one.why ? `${one.name}: ${one.why}` : one.name), "lost");
+  add("Done since, and stays done", (told.deeds || []).map((one) => [one.name, one.command, one.why].filter(Boolean).join(": ")), "lost");
   add("Others still see", (told.collaborations || []).map((one) => [one.kind, one.name, one.link].filter(Boolean).join(" ")), "lost");
   add("Secrets that cannot be had here now", (told.secrets || []).map((one) => `${one.name} (${one.state}), for ${one.used.join(", ")}`), "lost");
   add(past ? "Undone" : "Takes back", (told.steps || []).map((one) => [one.verb, named(one.detail)].filter(Boolean).join(" ")));
