@@ -138,7 +138,8 @@ def test_a_rewind_leaves_a_branch(hub: Hub, tmp_path: Path) -> None:
     claude.prompt("second, better")
     claude.answer(text("three"), id_="msg_03")
     main, left = taken(hub, claude, tmp_path)
-    assert (main.name, left.name, left.parent) == (NAME, f"{NAME}/left-00000003", NAME)
+    assert (main.name, left.parent) == (NAME, NAME)
+    assert left.name.startswith(f"{NAME}/left-")
     assert said(hub.get(NAME)) == ["first", "one", "second, better", "three"]
     assert said(hub.get(left.name)) == ["first", "one", "second, a mistake", "two"]
     assert hub.get(left.name).row.parent == main.session
@@ -187,6 +188,30 @@ def test_branches_of_branches(hub: Hub, tmp_path: Path) -> None:
     assert sorted(words[-1] for words in found.values()) == [
         *("four", "of the branch", "of the branch too", "three")
     ]
+
+
+def test_branches_of_lines_with_odd_keys(hub: Hub, tmp_path: Path) -> None:
+    claude = Claude()
+    behind = claude.prompt("first", uuid="../x y")
+    for number in range(4):
+        claude.last = behind
+        claude.prompt(f"again {number}", uuid=f"msg-00000001/ü {number}")
+    main, *others = taken(hub, claude, tmp_path)
+    assert said(hub.get(main.name)) == ["first", "again 3"]
+    assert [said(hub.get(one.name))[1] for one in others] == ["again 0", "again 1", "again 2"]
+
+
+def test_what_was_copied_from_another_conversation_is_not_paid_again(
+    hub: Hub, tmp_path: Path
+) -> None:
+    claude = Claude()
+    origin = {"sessionId": "another", "messageUuid": "x"}
+    claude.prompt("first", forkedFrom=origin)
+    claude.answer(text("one"), id_="msg_01", forkedFrom=origin)
+    claude.prompt("second")
+    claude.answer(text("two"), id_="msg_02")
+    taken(hub, claude, tmp_path)
+    assert hub.get(NAME).spent()["output_tokens"] == 30
 
 
 def test_calls_at_once_are_no_branches(hub: Hub, tmp_path: Path) -> None:

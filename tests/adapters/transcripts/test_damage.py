@@ -261,7 +261,7 @@ def test_two_at_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_every_line_is_in_one_conversation(drawn: list[tuple[int, bool]]) -> None:
     line = lines.Line(0, 1, "#x")
     nodes = [
-        Node(line, str(at), min(parent, at - 1), weighs=weighs)
+        Node(line, str(at), min(parent, at - 1), weighs=weighs, said=weighs)
         for at, (parent, weighs) in enumerate(drawn)
     ]
     found = chains(nodes)

@@ -36,7 +36,7 @@ class Batch:
         self._session = session
         self._tool = tool
         self._lines: list[tuple[list[Draft], Raw]] = []
-        self._bytes = 0
+        self._bytes = self._events = 0
         self._paid: Paid | None = None
         self.count: Counter[str] = Counter()
         self.files: dict[str, None] = {}
@@ -49,6 +49,7 @@ class Batch:
             self.flush()
         self._lines.append(([_keyed(one, key) for one in drafts[:1]] + drafts[1:], raw))
         self._bytes += size
+        self._events += len(drafts) or 1
         if not drafts:
             self._lines[-1] = ([Draft(f"{self._tool}.line", {"line": key})], raw)
         if entry is None or entry.unknown:
@@ -56,7 +57,7 @@ class Batch:
         if paid is not None:
             before = self._paid.amounts if self._paid is not None else {}
             self._paid = msgspec.structs.replace(paid, amounts=dict(add(before, paid.amounts)))
-        if self._bytes >= _BYTES or sum(len(one) for one, _ in self._lines) >= _EVENTS:
+        if self._bytes >= _BYTES or self._events >= _EVENTS:
             self.flush()
 
     def flush(self) -> None:
@@ -77,7 +78,8 @@ class Batch:
         }
         if self._paid is not None:
             self.spent = dict(add(self.spent, self._paid.amounts))
-        self._lines, self._bytes, self._paid = [], 0, None
+        self._lines, self._paid = [], None
+        self._bytes = self._events = 0
 
     def _goes_with(self, paid: Paid) -> bool:
         """One step is on one model's bill of one day."""

@@ -81,10 +81,11 @@ def _node(
     side = _side(data, above) if data.get("isSidechain") is True else ""
     if not isinstance(uuid, str) or not 0 < len(uuid) <= _LONGEST or uuid in by_uuid:
         side = side or (nodes[-1].side if nodes and "isSidechain" not in data else "")
-        return Node(line, line.key, NOWHERE, weighs=False, side=side)
+        return Node(line, line.key, NOWHERE, weighs=False, said=False, side=side)
     message = data.get("message")
     message = message if isinstance(message, dict) else {}
     parts = _parts(message.get("content"))
+    said = data.get("type") in ("user", "assistant")
     boundary = data.get("type") == "system" and data.get("parentUuid") is None
     if above is not None and above.side == side:
         place = by_uuid[above.key]
@@ -94,7 +95,8 @@ def _node(
         line=line,
         key=uuid,
         parent=place,
-        weighs=data.get("type") in ("user", "assistant"),
+        weighs=said and not data.get("isMeta") and not data.get("teamName"),
+        said=said,
         mark=str(message.get("id") or "") if data.get("type") == "assistant" else "",
         calls=tuple(_ids(parts, "tool_use", "id")),
         results=tuple(_ids(parts, "tool_result", "tool_use_id")),
@@ -123,6 +125,8 @@ def _rest(now: Paid, before: Paid) -> Paid | None:
 
 def _paid(message: dict[str, Any], data: dict[str, Any]) -> Paid | None:
     usage, model = message.get("usage"), message.get("model")
+    if data.get("forkedFrom"):  # copied: it was paid in the conversation that it is from
+        return None
     if not isinstance(usage, dict) or not isinstance(model, str) or not model.isprintable():
         return None
     amounts = sound(amounts_of(usage))

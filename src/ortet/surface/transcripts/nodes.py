@@ -18,14 +18,16 @@ NOWHERE = -1
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A line and its place. `parent` is the number of an earlier node. What `weighs` was said, and
-    says by being the last which branch is gone on with. `mark` is the same in all parts of one
-    answer of a model, `calls` are made and `results` given here. `side`: another agent's line."""
+    """A line and its place. `parent` is the number of an earlier node. What `weighs` says by being
+    the last which branch is gone on with; what is not `said` is never a branch. `mark` is the same
+    in all parts of one answer of a model, `calls` are made and `results` given here. `side`:
+    another agent's line."""
 
     line: Line
     key: str
     parent: int
     weighs: bool = True
+    said: bool = True
     mark: str = ""
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -90,7 +92,7 @@ def _favourites(nodes: Sequence[Node]) -> dict[int, int]:
 def _belongs(node: Node, marks: set[str]) -> bool:
     """Whether it only looks like a branch: parts of one answer, and results of calls that were made
     at once, lie beside each other in the tree."""
-    return not node.weighs or node.mark in marks or not marks.isdisjoint(node.results)
+    return not node.said or node.mark in marks or not marks.isdisjoint(node.results)
 
 
 def _with_results(chain: Chain, found: Sequence[Chain], spine: Sequence[bool]) -> Chain:

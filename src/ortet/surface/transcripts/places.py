@@ -67,7 +67,7 @@ def _is_one(tool: str, path: Path) -> bool:
     """Not of an agent that works for another: those go with that one's."""
     if tool == "codex":
         return path.name.startswith("rollout-")
-    return not path.name.startswith("agent-") and path.parent.name != "subagents"
+    return not path.name.startswith("agent-") and "subagents" not in path.parts
 
 
 def of_directory(tool: str, places: Iterable[Place], here: Path) -> list[Place]:
@@ -110,7 +110,7 @@ def agents_of(tool: str, path: Path) -> list[Path]:
     """Transcripts of the agents that worked for a conversation."""
     if tool == "codex" or path.name.startswith("agent-"):
         return []
-    inside = sorted((path.parent / path.stem / "subagents").glob("agent-*.jsonl"))
+    inside = sorted((path.parent / path.stem / "subagents").rglob("agent-*.jsonl"))
     beside = [
         one
         for one in sorted(path.parent.glob("agent-*.jsonl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -29,7 +30,6 @@ from ortet.surface.transcripts.places import conversation_of
 
 _TITLE = 72
 _GOAL = 200
-_DIGITS = 8
 
 
 class Reader(Protocol):
@@ -289,5 +289,6 @@ def _told(summary: str) -> Summarise:
 
 
 def _tail(node: Node) -> str:
-    """The name of the branch that a line begins: no number, which forks have."""
-    return f"left-{node.key.removeprefix('#')[:_DIGITS]}"
+    """The name of the branch that a line begins, whatever its key is made of: no number, which
+    forks have."""
+    return f"left-{blake2b(node.key.encode(), digest_size=5).hexdigest()}"
