@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -223,13 +223,13 @@ def test_a_query_without_an_index_is_answered_by_words(store: Any) -> None:
     assert keys(store.search(("m",), query="billing failed", limit=1)) == ["1"]
 
 
-def embed(texts: list[str]) -> list[list[float]]:
+def embed(texts: Sequence[str]) -> list[list[float]]:
     """So many of each letter: as good as any for a test."""
     return [[float(text.lower().count(letter)) for letter in "abcdefgh"] for text in texts]
 
 
 def test_items_are_found_by_meaning(hub: ortet.Hub) -> None:
-    store = OrtetStore(hub, index={"dims": 8, "embed": embed, "fields": ["text", "tags[*]"]})
+    store: Any = OrtetStore(hub, index={"dims": 8, "embed": embed, "fields": ["text", "tags[*]"]})
     store.put(("m",), "a", {"text": "aaaa"})
     store.put(("m",), "ab", {"text": "aabb"})
     store.put(("m",), "tagged", {"text": "hhhh", "tags": ["b", "c"]})
@@ -248,18 +248,18 @@ def test_items_are_found_by_meaning(hub: ortet.Hub) -> None:
 
 
 def test_vectors_that_do_not_fit_are_refused_before_anything_is_written(hub: ortet.Hub) -> None:
-    store = OrtetStore(hub, index={"dims": 9, "embed": embed})
+    store: Any = OrtetStore(hub, index={"dims": 9, "embed": embed})
     with pytest.raises(ortet.Invalid, match="dims"):
         store.put(("m",), "a", {"text": "a"})
     assert store.get(("m",), "a") is None
 
 
 def test_async_calls_do_the_same(hub: ortet.Hub) -> None:
-    async def aembed(texts: list[str]) -> list[list[float]]:
+    async def aembed(texts: Sequence[str]) -> list[list[float]]:
         await asyncio.sleep(0)
         return embed(texts)
 
-    store = OrtetStore(hub, index={"dims": 8, "embed": aembed, "fields": ["text"]})
+    store: Any = OrtetStore(hub, index={"dims": 8, "embed": aembed, "fields": ["text"]})
 
     async def work() -> None:
         many = (store.aput(("m",), str(n), {"text": "a" * n + "b" * (5 - n)}) for n in range(6))

@@ -219,7 +219,8 @@ def test_what_was_trimmed_is_read_from_commits(hub: ortet.Hub) -> None:
     store.commit("all")
     store.put(("a",), "late", {"n": 20})
     hub.retain()
-    for one in (store, OrtetStore(hub)):
+    again: Any = OrtetStore(hub)
+    for one in (store, again):
         assert [item.value["n"] for item in one.search((), limit=100)] == list(range(21))
         assert one.get(("a",), "3").value == {"n": 3}
     store.commit("more")
@@ -239,6 +240,30 @@ def test_what_was_erased_is_gone(hub: ortet.Hub) -> None:
     store.put(("a",), "2", {"text": "new"})
     assert store.get(("a",), "2").value == {"text": "new"}
     hub.verify()
+
+
+def test_an_item_is_erased_with_its_vectors_and_its_past(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with ortet.open(place) as hub:
+        store: Any = OrtetStore(
+            hub, index={"dims": 1, "embed": lambda texts: [[len(text) * 1.0] for text in texts]}
+        )
+        for text in ("first XYZZY", "second XYZZY", "XYZZY " * 200_000):
+            store.put(("a",), "secret", {"text": text})
+        store.put(("a",), "other", {"text": "stays"})
+        store.commit("it is in a commit too")
+        assert store.erase(("a",), "nothing") is None
+        receipt = store.erase(("a",), "secret")
+        assert len(receipt.events) > 8  # puts, parts, vectors, and that it was deleted
+        assert store.get(("a",), "secret") is None
+        assert store.history(("a",), "secret") == []
+        assert [item.key for item in store.search(("a",), query="XYZZY")] == ["other"]
+        hub.verify()
+    with ortet.open(place) as hub:
+        told = hub.get("langgraph-store").records()
+        assert not any("XYZZY" in str(event.data) for event in told)
+        again: Any = OrtetStore(hub)
+        assert [item.key for item in again.search(())] == ["other"]
 
 
 def test_a_closed_session_takes_nothing_more(hub: ortet.Hub) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ KEYS = ("1", "2", "prefs", "a.b", "..", "ключ")
 DEPTHS = (1, 1, 2, 2, 3)
 
 
-def embed(texts: list[str]) -> list[list[float]]:
+def embed(texts: Sequence[str]) -> list[list[float]]:
     """No two texts of this test are equally near to a third."""
     return [
         [float(part) for part in random.Random(text).sample(range(-99, 99), 6)] for text in texts

@@ -53,7 +53,14 @@ from langgraph.store.base import (
 
 from ortet.errors import Invalid
 from ortet.given import COUNT, must_be
-from ortet.surface.langgraph.store_items import Entry, Id, checked_id, checked_value, past_of
+from ortet.surface.langgraph.store_items import (
+    Entry,
+    Id,
+    checked_id,
+    checked_value,
+    past_of,
+    told_in,
+)
 from ortet.surface.langgraph.store_journal import ItemJournal
 from ortet.surface.langgraph.store_known import copied
 from ortet.surface.langgraph.store_match import listed
@@ -64,6 +71,7 @@ from ortet.surface.langgraph.store_search import Search
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
     from ortet.session.hub import Hub
+    from ortet.session.tombs import Receipt
 
 _SWEEP_MINUTES = 5.0
 _BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
@@ -290,6 +298,16 @@ class OrtetStore(BaseStore):
             )
             for event, entry in found
         ]
+
+    def erase(self, namespace: tuple[str, ...], key: str) -> Receipt | None:
+        """Delete an item, and destroy all that it ever was; None where it never was. As hub.erase,
+        only where nobody else uses the hub at this moment."""
+        id_ = checked_id(namespace, key)
+        with self._lock:
+            self._journal.write([Change(id_, None)])
+            past = past_of(self._journal.told(), id_)
+            seqs = [seq for event, _ in past for seq in told_in(event)]
+            return self._hub.erase(self._journal.session, seqs=seqs) if seqs else None
 
     def commit(self, message: str = "") -> CommitInfo:
         """Seal what is remembered now; a restore of the session gives it back. Only where nobody

@@ -114,6 +114,13 @@ def past_of(events: Iterable[Event], id_: Id) -> list[tuple[Event, Entry | None]
     return found
 
 
+def told_in(event: Event) -> range:
+    """Numbers of the events that tell of one put: itself, and those with more of it."""
+    data = event.data if event.kind == ITEM else {}
+    more = data.get("parts", 0) + data.get("vectors", 0)
+    return range(event.seq, event.seq + 1 + more) if event.kind == ITEM else range(0)
+
+
 # rows
 
 
