@@ -4,6 +4,7 @@ A value is a tree of JSON. What JSON has not, or is large, or is a message, stan
 {"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts; {"$b": [type, base64]}, bytes of
 LangGraph's serializer; {"$o": [type, id, size]}, such bytes in an object of the store;
 {"$d": [[key, tree], …]}, a dict whose keys are in no order, or look like these: the journal sorts.
+{"$i": [number, id]} is a part: a message that was said without an id, which LangGraph gave it then.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Part:
     """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
     has changed it."""
 
-    __slots__ = ("_raw", "_then", "is_message", "number", "object", "tree")
+    __slots__ = ("_raw", "_then", "is_message", "number", "object", "stored", "tree")
 
-    def __init__(self, number: int, tree: Tree, *, is_message: bool = False) -> None:
+    def __init__(
+        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None
+    ) -> None:
         self.number = number
         self.tree = tree
         self.is_message = is_message
+        self.stored = tree if stored is None else stored  # the same in the journal
         self.object: BaseMessage | None = None
         self._then: Snapshot | None = None
         self._raw: bytes | None = None
@@ -62,8 +66,8 @@ class Part:
             self._raw = _encode(self.tree)
         return self._raw
 
-    def keep(self, message: BaseMessage) -> None:
-        self.object, self._then = message, snapshot(message)
+    def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
+        self.object, self._then = message, then or snapshot(message)
 
     def is_unchanged(self) -> bool:
         return self.object is not None and self._then is not None and is_as(self.object, self._then)
@@ -99,6 +103,22 @@ class Heap:
         if isinstance(marked, dict) and isinstance(marked.get("n"), int):
             self.add(Part(marked["n"], data, is_message=True))
 
+    def add_stored(self, number: int, tree: Tree) -> None:
+        """From a record."""
+        if type(tree) is dict and "$i" in tree:
+            first, id_ = tree["$i"]
+            if (said := self._parts.get(first)) is not None:
+                self.add(Part(number, _named(said.tree, id_), is_message=True, stored=tree))
+        else:
+            self.add(Part(number, tree))
+
+    def unnamed(self, message: BaseMessage, data: dict[str, Any]) -> Part | None:
+        """The part that kept this very object before it was given an id."""
+        found = self._objects.get(id(message))
+        if found is None or found.object is not message or not isinstance(message.id, str):
+            return None
+        return found if _named(found.tree, message.id) == _named(data, message.id) else None
+
     def part(self, number: int) -> Part | None:
         return self._parts.get(number)
 
@@ -120,11 +140,14 @@ class Heap:
             return found
         return None
 
-    def hold(self, part: Part, message: BaseMessage) -> None:
-        if part.object is not None:
-            self._objects.pop(id(part.object), None)
-        part.keep(message)
+    def hold(self, part: Part, message: BaseMessage, then: Snapshot) -> None:
+        self._leave(part.object, part)
+        part.keep(message, then)
         self._objects[id(message)] = part
+
+    def _leave(self, message: BaseMessage | None, part: Part) -> None:
+        if self._objects.get(id(message)) is part:
+            del self._objects[id(message)]
 
     # reading
 
@@ -157,8 +180,7 @@ class Heap:
         before = part.object
         found = part.message()
         if found is not before:
-            if before is not None:
-                self._objects.pop(id(before), None)
+            self._leave(before, part)
             self._objects[id(found)] = part
         return found
 
@@ -248,20 +270,25 @@ class Maker:
             return part.number
         if id(message) in self._said:
             return self._said[id(message)]
+        then = snapshot(message)  # before: LangGraph may give it an id at this moment
         data = data_of(message)
         if data is None:
             return None
+        if not is_as(message, then):
+            return self._message(message)
         key = _digest(_encode(data))
         number = self._heap.known(key)
         if number is None:
             number = self._made.get(key)
         elif (part := self._heap.part(number)) is not None:
-            self._heap.hold(part, message)
+            self._heap.hold(part, message, then)
         if number is None:
             number = self._made[key] = self._next
+            before = self._heap.unnamed(message, data)
             data["extra"][MARK]["n"] = number
-            part = Part(number, data, is_message=True)
-            part.keep(message)
+            stored = {"$i": [before.number, message.id]} if before is not None else None
+            part = Part(number, data, is_message=True, stored=stored)
+            part.keep(message, then)
             self.new.append(part)
             self._next += 1
         self._said[id(message)] = number
@@ -340,6 +367,12 @@ def _key(part: Part) -> bytes:
         rest = {name: one for name, one in tree["extra"][MARK].items() if name != "n"}
         return _digest(_encode({**tree, "extra": {**tree["extra"], MARK: rest}}))
     return _digest(part.raw)
+
+
+def _named(data: dict[str, Any], id_: str) -> dict[str, Any]:
+    """Data of a message, as if it had this id, and no number here."""
+    rest = {name: one for name, one in data["extra"][MARK].items() if name != "n"}
+    return {**data, "extra": {**data["extra"], MARK: {**rest, "id": rest.get("id", id_)}}}
 
 
 def _ranges(numbers: list[int]) -> list[list[int]]:

@@ -180,6 +180,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         tid, ns, id_ = _named(config)
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
+        self._threads.wait_for(tid, (ns, id_))
         with self._threads.writing(tid) as (session, thread):
             make = Maker(thread.heap, self.serde)
             found = [

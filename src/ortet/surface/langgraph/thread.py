@@ -9,7 +9,7 @@ from typing import Any
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from ortet.journal.events import Event
-from ortet.surface.langgraph.heap import Heap, Part, Tree
+from ortet.surface.langgraph.heap import Heap, Tree
 
 THREAD = "langgraph.thread"
 PARTS = "langgraph.parts"
@@ -84,7 +84,7 @@ class Thread:
 
     def take(self, kind: str, data: dict[str, Any], seq: int) -> None:
         for number, tree in data.get("new", ()):
-            self.heap.add(Part(number, tree))
+            self.heap.add_stored(number, tree)
         self.tell(kind, data, seq)
 
     def tell(self, kind: str, data: dict[str, Any], seq: int) -> None:

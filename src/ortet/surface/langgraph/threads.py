@@ -17,7 +17,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.surface.langgraph.heap import Maker
-from ortet.surface.langgraph.thread import THREAD, Saved, Thread
+from ortet.surface.langgraph.thread import THREAD, Saved, Spot, Thread
 from ortet.surface.langgraph.writing import Record, append
 from ortet.surface.lent import Lent, session_name
 
@@ -26,6 +26,7 @@ _MOST = 64
 _EARLY = 8
 """Events among which the one is that names a thread."""
 
+_LATE = 0.5
 _GATHER = 0.002
 """Seconds that writes of a task wait for the checkpoint that follows them."""
 
@@ -75,6 +76,19 @@ class Threads:
         the block: a checkpoint mostly follows at once, and both are one write."""
         event = append(session, thread, make, record=record, thread_id=thread_id, now=False)
         return lambda: self._settle(session, thread, event)
+
+    def wait_for(self, tid: str, spot: Spot) -> None:
+        """A checkpoint whose writes come first, as background threads have it: what was said before
+        it is to be told before."""
+        with self.reading(tid) as thread:
+            if thread is not None and thread.saved(*spot) is not None:
+                return
+        with self._stored:
+            self._stored.wait_for(lambda: self._is_here(tid, spot), _LATE)
+
+    def _is_here(self, tid: str, spot: Spot) -> bool:
+        thread = self._known.get(tid)
+        return thread is not None and thread.saved(*spot) is not None
 
     def _note(self, thread: Thread, seq: int) -> None:
         with self._stored:

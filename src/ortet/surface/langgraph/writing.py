@@ -39,9 +39,9 @@ def append(
         if make.large:
             hub.objects.flush()
         drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
-        said = [part for part in make.new if part.is_message]
+        said = [part for part in make.new if part.stored is part.tree and part.is_message]
         drafts += [Draft("message", part.tree, hub.author) for part in said]
-        *groups, last = _groups([part for part in make.new if not part.is_message])
+        *groups, last = _groups([part for part in make.new if part not in said])
         drafts += [Draft(PARTS, {"new": group}, hub.author) for group in groups]
         whole = {**data, "new": last} if last else data
         drafts.append(Draft(kind, whole, hub.author, refs))
@@ -61,7 +61,7 @@ def _groups(parts: list[Part]) -> Iterator[list[list[Any]]]:
         if size + len(part.raw) > _FULL:
             yield group
             group, size = [], 0
-        group.append([part.number, part.tree])
+        group.append([part.number, part.stored])
         size += len(part.raw)
     yield group
 
