@@ -16,6 +16,7 @@ from ortet.journal.fitting import fit, for_chat, for_parts
 from ortet.journal.folding import message_of
 from ortet.journal.providers import chat, parts, responses
 from ortet.journal.things import Message
+from ortet.session import telling
 from ortet.session.artifacts import Content, load
 from ortet.session.recollect import last_compaction, rules_of
 
@@ -67,8 +68,10 @@ def _said(view: View, *, whole: bool) -> Iterator[Message]:
 
 
 def _whole(view: View, event: Event) -> Event:
-    if beside.BESIDE not in event.data:
+    if not event.refs:  # else anybody could name what is in the store
         return event
+    if beside.BESIDE not in event.data:
+        return replace(event, data=telling.whole(view.hub, event))
 
     def read(named: dict[str, Any]) -> bytes:
         return load(view.hub.objects, Content(named["oid"], named["size"]))

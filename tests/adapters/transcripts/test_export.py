@@ -10,6 +10,7 @@ import pytest
 
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
+from ortet.session.telling import Telling, tell
 from ortet.session.view import View
 from ortet.surface.transcripts.taking import take
 
@@ -147,3 +148,12 @@ def test_of_nothing(hub: Hub) -> None:
         assert session.export_messages("openai") == []
         assert session.export_messages("openai-responses") == []
         assert session.export_messages("anthropic") == {"system": "", "messages": []}
+
+
+def test_messages_that_an_adapter_stored_apart(hub: Hub) -> None:
+    long = "a long story " * 100_000
+    with hub.session("long") as session:
+        tell(session, [Telling("message", {"role": "user", "content": long})])
+        assert session.export_messages("openai") == [{"role": "user", "content": long}]
+        session.say("user", "short", stored={"oid": "no such thing", "size": 3})
+        assert session.export_messages("openai")[1]["content"] == "short"
