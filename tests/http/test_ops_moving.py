@@ -404,10 +404,21 @@ def test_directories_of_the_host_are_written_by_those_who_may_run_there(
         reply = writer.ask("POST", f"{path}/{verb}", body)
         assert (reply.status, reply.kind) == (403, "token_host"), (verb, body, reply)
     assert writer.ask("PUT", f"{path}/files/file", b"three").kind == "token_host"
-    assert (place / "file").read_text() == "two"
+    for option in (
+        {"handover": "out"},
+        {"profile": "worker"},
+        {"environment": "commit"},
+        {"network": "host"},
+    ):
+        reply = writer.ask("POST", "/sessions", {"name": "direct", **option})
+        assert (reply.status, reply.kind) == (403, "token_host"), option
+        own = writer.ask("POST", "/sessions", {"name": "own", **option})
+        assert own.status == (403 if "network" in option else 200), option
     assert not writer.post(f"{path}/restore", {"ref": first, "dry_run": True})["done"]
     writer.post(f"{path}/messages", {"role": "user", "content": "hello"})
     assert writer.post(f"{path}/commits", {"message": "said"})["parents"] == [second]
+    assert [one.name for one in place.iterdir()] == ["file"]
+    assert (place / "file").read_text() == "two"
     assert writer.post(f"{path}/restore", {"ref": first, "only": ["mind"]})["done"]
     assert (place / "file").read_text() == "two"
     assert admin.post(f"{path}/restore", {"ref": first})["done"]

@@ -14,6 +14,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.surface.http.hosting import need_here
 from ortet.surface.http.listing import Sort, in_line
 from ortet.surface.http.operations import operation
 from ortet.surface.http.paging import Page, Paged
@@ -168,13 +169,21 @@ class Begin(Ask, frozen=True):
 @operation("POST", "/sessions", filtered=True)
 def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
-    server's host, and needs an admin's token."""
+    server's host, and needs an admin's token; a `network` is that host's, and needs one that may
+    run commands there."""
     check_agent_seen(caller, ask.agent)
     for scope in ask.scopes or ():
         check_memory_seen(caller, scope)
     if ask.workspace is not None:
         caller.need("admin")
         caller.need_host()
+    if ask.network not in (None, "none"):
+        caller.need_host()
+    if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
+        with rooms.hub() as hub:  # what a commit then writes to its directory, or looks at there
+            row = hub._minds().roll.find(ask.agent, ask.name)
+            if row is not None:
+                need_here(caller, row, hub=hub)
     if ask.parent is not None:
         rooms.row(ask.parent, caller.sees)
     options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
@@ -185,8 +194,8 @@ def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
 
 @operation("GET", "/sessions/{session}")
 def show_session(view: View) -> SessionInfo:
-    """One session, with its newest commit. It is named by its id, or by its name where that holds
-    no slash and is one agent's."""
+    """One session, with its newest commit. It is named by its id, by its name where that is one
+    agent's, or as AGENT/NAME, each slash as %2F."""
     return info_of(view)
 
 
