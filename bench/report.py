@@ -108,13 +108,14 @@ each with a session of its own and one request at a time, all in one process tha
 it can. Client and server share the cores of this host. *Embedded* is the same call with the same
 durability (WAL, `synchronous=FULL`) on a copy of the same store, in one process without HTTP: from
 as many threads, each with a hub and a session of its own, as the server has it. What HTTP *adds* is
-the p50 of requests less the p50 of calls, with as many at once and asked as often. Without a pause
-both are as busy as they can be: time is then the number of clients over what the cores can do in a
-second, client and all, and most of it is waiting for others; with pauses it is the way there and
-back. A commit is timed behind a `say`, which is not; a fork is paused at once, so that anybody may
-go on with it. The page is opened in a new tab each time, until the first paint of anything, and
-until the first rows of the tree are there; tasks are those of the page's main thread in a trace of
-Chromium.
+the p50 of requests less the p50 of calls, with as many at once and asked as often. *Paced* clients
+rest between requests, as agents do, so that it is the way there and back. *Unpaced* ones ask again
+at once, and both sides are as busy as they can be: time is then the number of clients over what the
+cores do in a second, client and all, and most of it is waiting for others. What HTTP adds to that
+cannot be less than what a route takes that does nothing: so that is measured too. A commit is timed
+behind a `say`, which is not; a fork is paused at once, so that anybody may go on with it. The page
+is opened in a new tab each time, until the first paint of anything, and until the first rows of the
+tree are there; tasks are those of the page's main thread in a trace of Chromium.
 """,
     serve_rows.ROWS,
     serve_tables.loads,

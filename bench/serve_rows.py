@@ -47,14 +47,14 @@ def _adds(row: str) -> Judge:
 ROWS = (
     Row(
         PAUSED,
-        "HTTP adds, p50, 32 clients that ask twice a second each",
+        "HTTP adds, p50, paced: 32 clients that ask twice a second each",
         "ms",
         "≤ 3",
         _adds(PAUSED),
     ),
     Row(
         BUSY,
-        "HTTP adds, p50, 32 clients that ask without a pause",
+        "HTTP adds, p50, unpaced: 32 clients that ask without a pause",
         "ms",
         "≤ 3",
         _adds(BUSY),
@@ -62,6 +62,12 @@ ROWS = (
     Row(
         "serve-own",
         "answering what needs no store (`/healthz`), 32 clients without a pause",
+        "ms",
+        "",
+    ),
+    Row(
+        "serve-floor",
+        "a route of Starlette that does nothing in a thread, 32 clients without a pause",
         "ms",
         "",
     ),

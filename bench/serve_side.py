@@ -38,7 +38,7 @@ from serve_rows import (
 )
 
 HERE = Path(__file__).parent
-OWN = "serve-own"
+OWN, FLOOR = "serve-own", "serve-floor"
 WARM = 3
 CROWD = 64  # clients that warm the server by their number
 
@@ -59,6 +59,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def all_rows(plan: Plan) -> Iterator[Sample]:
+    if plan.wants(FLOOR):
+        yield _floor(plan)
     if plan.wants(*LOADS, *map(rate, LOADS), PAUSED, BUSY, OWN):
         yield from _all_loads(plan)
     if plan.browser and plan.wants("page-paint", "page-scroll"):
@@ -87,7 +89,7 @@ def _all_loads(plan: Plan) -> Iterator[Sample]:
     with serving(served, plan.place, "--limit", "rate=0") as server:
         clients = _Clients(server, plan)
         if plan.wants(OWN):
-            told = clients.healthy()
+            told = clients.asking("GET", "/healthz")
             yield Sample(OWN, "ortet", told.times, f"{_rate(told):.0f} a second")
         for load in loads(plan):
             if not _wanted(plan, load):
@@ -107,6 +109,14 @@ def _all_loads(plan: Plan) -> Iterator[Sample]:
             http, ours = found.get((of(verb), HTTP)), found.get((of(verb), EMBEDDED))
             if http is not None and ours is not None:
                 yield Sample(row, f"ortet, {verb}", [http.p50 - ours.p50])
+
+
+def _floor(plan: Plan) -> Sample:
+    """What no server in Python is under, with the same client on the same cores."""
+    with _started([sys.executable, str(HERE / "serve_floor.py")], plan.place) as (host, port):
+        clients = _Clients(Server(host, port, ""), plan)
+        told = clients.asking("POST", "/messages", {"role": "user", "content": "x" * 200})
+    return Sample(FLOOR, "Starlette alone", told.times, f"{_rate(told):.0f} a second")
 
 
 def _wanted(plan: Plan, load: Load) -> bool:
@@ -145,11 +155,21 @@ def serving(store: Path, place: Path, *options: str) -> Iterator[Server]:
     made = subprocess.run(
         [*ours, "access", "create", "bench", "--json"], env=env, check=True, capture_output=True
     )
+    command = [*ours, "serve", "--port", "0", "--json", *options]
+    with _started(command, place, env) as (host, port):
+        yield Server(host, port, json.loads(made.stdout)["token"])
+
+
+@contextmanager
+def _started(
+    command: list[str], place: Path, env: dict[str, str] | None = None
+) -> Iterator[tuple[str, int]]:
+    """A server, which says where it is when it is ready."""
     log = place / "server.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [*ours, "serve", "--port", "0", "--json", *options],
-            env=env,
+            command,
+            env=env or ordinary_environment(),
             cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -161,7 +181,7 @@ def serving(store: Path, place: Path, *options: str) -> Iterator[Server]:
         if not line:
             raise SystemExit(f"the server did not start: {log.read_text()}")
         at = urlsplit(json.loads(line)["url"])
-        yield Server(at.hostname or "", at.port or 0, json.loads(made.stdout)["token"])
+        yield at.hostname or "", at.port or 0
     finally:
         process.terminate()
         process.wait(60)
@@ -174,8 +194,9 @@ class _Clients:
         self._counts = plan.counts
         self._texts = list(islice(session_text.messages(), 40))
 
-    def healthy(self) -> Told:
-        request = self._request("GET", "/healthz")
+    def asking(self, method: str, path: str, body: object = None) -> Told:
+        """The same of all, without a pause."""
+        request = self._request(method, path, body)
         clients, each = self._counts.middle, self._counts.answers // self._counts.middle
         return self._driven(Work("", 0, [[request]] * clients, each, WARM))
 

@@ -91,11 +91,33 @@ def test_the_serve_part_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = output.read_text()
     assert OTHER in text
-    for row in ("HTTP adds", "/healthz", "first paint", "longest task", "answers `initialize`"):
+    for row in (
+        "HTTP adds",
+        "/healthz",
+        "Starlette alone",
+        "first paint",
+        "longest task",
+        "answers `initialize`",
+    ):
         assert row in text
     for verb in ("say", "commit", "fork, mind only", "recall"):
         assert text.count(f"\n| {verb} | ") == 4  # three numbers of clients, and those with pauses
     assert "| say, all to one session | " in text
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_adapters_part_runs(tmp_path: Path) -> None:
+    output = tmp_path / "RESULTS.md"
+    output.write_text(f"# Results\n\n{OTHER}")
+    done = run(tmp_path, "--part", "adapters", "--output", str(output), peers=True)
+    assert done.returncode == 0, done.stderr
+    text = output.read_text()
+    assert OTHER in text
+    for row in ("behind 100 turns", "behind 2000 turns", "latest checkpoint", "from the middle"):
+        assert row in text
+    for peer in ("SqliteSaver", "AsyncSqliteSaver", "InMemorySaver", "SqliteStore"):
+        assert f"| LangGraph {peer} |" in text
+    assert "| OpenAI Agents SQLiteSession |" in text
     assert list((tmp_path / "cache").iterdir()) == []
 
 
