@@ -181,6 +181,29 @@ def test_a_session_leads_the_server_to_no_directory(scene: Scene, tmp_path: Path
     assert hub.registry.need(row.branch).host != scene.host
 
 
+def test_a_session_in_a_directory_of_the_server_stays_as_it_is(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Else its commits would write files there, and another session would have its directory."""
+    with (
+        open_hub(scene.server.store, environ=scene.server.env) as hub,
+        hub.session("of-the-server", workspace=tmp_path) as session,
+    ):
+        session.commit("one")
+    with scene.hub(scene.writer) as hub:
+        row = hub._minds().roll.get(session.id)
+        for change in ({"profile": "worker"}, {"path": "/"}, {"host": "other"}, {"branch": "x"}):
+            bad = msgspec.structs.replace(row, version=0, **change)
+            with pytest.raises(Refused) as caught:
+                hub.catalog.put_row("session", row.id, encode(bad))
+            assert caught.value.kind == "token_host", change
+        other = msgspec.structs.replace(row, id="e" * 32, name="z", host="other", version=0)
+        with pytest.raises(Refused):
+            hub.catalog.put_row("session", other.id, encode(other))
+        with hub.session("of-the-server") as session:  # what it says is theirs to write
+            session.say("user", "from afar")
+
+
 def test_a_directory_of_another_hub_is_opened_where_it_is(scene: Scene, tmp_path: Path) -> None:
     """A store that hubs of several hosts share knows directories of all of them."""
     (tmp_path / "file").write_text("mine")

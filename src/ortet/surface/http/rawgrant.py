@@ -145,11 +145,22 @@ class _Guarded:
             except OrtetError as error:
                 text = f"this is no session ({error.message}): leave it"
                 raise Invalid("bad_row", text) from error
-        if new is None or (was is not None and (was.path, was.host) == (new.path, new.host)):
+        if new is None or (was is not None and _place_of(was) == _place_of(new)):
             return
         theirs = was is not None and was.path and was.host == self._host
-        if theirs or (new.path and new.host in ("", self._host)):
+        if theirs or (new.path and new.host in ("", self._host)) or self._is_branch_here(new):
             _not_here()
+
+    def _is_branch_here(self, row: SessionRow) -> bool:
+        """Whether its files would be those of a workspace of this host."""
+        found = self._catalog.row("workspace", row.branch) if row.path else None
+        return found is not None and decode(WorkspaceRow, found.value).host == self._host
+
+
+def _place_of(row: SessionRow) -> tuple[object, ...]:
+    """Where its files are, and what is done there by itself: a profile may write at each commit."""
+    how = (row.engine, row.files, row.profile, row.limits, row.network)
+    return (row.path, row.host, row.branch, *how)
 
 
 def _not_here() -> NoReturn:
