@@ -35,6 +35,7 @@ READ = {
     "environment": "show_environment environment compare_environment",
     "episodes": "list_episodes",
     "events": "list_events show_event journal_stream",
+    "export_messages": "export_session",
     "fact": "show_fact",
     "fact_history": "fact_history",
     "facts": "list_facts",

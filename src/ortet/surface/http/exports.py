@@ -1,4 +1,4 @@
-"""A journal as JSONL: one JSON object a line, by stream."""
+"""A journal as JSONL, one JSON object a line, and what was said in it for others to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -20,8 +20,11 @@ from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.shapes import Number, event_of
 from ortet.surface.http.streams import Streams
 from ortet.surface.http.uploads import named_place
+from ortet.surface.otel import spans_of
 
 MEDIA = "application/x-ndjson"
+JSON = "application/json"
+Format = Literal["openai", "openai-responses", "anthropic", "otel"]
 
 
 class ReadJournal(msgspec.Struct, frozen=True):
@@ -29,6 +32,31 @@ class ReadJournal(msgspec.Struct, frozen=True):
 
     since: Number = 0
     upto: Number | None = None
+
+
+class ExportSession(msgspec.Struct, frozen=True):
+    """`whole`: also what was compacted. `content`: spans also say what was said."""
+
+    format: Format
+    whole: bool = False
+    content: bool = False
+
+
+async def export_session(streams: Streams, request: Request, ask: ExportSession) -> Response:
+    """What was said in a session, as messages that a model API takes, fit to be sent, or as spans
+    of OpenTelemetry (OTLP)."""
+    row = await streams.row(request, request.path_params["session"])
+    made = partial(_exported, row, ask)
+    make = partial(_stored, streams.rooms(request), f"{row.id}.json", made, JSON)
+    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+
+
+def _exported(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[bytes]:
+    view = hub.get(row.id)
+    if ask.format == "otel":
+        yield msgspec.json.encode(spans_of(view, content=ask.content))
+    else:
+        yield msgspec.json.encode(view.export_messages(ask.format, whole=ask.whole))
 
 
 async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:
@@ -43,7 +71,9 @@ def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
         yield wire.to_json(event_of(event)) + b"\n"
 
 
-def _stored(rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]]) -> Stored:
+def _stored(
+    rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]], media: str = MEDIA
+) -> Stored:
     """Written whole, then without a name: nothing of it stays, whatever happens."""
     with named_place(rooms.scratch) as place:
         with rooms.hub() as hub, (place / "lines").open("wb") as file:
@@ -52,7 +82,7 @@ def _stored(rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]]) -> 
     return Stored(
         size=size,
         tag=tag,
-        media=MEDIA,
+        media=media,
         name=name,
         read=lambda at, count: os.pread(fd, count, at),
         done=lambda: os.close(fd),

@@ -17,7 +17,7 @@ from ortet.surface.http.artifacts import GetArtifact, PutArtifact, get_artifact,
 from ortet.surface.http.bundles import MEDIA as BUNDLE
 from ortet.surface.http.bundles import Imported, ReadBundle, SendBundle, read_bundle, send_bundle
 from ortet.surface.http.exports import MEDIA as LINES
-from ortet.surface.http.exports import ReadJournal, read_journal
+from ortet.surface.http.exports import ExportSession, ReadJournal, export_session, read_journal
 from ortet.surface.http.files import FileList, ReadFile, list_files, read_file
 from ortet.surface.http.operations import Needs
 from ortet.surface.http.placing import Placed, Present
@@ -82,6 +82,7 @@ FLOWS = (
     Flow("GET", _FILES, "read", ReadFile, list_files, JSON, told=FileList),
     Flow("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, ANY),
     Flow("GET", "/sessions/{session}/journal", "read", ReadJournal, read_journal, LINES),
+    Flow("GET", "/sessions/{session}/export", "read", ExportSession, export_session, JSON),
     Flow("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
     Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE, Imported, 201),
 )
