@@ -84,3 +84,11 @@ def test_what_a_family_spent_is_told_by_model(tmp_path: Path) -> None:
         every = list(spends(hub.catalog, None))
         assert sum(one.amounts["usd"] for one in every) == pytest.approx(13.0)
         assert all(one.time > 1_700_000_000 * SECOND for one in every)
+
+
+def test_a_limit_far_above_is_said_and_not_drawn() -> None:
+    found = steps("usd", [("a", [(1, 0.2)])], start=0, end=2, limits=[("limit", 5.0, True)])
+    assert (found.rules, found.above) == ([], ["limit 5"])
+    assert float(found.ys[-1].text) < 1
+    near = steps("usd", [("a", [(1, 2.0)])], start=0, end=2, limits=[("limit", 5.0, True)])
+    assert ([one.name for one in near.rules], near.above) == (["limit"], [])

@@ -190,11 +190,18 @@ def test_a_commit_of_another_process_shows_by_itself(page: Page, server: Server)
         expect(row).to_be_visible(timeout=PATIENCE)
 
 
-def test_a_session_without_commits_teaches_the_first(page: Page, server: Server) -> None:
+def test_a_session_without_commits_teaches_the_first(
+    page: Page, server: Server, look: Look
+) -> None:
     with ortet.open(server.store) as hub, hub.session("empty") as session:
-        id_ = session.id
-    page.goto(f"/s/{id_}")
-    expect(page.get_by_role("heading", name="No commit yet")).to_be_visible()
+        phone(page).goto(f"/s/{session.id}")
+        title = page.get_by_role("heading", name="No commit yet")
+        expect(title).to_be_in_viewport()
+        look(page)
+        session.say("user", "now there is something")
+        session.commit("the first")
+        expect(page.get_by_role("option")).to_contain_text("the first")  # as it happens
+        expect(title).to_be_hidden()
 
 
 def test_what_is_hostile_is_shown_and_not_run(page: Page, sample: Sample, look: Look) -> None:

@@ -157,6 +157,8 @@ def wording(event: Event) -> str:
         return ", ".join(_spent(name, value) for name, value in data["amounts"].items())
     if event.kind == "plan" and isinstance(data.get("steps"), list):
         return "\n".join(f"{n}. {step}" for n, step in enumerate(data["steps"], 1))
+    if event.kind == "lifecycle":
+        return told(event).what.replace(" -> ", " → ")
     for key in ("text", "summary"):
         if isinstance(data.get(key), str) and not data.get("gone"):
             return str(data[key])

@@ -14,6 +14,7 @@ from ortet.surface.page.drawing import amount
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 28
+_FAR = 3
 COLOURS = 8
 """Series are told apart by classes series-0 to series-7."""
 
@@ -48,6 +49,7 @@ class Plot(msgspec.Struct, frozen=True):
     rules: list[Rule]
     xs: list[Tick]
     ys: list[Tick]
+    above: list[str] = []  # limits that lie out of sight
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -80,8 +82,12 @@ def steps(
     limits: Sequence[tuple[str, float, bool]] = (),
     unit: str = "",
 ) -> Plot:
-    """Sums over time: each stays as it is until it grows."""
-    most = max([y for _, points in lines for _, y in points] + [y for _, y, _ in limits] + [0.0])
+    """Sums over time: each stays as it is until it grows. A limit that is far above them is said,
+    not drawn: they would all lie on the ground."""
+    most = max([y for _, points in lines for _, y in points] + [0.0])
+    far = [(name, value) for name, value, _ in limits if value > _FAR * most > 0]
+    limits = [one for one in limits if one[:2] not in far]
+    most = max([most] + [value for _, value, _ in limits])
     top = _round_up(most)
     span = max(1, end - start)
 
@@ -101,7 +107,8 @@ def steps(
         series.append(Series(name, number % COLOURS, " ".join(path), before))
     rules = [Rule(name, y(value), value, hard) for name, value, hard in limits]
     ys = [Tick(y(top * part / 4), amount(top * part / 4, unit)) for part in range(5)]
-    return Plot(title, unit, series, rules, _times(start, end, x), ys)
+    above = [f"{name} {amount(value, unit)}" for name, value in far]
+    return Plot(title, unit, series, rules, _times(start, end, x), ys, above)
 
 
 def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:

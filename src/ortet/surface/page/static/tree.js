@@ -80,7 +80,7 @@ const x = (lane) => 12 + lane * step;
 
 function resize() {
   height = matchMedia("(max-width: 44rem)").matches ? 52 : 34;
-  const most = tree.clientWidth * (height > 40 ? 0.28 : 0.35);
+  const most = tree.clientWidth * (height > 40 ? 0.28 : 0.25);
   step = Math.max(2.5, Math.min(14, (most - 24) / Math.max(1, rows.lanes - 1)));
   tree.style.setProperty("--graph", `${Math.ceil(x(rows.lanes - 1) + 12)}px`);
   tree.style.setProperty("--row", `${height}px`);
@@ -93,6 +93,7 @@ function forget() {
 }
 
 function refresh() {
+  tree.parentElement.classList.toggle("is-empty", !rows.total);
   resize();
   draw();
   count.textContent = find.value.trim()
