@@ -191,6 +191,7 @@ LOCAL_STORE = {
     **dict.fromkeys(("adopt_erased", "unsealed", "image_oid", "read_image"), _WITHIN),
     **dict.fromkeys(("fork", "fork_with", "forks_by", "how", "row_at"), _WITHIN),
     **dict.fromkeys(("hidden", "known_secrets", "without_secrets"), _WITHIN),
+    **dict.fromkeys(("check_here", "is_here"), _WITHIN),
     **dict.fromkeys(
         ("inplace", "private", "locate", "reopen"), "finds the workspace of a caller's directory"
     ),
