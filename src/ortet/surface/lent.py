@@ -42,7 +42,7 @@ from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.foreign import session_name
-from ortet.surface.lentkeeper import Kept, call, keep, spoils, wait_for
+from ortet.surface.lentkeeper import Kept, call, how_opened, keep, spoils, wait_for
 
 __all__ = ["Lent", "session_name"]
 
@@ -71,15 +71,20 @@ class Lent:
     ) -> None:
         self.agent = check_agent(agent)
         self._patience, self._linger, self._turn, self._most = patience, linger, turn, most
-        self._url, self._how = hub.url, _how(hub)
+        self._url, self._how = hub.url, how_opened(hub)
         self._anew()
         self._left_behind: list[Any] = []  # what a child must neither close nor collect
         ref = weakref.WeakMethod(self.close)
         self._at_exit = lambda: call(ref)
         atexit.register(self._at_exit)
-        hub.closing.append(self._at_exit)
+        self._closing = hub.closing
+        self._closing.append(self._at_exit)
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: call(forked))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closing"):
+            self.close()
 
     def _anew(self) -> None:
         self._lock = RLock()
@@ -202,6 +207,8 @@ class Lent:
     def close(self) -> None:
         """Let every session go; what is asked of it from now on is Invalid("closed")."""
         atexit.unregister(self._at_exit)
+        with suppress(ValueError):
+            self._closing.remove(self._at_exit)
         with self._lock:
             self._closed = True
             hub, self._own = self._own, None
@@ -386,14 +393,3 @@ class Lent:
 
 
 _EACH_TIME = ("durability", "commit", "profile", "handover", "environment")
-
-
-def _how(hub: Hub) -> dict[str, Any]:
-    parts = hub._parts
-    return {
-        "create": False,
-        "clock": parts.clock,
-        "random": parts.random,
-        "environ": parts.environ,
-        "embedder": parts.embedder,
-    }

@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from ortet.backend.abc import Signal
 from ortet.errors import Corrupt, OrtetError, Refused, Unavailable
+from ortet.session.hub import Hub
 from ortet.session.lending import WANTED
 from ortet.session.session import Session
 
@@ -85,3 +87,15 @@ def _was_told(signal: Signal, since: int, topic: str) -> bool:
         return signal.wait(topic, since, 0)
     except (OSError, OrtetError):
         return False
+
+
+def how_opened(hub: Hub) -> dict[str, Any]:
+    """What its store is opened with once more."""
+    parts = hub._parts
+    return {
+        "create": False,
+        "clock": parts.clock,
+        "random": parts.random,
+        "environ": parts.environ,
+        "embedder": parts.embedder,
+    }

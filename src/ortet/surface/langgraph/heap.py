@@ -4,6 +4,7 @@ A value is a tree of JSON. What JSON has not, or is large, or is a message, stan
 {"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts; {"$b": [type, base64]}, bytes of
 LangGraph's serializer; {"$o": [type, id, size]}, such bytes in an object of the store;
 {"$d": [[key, tree], …]}, a dict whose keys are in no order, or look like these: the journal sorts.
+{"$s": tree} is what a channel that stores deltas was at some time.
 {"$i": [number, id]} is a part: a message that was said without an id, which LangGraph gave it then.
 """
 
@@ -18,6 +19,7 @@ import msgspec
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ortet.codec import Hasher
 from ortet.errors import Invalid, OrtetError, Refused
@@ -169,6 +171,8 @@ class Heap:
         if name == "$m":
             part = self._parts.get(given)
             return None if part is None else self._given(part, serde)
+        if name == "$s":
+            return _DeltaSnapshot(self.value(given, serde))
         if name == "$d":
             return {key: self.value(one, serde) for key, one in given}
         data = b64decode(given[1]) if name == "$b" else self._load(given[1], given[2])
@@ -214,6 +218,9 @@ class Maker:
         try:
             if not self._native:
                 return self._once(self._bytes(value))
+            if type(value) is _DeltaSnapshot:
+                inner = before.get("$s", before) if type(before) is dict else None
+                return {"$s": self.channel(name, value.value, inner)}
             if type(value) is list and value:
                 return {"$l": _ranges(self._elements(value, before))}
             if type(value) is dict:
