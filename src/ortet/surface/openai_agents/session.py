@@ -18,7 +18,7 @@ from ortet.session.view import View
 from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.conversation import MAIN
 from ortet.surface.openai_agents.items import is_user
-from ortet.surface.openai_agents.turns import Turns
+from ortet.surface.openai_agents.replacing import Replacing
 from ortet.surface.spoken import leave_out
 
 _NOTE = "openai.branch"
@@ -26,7 +26,7 @@ _NOTE = "openai.branch"
 _TRIES = 1000
 
 
-class OrtetSession(Turns):
+class OrtetSession(Replacing):
     """Give it to `Runner.run(…, session=…)`. The Ortet session is the one of the same name, or one
     whose name ends in a hash of an id that cannot be a name; `options` are those of `hub.session`
     for a new one: goal, budget, profile.
