@@ -115,8 +115,17 @@ def test_an_empty_store_teaches_the_next_command(
     look(page)
     look(phone(page), "phone")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    server.client().new("the-first")
+    for path, command in (("/memory", "ortet learn"), ("/storage", "ortet commit")):
+        page.goto(path)
+        expect(main).to_contain_text(command)
+        look(page, path[1:])
+    page.goto("/")
+    path = server.client().new("the-first")
     expect(page.locator(".session")).to_contain_text("the-first")
+    server.client().post(f"{path}/pause")
+    for tab in ("", "/memory", "/memory?show=episodes", "/artifacts", "/budget", "/terminal"):
+        page.goto(f"/s/the-first{tab}")  # each says what to type next
+        expect(page.locator("main .empty .copyable")).to_have_count(1)
     context.close()
 
 
