@@ -402,6 +402,28 @@ def test_bad_ids(hub: Hub, bad: Any) -> None:
         asyncio.run(OrtetSessionService(hub).create_session(app_name="app", user_id=bad))
 
 
+def test_no_secret_that_is_known_is_stored(hub: Hub, tmp_path: Path) -> None:
+    secret = "swordfish-4711-swordfish"
+    hub.vault.put("door", secret)
+
+    async def through() -> None:
+        service = OrtetSessionService(hub)
+        session = await service.create_session(**ME, session_id="s", state={"app:a": secret})
+        said = event(secret, actions=delta(user__u=[secret], k={"deep": secret}))
+        await service.append_event(session, said)
+        large = event(secret, custom_metadata={"blob": "x" * 2_000_000})
+        await service.append_event(session, large)
+        found = await service.get_session(**ME, session_id="s")
+        assert found is not None
+        assert secret not in found.model_dump_json()
+        assert "door" in found.model_dump_json()
+
+    asyncio.run(through())
+    hub.close()
+    stored = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert not any(secret.encode() in path.read_bytes() for path in stored)
+
+
 def test_a_fork_goes_on_by_itself(hub: Hub) -> None:
     async def through() -> None:
         service = OrtetSessionService(hub)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import ortet
+from ortet.config import open_hub
 from ortet.session.hub import Hub
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as opened:
+    home = tmp_path / "nobody"  # not there, unless a test keeps keys
+    with open_hub(str(tmp_path / "store"), environ={"HOME": str(home)}) as opened:
         yield opened

@@ -241,6 +241,12 @@ def test_bad_ways_back(store: OrtetSessionStore, work: Path) -> None:
     assert len(load(store, key(work)) or ()) == 4
 
 
+@pytest.mark.parametrize("bad", ["nowhere", "a\0b", 5, __file__])
+def test_no_directories(hub: Hub, bad: Any) -> None:
+    with pytest.raises(ortet.OrtetError):
+        OrtetSessionStore(hub, workspace=bad)
+
+
 def test_a_directory_that_is_another_sessions(hub: Hub, work: Path) -> None:
     with hub.session("mine", workspace=work) as session:
         session.commit("first")

@@ -16,6 +16,7 @@ from google.adk.sessions import BaseSessionService
 from google.adk.sessions import Session as AdkSession
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 
+from ortet.backend.abc import RowChange
 from ortet.errors import NotFound
 from ortet.ids import from_hex
 from ortet.session.forking import fork_as
@@ -112,7 +113,7 @@ class OrtetSessionService(BaseSessionService):
                 "time": adk_time.get_time(),
                 **kept("state", parts.session),
             }
-            tell(session, [Telling(BEGUN, data)], rows=states.changes(app, user, parts))
+            tell(session, [Telling(BEGUN, data)], rows=self._rows(session.hub, app, user, parts))
             known = self._catch_up(name, session)
             return self._made(session.hub, known, [])
 
@@ -155,7 +156,7 @@ class OrtetSessionService(BaseSessionService):
                 if _is_there(ours, known, event):
                     return
                 _check_fresh(session, known)
-                tell(ours, [telling], rows=states.changes(app, user, parts))
+                tell(ours, [telling], rows=self._rows(ours.hub, app, user, parts))
                 known = self._catch_up(name, ours)
                 session.last_update_time = known.updated
                 session._storage_update_marker = known.marker
@@ -182,6 +183,10 @@ class OrtetSessionService(BaseSessionService):
                 return self._made(copy.hub, known, list(_events(copy, known, GetSessionConfig())))
         except NotFound as error:
             raise SessionNotFoundError(f"Session {id_} not found.") from error
+
+    def _rows(self, hub: Hub, app: str, user: str, parts: states.Split) -> list[RowChange]:
+        """As in the journal, names stand for secrets."""
+        return states.changes(app, user, states.Split(*map(hub.hidden, parts)))
 
     def _catch_up(self, name: str, view: View) -> Known:
         known = self._known[name] = caught_up(self._known.get(name), view)

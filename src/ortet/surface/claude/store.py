@@ -26,6 +26,7 @@ from ortet.ids import from_hex
 from ortet.journal.text import one_line
 from ortet.session.forking import fork_as
 from ortet.session.hub import Hub
+from ortet.session.places import existing
 from ortet.session.points import commit_at
 from ortet.session.remembering import line_of
 from ortet.session.session import Session
@@ -81,7 +82,7 @@ class OrtetSessionStore(SessionStore):
     ) -> None:
         self._lent = Lent(hub, agent=agent)
         self._known: dict[str, _Known] = {}
-        self._place = None if workspace is None else Path(os.path.realpath(workspace))
+        self._place = None if workspace is None else existing(workspace)
         if self._place is not None:
             with self._lent.hub() as own:
                 cast(Workspace, self._files(own)).commit("before the first turn")
