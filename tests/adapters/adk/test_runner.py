@@ -167,6 +167,7 @@ import asyncio, sys, ortet
 from google.adk.errors import StaleSessionError
 from google.adk.events import Event, EventActions
 from google.genai import types
+from ortet.errors import Refused
 from ortet.surface.adk import OrtetSessionService
 hub = ortet.open(sys.argv[1])
 service = OrtetSessionService(hub)
@@ -182,7 +183,7 @@ async def main():
             try:
                 await service.append_event(session, event)
                 break
-            except StaleSessionError:
+            except (StaleSessionError, Refused):
                 session = await service.get_session(**ours)
         print(f"{me}-{n}", flush=True)
 asyncio.run(main())
@@ -206,7 +207,7 @@ def test_two_processes_lose_nothing_and_neither_writes_on_a_stale_session(hub: H
     asyncio.run(OrtetSessionService(hub).create_session(**OURS))
     writers = [_writer(hub.root, me, 10) for me in ("a", "b")]
     for writer in writers:
-        writer.communicate(timeout=180)
+        writer.communicate(timeout=300)
         assert writer.returncode == 0
     said, state, seen = _found(hub)
     for me in ("a", "b"):
@@ -228,6 +229,6 @@ def test_killed_in_the_middle(hub: Hub) -> None:
     assert state["app:k"] == len(said) - 1, "an event and the state it sets are one write"
     assert state["user:last"] == said[-1]
     after = _writer(hub.root, "after", 2)
-    after.communicate(timeout=180)
+    after.communicate(timeout=300)
     assert _found(hub)[0] == [*said, "after-0", "after-1"]
     hub.verify()

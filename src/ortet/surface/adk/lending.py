@@ -12,13 +12,16 @@ from ortet.surface.lent import Lent, session_name
 
 T = TypeVar("T")
 
+_PATIENCE = 20.0
+"""Seconds to wait for another process: ADK itself tells who came too late, by a stale session."""
+
 
 def lent_by(hub: Hub, agent: str) -> Lent:
     """One for all services of a hub: each with its own would have to ask the others for a session
     that they work on together."""
     shared: dict[str, Lent] = vars(hub).setdefault("lent_to_adk", {})
     if agent not in shared:
-        shared[agent] = Lent(hub, agent=agent)
+        shared[agent] = Lent(hub, agent=agent, patience=_PATIENCE)
     return shared[agent]
 
 

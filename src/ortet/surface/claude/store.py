@@ -51,6 +51,8 @@ from ortet.surface.lent import Lent, session_name
 
 T = TypeVar("T")
 _TITLE = 72
+_PATIENCE = 20.0
+"""Seconds to wait for another process; the SDK gives `append` sixty."""
 
 
 class _Known:
@@ -80,7 +82,7 @@ class OrtetSessionStore(SessionStore):
         workspace: str | os.PathLike[str] | None = None,
         agent: str = "default",
     ) -> None:
-        self._lent = Lent(hub, agent=agent)
+        self._lent = Lent(hub, agent=agent, patience=_PATIENCE)
         self._known: dict[str, _Known] = {}
         self._place = None if workspace is None else existing(workspace)
         if self._place is not None:
