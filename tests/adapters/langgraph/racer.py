@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from itertools import count
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -41,8 +42,10 @@ def tell(word: str) -> None:
 
 def race(saver: OrtetSaver, name: str, seconds: float) -> None:
     """Tells each turn that was taken, as the graph said."""
-    mine, number, end = graph(saver, name), 0, time.monotonic() + seconds
-    while time.monotonic() < end or number == 0:
+    mine, taken, end = graph(saver, name), 0, time.monotonic() + seconds
+    for number in count():
+        if taken and time.monotonic() > end:
+            return
         said = f"{name}-{number}"
         try:
             mine.invoke({"messages": [HumanMessage(said)]}, OF)
@@ -53,7 +56,7 @@ def race(saver: OrtetSaver, name: str, seconds: float) -> None:
             assert error.kind in ("lease_held", "lease_lost"), error
             continue
         tell(said)
-        number += 1
+        taken += 1
 
 
 def end() -> None:
