@@ -66,7 +66,7 @@ def raced(store: Path, seconds: float, several: int) -> None:
 @pytest.mark.soak
 def test_processes_race_on_one_thread(tmp_path: Path) -> None:
     """Two for a moment, or three for half a minute."""
-    raced(tmp_path / "store", min(30, 2 * SOAK), 2 if SOAK == 1 else 3)
+    raced(tmp_path / "store", min(30, 3 * SOAK), 2 if SOAK == 1 else 3)
 
 
 @pytest.mark.parametrize(
