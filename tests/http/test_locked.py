@@ -119,14 +119,13 @@ def test_an_answer_is_kept_as_soon_as_it_can_be(tmp_path: Path) -> None:
 
 def test_who_did_not_get_one_lock_waits_for_no_other(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "catalog.db")
-    with locked(tmp_path / "catalog.db"):
-        with patient(0.2):
-            for _ in range(50):
-                with pytest.raises(Unavailable, match="try again"):
-                    catalog.put_row("kind", "key", b"value")
-                left = ours()
-                assert left is not None and left.seconds == 0
-            assert catalog.row("kind", "key") is None
+    with locked(tmp_path / "catalog.db"), patient(0.2):
+        for _ in range(50):
+            with pytest.raises(Unavailable, match="try again"):
+                catalog.put_row("kind", "key", b"value")
+            left = ours()
+            assert left is not None and left.seconds == 0
+        assert catalog.row("kind", "key") is None
     with patient(0.2):
         catalog.put_row("kind", "key", b"value")
     catalog.put_row("kind", "other", b"value")
