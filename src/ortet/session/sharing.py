@@ -3,7 +3,7 @@ holds them, and none of them owns the directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -37,24 +37,34 @@ class Around(NamedTuple):
     after: tuple[Oid, int] | None
 
 
-def commits_around(
-    view: View, seq: int, counts: Callable[[Commit], bool] = lambda _: True
-) -> Around:
-    """The newest commit that knows nothing from behind event `seq`, and the oldest that does; of
-    those before, one that `counts`."""
-    hub, after = view.hub, None
+def commits_of(view: View) -> Iterator[tuple[Oid, int]]:
+    """Those of a session that its journal goes through, the newest first, each with the event that
+    it ends at."""
+    hub = view.hub
     head = hub.catalog.head(f"branch:{view.row.branch}")
     for oid in hub.history.line(head.oid) if head else ():
         state = hub.history.state(oid)
-        if not state.journal:
-            continue
-        journal = decode(Journal, hub.objects.get(Oid(state.journal)))
-        if not is_on(hub._minds(), view.line, journal):
-            continue
-        if journal.seq > seq:
-            after = (oid, journal.seq)
-        elif counts(hub.history.read(oid)):
-            return Around((oid, journal.seq), after)
+        if state.journal:
+            journal = decode(Journal, hub.objects.get(Oid(state.journal)))
+            if is_on(hub._minds(), view.line, journal):
+                yield oid, journal.seq
+
+
+def commits_around(
+    view: View,
+    seq: int,
+    *,
+    among: Iterable[tuple[Oid, int]] | None = None,
+    counts: Callable[[Commit], bool] = lambda _: True,
+) -> Around:
+    """The newest commit that knows nothing from behind event `seq`, and the oldest that does; of
+    those before, one that `counts`. `among`: all of them, if they are known."""
+    after = None
+    for oid, at in commits_of(view) if among is None else among:
+        if at > seq:
+            after = (oid, at)
+        elif counts(view.hub.history.read(oid)):
+            return Around((oid, at), after)
     return Around(None, after)
 
 

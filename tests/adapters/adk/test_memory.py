@@ -97,6 +97,20 @@ def test_some_events_and_memories_that_are_deleted(kind: str, hub: Hub) -> None:
     asyncio.run(through())
 
 
+def test_a_session_made_anew_is_not_the_one_that_was_added(hub: Hub) -> None:
+    async def through() -> None:
+        sessions, memory = OrtetSessionService(hub), OrtetMemoryService(hub)
+        for text, found in (("a red kite", {"a red kite"}), ("a red fox", set[str]())):
+            session = await sessions.create_session(**ME, session_id="s")
+            await sessions.append_event(session, said(text))
+            if found:
+                await memory.add_session_to_memory(session)
+            assert texts(await memory.search_memory(**ME, query="red")) == found
+            await sessions.delete_session(**ME, session_id="s")
+
+    asyncio.run(through())
+
+
 def test_memories_given_as_such_are_facts(hub: Hub) -> None:
     async def through() -> None:
         memory = OrtetMemoryService(hub)

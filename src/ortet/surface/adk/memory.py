@@ -26,6 +26,7 @@ from ortet.session.view import View
 from ortet.surface.adk.lending import in_thread, lent_by, name_of
 from ortet.surface.adk.translation import (
     EVENT,
+    data_of,
     event_of,
     had,
     kept,
@@ -41,12 +42,16 @@ ENTRY = "adk.memory"
 GONE = "adk.forgotten"
 """The id of a memory that is not to be found any more."""
 
+_MOST = 256
+
 
 class _Kept:
-    """What a user keeps, as its events say."""
+    """What a user keeps, as the events of a timeline say up to `seq`."""
 
-    def __init__(self) -> None:
-        self.upto: dict[str, int] = {}  # by name of a session
+    def __init__(self, timeline: str) -> None:
+        self.timeline = timeline
+        self.seq = 0
+        self.upto: dict[str, tuple[str, int]] = {}  # by name of a session: its id, and an event
         self.ids: set[str] = set()  # of events that were copied
         self.gone: set[str] = set()
 
@@ -54,11 +59,11 @@ class _Kept:
         if event.erased:
             return
         if event.kind == ADDED:
-            self.upto[event.data["name"]] = event.data["seq"]
+            self.upto[event.data["name"]] = event.data["id"], event.data["seq"]
         elif event.kind == GONE:
             self.gone.add(event.data["id"])
-        elif event.kind == "message" and (found := event_of(hub, event)) is not None:
-            self.ids.add(found.id)
+        elif event.kind == "message" and (found := data_of(hub, event)) is not None:
+            self.ids.add(found["id"])
 
 
 class OrtetMemoryService(BaseMemoryService):
@@ -68,6 +73,7 @@ class OrtetMemoryService(BaseMemoryService):
 
     def __init__(self, hub: Hub, *, agent: str = "default", k: int = 10) -> None:
         self._lent = lent_by(hub, agent)
+        self._known: dict[str, _Kept] = {}
         self._k = k
 
     async def add_session_to_memory(self, session: AdkSession) -> None:
@@ -113,25 +119,27 @@ class OrtetMemoryService(BaseMemoryService):
     def _add_session(self, session: AdkSession) -> None:
         place = name_of(session.app_name, session.user_id)
         name = name_of(session.app_name, session.user_id, session.id)
-        seq = self._up_to(name, session.events)
+        id_, seq = self._up_to(name, session.events)
         if not seq:
             self._add_events(place, session.events)
             return
         with self._lent.writing(place) as kept_by:
-            if self._kept(kept_by).upto.get(name, 0) != seq:
-                tell(kept_by, [Telling(ADDED, {"name": name, "seq": seq})])
+            if self._kept(kept_by).upto.get(name) != (id_, seq):
+                tell(kept_by, [Telling(ADDED, {"name": name, "id": id_, "seq": seq})])
 
-    def _up_to(self, name: str, events: Sequence[AdkEvent]) -> int:
-        """The event of this store that the last of these is; 0 where they are not kept here."""
-        ids, seq = {event.id for event in events}, 0
+    def _up_to(self, name: str, events: Sequence[AdkEvent]) -> tuple[str, int]:
+        """The session of this store that these are of, and the last of them; 0 where they are not
+        kept here."""
+        ids, id_, seq = {event.id for event in events}, "", 0
         with suppress(NotFound), self._lent.reading(name) as view:
+            id_ = view.id
             for event in view.events():
                 if event.kind in ("message", EVENT):
-                    found = event_of(view.hub, event)
-                    if found is not None and found.id in ids:
-                        ids.discard(found.id)
+                    found = data_of(view.hub, event)
+                    if found is not None and found["id"] in ids:
+                        ids.discard(found["id"])
                         seq = event.seq
-        return 0 if ids else seq
+        return id_, 0 if ids else seq
 
     def _add_events(self, place: str, events: Iterable[AdkEvent]) -> None:
         said = [event for event in events if event.content and event.content.parts]
@@ -179,9 +187,9 @@ class OrtetMemoryService(BaseMemoryService):
 
     def _reach(self, hub: Hub, place: str, known: _Kept) -> Iterable[remembering.Reach]:
         minds = hub._minds()
-        for name, upto in [(place, 0), *known.upto.items()]:
+        for name, (id_, upto) in [(place, ("", 0)), *known.upto.items()]:
             row = minds.roll.find(self._lent.agent, name)
-            if row is not None:
+            if row is not None and id_ in ("", row.id):
                 line = remembering.line_of(minds, row)
                 spans = remembering.spans_of(minds, line)
                 if upto:
@@ -190,9 +198,16 @@ class OrtetMemoryService(BaseMemoryService):
                 yield remembering.Reach(path, lambda line=line: line, row)  # type: ignore[misc]
 
     def _kept(self, view: View) -> _Kept:
-        known = _Kept()
-        for event in view.events():
+        known, timeline = self._known.pop(view.name, None), view.row.timeline
+        if known is None or known.timeline != timeline:
+            known = _Kept(timeline)
+        upto = view.mind.core.events
+        for event in view.events(known.seq, upto) if known.seq < upto else ():
             known.take(view.hub, event)
+        known.seq = upto
+        self._known[view.name] = known  # at the end: the one used last
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
         return known
 
 

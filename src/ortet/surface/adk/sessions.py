@@ -28,6 +28,8 @@ from ortet.surface.adk.knowing import BEGUN, Known, caught_up
 from ortet.surface.adk.lending import in_thread, lent_by, name_of
 from ortet.surface.adk.translation import data_of, event_of, kept, plain_state, telling_of
 
+_MOST = 256
+"""Sessions of which is remembered what they add up to."""
 _STALE = (
     "the session was changed in the store since it was loaded: get it again, then append to that"
 )
@@ -189,7 +191,10 @@ class OrtetSessionService(BaseSessionService):
         return states.changes(app, user, states.Split(*map(hub.hidden, parts)))
 
     def _catch_up(self, name: str, view: View) -> Known:
-        known = self._known[name] = caught_up(self._known.get(name), view)
+        known = caught_up(self._known.pop(name, None), view)
+        self._known[name] = known  # at the end: the one used last
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
         return known
 
     def _made(self, hub: Hub, known: Known, events: list[AdkEvent]) -> AdkSession:

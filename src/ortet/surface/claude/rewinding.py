@@ -15,7 +15,7 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.text import one_line
 from ortet.machine.abc import Report
 from ortet.session.session import Session
-from ortet.session.sharing import commits_around, restore_with, rewind_with
+from ortet.session.sharing import commits_around, commits_of, restore_with, rewind_with
 from ortet.session.view import View
 from ortet.session.workspace import Workspace
 from ortet.surface.claude.entries import Entry, has_results, is_prompt, prompt_of
@@ -56,10 +56,11 @@ class _Point(NamedTuple):
 
 def turns_of(view: View) -> list[Turn]:
     told = read(view)
-    found = []
+    found, commits = [], list(commits_of(view))
     for seq, entry in told.lines if told else ():
         if is_prompt(entry):
-            before = commits_around(view, seq - 1, _not_after(entry)).before
+            counts = _not_after(entry)
+            before = commits_around(view, seq - 1, among=commits, counts=counts).before
             text = one_line(prompt_of(entry), _SHOWN)
             commit = to_hex(before[0]) if before else ""
             found.append(Turn(str(entry.get("uuid", "")), text, commit))
@@ -125,7 +126,7 @@ def _point(session: Session, told: Told, seq: int) -> _Point:
     """The files of a message: only tools change them, so that a commit is as good as another when
     no tool did anything between it and the message."""
     following = next((entry for at, entry in told.lines if at > seq), {})
-    before, after = commits_around(session, seq, _not_after(following))
+    before, after = commits_around(session, seq, counts=_not_after(following))
     results = [at for at, entry in told.lines if has_results(entry)]
     low = before[1] if before else 0
     high = after[1] if after else session.mind.core.events

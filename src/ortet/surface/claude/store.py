@@ -51,6 +51,8 @@ from ortet.surface.lent import Lent, session_name
 
 T = TypeVar("T")
 _TITLE = 72
+_MOST = 256
+"""Transcripts of which is remembered which lines they have."""
 _PATIENCE = 20.0
 """Seconds to wait for another process; the SDK gives `append` sixty."""
 
@@ -210,9 +212,12 @@ class OrtetSessionStore(SessionStore):
 
     def _catch_up(self, name: str, session: Session, key: SessionKey) -> _Known:
         """With what other processes have written meanwhile."""
-        known, timeline = self._known.get(name), session.row.timeline
+        known, timeline = self._known.pop(name, None), session.row.timeline
         if known is None or known.timeline != timeline:
-            known = self._known[name] = _Known(timeline)
+            known = _Known(timeline)
+        self._known[name] = known  # at the end: the one used last
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
         upto, since = session.mind.core.events, list[Entry]()
         for event in session.events(known.seq, upto):
             if event.kind == LISTED and not event.erased:
