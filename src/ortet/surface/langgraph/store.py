@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from langgraph.store.base import (
@@ -94,6 +94,9 @@ class _Texts(msgspec.Struct):
     queries: dict[str, list[float] | None]
 
 
+_NOTHING = _Texts({}, {})
+
+
 class OrtetStore(BaseStore):
     """For any thread and any event loop. The hub must stay open; it may do other things meanwhile.
 
@@ -131,6 +134,8 @@ class OrtetStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Reads see what was there before the batch; all it puts is written at once, or nothing."""
         given = [_checked(op) for op in ops]
+        if len(given) == 1 and isinstance(given[0], GetOp):  # most calls are this
+            return [self._read(given[0], _NOTHING)]
         texts = self._texts(given)
         if self.embeddings is not None:
             if texts.documents:
@@ -339,16 +344,14 @@ def _checked(op: Op) -> Op:
 
 
 def _shown(id_: Id, entry: Entry, value: dict[str, Any]) -> dict[str, Any]:
-    return cast(
-        dict[str, Any],
-        {
-            "namespace": id_[0],
-            "key": id_[1],
-            "value": value,
-            "created_at": _time(entry.created),
-            "updated_at": _time(entry.updated),
-        },
-    )
+    created = _time(entry.created)
+    return {
+        "namespace": id_[0],
+        "key": id_[1],
+        "value": value,
+        "created_at": created,
+        "updated_at": created if entry.updated == entry.created else _time(entry.updated),
+    }
 
 
 def _time(ns: int) -> datetime:

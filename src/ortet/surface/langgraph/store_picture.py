@@ -11,7 +11,7 @@ from ortet.surface.langgraph.store_items import Entry, Id, changes_of
 from ortet.surface.langgraph.store_journal import ItemJournal
 from ortet.surface.langgraph.store_known import size_of
 
-_ROOM = 64 << 20
+_ROOM = 256 << 20
 """Bytes of values and words that are kept, by estimate."""
 
 
