@@ -12,7 +12,7 @@ from ortet.codec import to_json
 BESIDE = "beside"
 """Of the data of an event: [[keys that lead there], {"oid", "size", "json"}], in order."""
 
-_PICTURES = frozenset({"image", "image_url", "document", "file", "input_image"})
+_PICTURES = ("image", "image_url", "document", "file", "input_image")
 _BEGINNING = 2000
 
 Put = Callable[[bytes], dict[str, Any]]

@@ -14,6 +14,8 @@ from ortet.journal.things import Call, Message
 
 _DATA = "data:"
 _BASE64 = ";base64,"
+_NEEDS = {"text": "text", "tool_use": "id", "tool_result": "tool_use_id", "thinking": "thinking"}
+"""What a part of each kind cannot be without, as text."""
 _SPOKEN = ("system", "developer", "user", "assistant", "tool")
 
 Part = Callable[[dict[str, Any]], dict[str, Any]]
@@ -21,9 +23,23 @@ Part = Callable[[dict[str, Any]], dict[str, Any]]
 
 def fit(messages: Iterable[Message], part: Part) -> list[Message]:
     """`part` makes a part of a content one that the API takes."""
-    whole = groups(settled(list(_joined(messages))))
+    whole = groups(settled(list(_joined(map(_in_role, messages)))))
     closed = _closed([message for group in whole for message in group])
     return [_spoken(replace(one, content=_content(one.content, part))) for one in closed]
+
+
+def _in_role(message: Message) -> Message:
+    """Only an assistant calls, and nobody answers itself: what says otherwise is text."""
+    other = "tool_result" if message.role == "assistant" else "tool_use"
+    content = message.content
+    if not isinstance(content, list) or not any(_is(part, other) for part in content):
+        return message
+    told = [{"type": "text", "text": text_of([p])} if _is(p, other) else p for p in content]
+    return replace(message, content=told)
+
+
+def _is(part: Any, kind: str) -> bool:
+    return isinstance(part, dict) and part.get("type") == kind
 
 
 def _joined(messages: Iterable[Message]) -> Iterator[Message]:
@@ -120,9 +136,23 @@ def _spoken(message: Message) -> Message:
 
 
 def _content(content: Any, part: Part) -> Any:
-    if not isinstance(content, list):
+    """A session takes any content, an API text and parts that it knows."""
+    if content is None or isinstance(content, str):
         return content
-    return [part(one) if isinstance(one, dict) else one for one in content]
+    if not isinstance(content, list):
+        return text_of(content)
+    return [part(_sound(one)) for one in content]
+
+
+def _sound(part: Any) -> dict[str, Any]:
+    """What is no part is text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    needs = _NEEDS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or (needs is not None and not isinstance(part.get(needs), str)):
+        return {"type": "text", "text": text_of(part)}
+    if kind == "tool_use":
+        return {**part, "name": str(part.get("name") or "tool")}
+    return dict(part)
 
 
 def for_chat(part: dict[str, Any]) -> dict[str, Any]:

@@ -88,10 +88,22 @@ def _thought(event: Event) -> Message | None:
     if part.get("type") == "thinking":
         part = {**part, "thinking": data.get("text", "")}
     elif part.get("type") == "reasoning":
-        part = {"id": f"rs_{event.seq}", "summary": [], **part}
-        part = {key: value for key, value in part.items() if value is not None}
+        part = _reasoning(part, f"rs_{event.seq}")
     extra = {"id": of} if of else {}
     return Message(event.seq, "assistant", [part], event.time, extra)
+
+
+def _reasoning(part: dict[str, Any], id_: str) -> dict[str, Any]:
+    """An item as its API takes it, whatever else was written down with it."""
+    summary = part.get("summary")
+    told = [one for one in summary if _is_summary(one)] if isinstance(summary, list) else []
+    known = {key: part.get(key) for key in ("id", "encrypted_content")}
+    texts = {key: value for key, value in known.items() if isinstance(value, str)}
+    return {"type": "reasoning", "id": id_, "summary": told, **texts}
+
+
+def _is_summary(one: Any) -> bool:
+    return _type(one) == "summary_text" and isinstance(one.get("text"), str)
 
 
 def _with_thoughts(said: list[Message], *kinds: str) -> Iterator[Message]:
@@ -111,8 +123,9 @@ def _is_taken(part: Any, kinds: tuple[str, ...]) -> bool:
     return seal is None or (_type(part) in kinds and isinstance(part.get(seal), str))
 
 
-def _type(part: Any) -> Any:
-    return part.get("type") if isinstance(part, dict) else None
+def _type(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else ""
+    return kind if isinstance(kind, str) else ""
 
 
 def _sayable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

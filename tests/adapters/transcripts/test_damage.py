@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,12 +24,13 @@ from ortet.session.artifacts import Content, load
 from ortet.session.hub import Hub
 from ortet.session.view import View
 from ortet.store.objects import LocalObjects
+from ortet.surface.otel import spans_of
 from ortet.surface.transcripts import lines, taking
 from ortet.surface.transcripts.nodes import Chain, Node, chains
 from ortet.surface.transcripts.taking import take
 
 from .checking import check_anthropic, check_openai, check_responses
-from .written import CONVERSATION, Claude, rollout, small, text, use
+from .written import CONVERSATION, Claude, rollout, small, text, use, write
 
 
 def kept(view: View) -> list[bytes]:
@@ -68,6 +70,57 @@ def test_any_damage(tmp_path: Path, tool: str) -> None:
                 check_responses(view.export_messages("openai-responses"))
             told = sum(bool(line.strip()) for line in bytes(damaged).split(b"\n"))
             assert sum(one.lines for one in found) + any(one.rest for one in found) == told
+            assert [one.added for one in take(hub, tool, path, name=name)] == [0] * len(found)
+        hub.verify()
+
+
+_ODD: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    "",
+    "x",
+    [],
+    [[]],
+    {},
+    {"type": []},
+    {"type": "text", "text": 7},
+    {"type": "tool_result", "tool_use_id": "toolu_01", "content": {}},
+    [{"type": "tool_use"}],
+    10**30,
+)
+
+
+def _confused(value: Any, chance: random.Random) -> Any:
+    """The same with something else in a place or two."""
+    if chance.random() < 0.04:
+        return chance.choice(_ODD)
+    if isinstance(value, dict):
+        return {key: _confused(one, chance) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_confused(one, chance) for one in value]
+    return value
+
+
+@pytest.mark.parametrize("tool", ["claude-code", "codex"])
+def test_other_types_than_expected(tmp_path: Path, tool: str) -> None:
+    whole = small() if tool == "claude-code" else rollout()
+    with ortet.open(str(tmp_path / "store")) as hub:
+        for number in range(40):
+            chance = random.Random(number)
+            said = [_confused(line, chance) for line in whole.lines]
+            path = write(tmp_path / f"rollout-{number}.jsonl", said)
+            name = f"odd-{number}"
+            found = take(hub, tool, path, name=name)
+            assert sum(one.added for one in found) == len(said)
+            for one in found:
+                view = hub.get(one.session)
+                check_anthropic(view.export_messages("anthropic"))
+                check_openai(view.export_messages("openai"))
+                check_responses(view.export_messages("openai-responses"))
+                spans_of(view, content=True)
             assert [one.added for one in take(hub, tool, path, name=name)] == [0] * len(found)
         hub.verify()
 

@@ -278,5 +278,5 @@ def _is_deed(part: dict[str, Any]) -> bool:
     return (
         part.get("type") == "tool_use"
         and isinstance(part.get("id"), str)
-        and part.get("name") not in _LOOKS
+        and str(part.get("name", "")) not in _LOOKS
     )

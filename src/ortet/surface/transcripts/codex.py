@@ -42,7 +42,7 @@ def payload_of(data: Any) -> tuple[str, dict[str, Any]]:
     kind, payload = data.get("type"), data.get("payload")
     if isinstance(kind, str) and isinstance(payload, dict):
         return kind, payload
-    if kind in _ITEMS:
+    if isinstance(kind, str) and kind in _ITEMS:
         return "response_item", data
     if kind is None and isinstance(data.get("id"), str) and "timestamp" in data:
         return "session_meta", data
@@ -144,7 +144,7 @@ class Reader:
         return Draft("model", {**data, "params": {}, "usage": usage, "at": at})
 
     def _item(self, payload: dict[str, Any], at: int) -> Entry:
-        kind = payload.get("type")
+        kind = str(payload.get("type") or "line")
         if kind == "message":
             content = _said(payload.get("content"))
             role = payload.get("role")
@@ -155,11 +155,10 @@ class Reader:
             text = "\n\n".join(filter(None, map(_text, _several(payload))))
             return Entry([Draft("thought", {"text": text, "at": at, "part": payload})])
         if kind in _CALLS and isinstance(payload.get("call_id"), str):
-            return Entry(self._call(str(kind), payload, at))
+            return Entry(self._call(kind, payload, at))
         if kind in _RESULTS and isinstance(payload.get("call_id"), str):
             return Entry(self._result(payload, at))
-        word = kind if isinstance(kind, str) else "line"
-        return Entry([_record(word, payload, at)], unknown=kind not in _ITEMS)
+        return Entry([_record(kind, payload, at)], unknown=kind not in _ITEMS)
 
     def _call(self, kind: str, payload: dict[str, Any], at: int) -> list[Draft]:
         call, name = payload["call_id"], str(payload.get("name") or kind.removesuffix("_call"))

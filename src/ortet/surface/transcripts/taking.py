@@ -142,6 +142,7 @@ class Taking:
         self._name = name
         self._agent = agent
         self.known: dict[str, Known] = {}  # of each session by name, before anything is taken in
+        self._parents: dict[int, Known] = {}  # of chains that others leave, once they are whole
         self._chains = chains(nodes)
         self._names: list[str] = []
         for number, chain in enumerate(self._chains):
@@ -225,11 +226,14 @@ class Taking:
         if self._is_there(name):
             return self._reopened(name)
         parent = opened[chain.parent]
-        known = known_of(parent)
+        if chain.parent not in self._parents:
+            self._parents[chain.parent] = known_of(parent)
+        known = self._parents[chain.parent]
         after = self._nodes[chain.after].key if chain.after >= 0 else ""
         _, seq = known.lines.get(after, (0, known.start))
         branch = branch_off(parent, seq, name.removeprefix(f"{parent.name}/"))
-        self.known[name] = known_of(branch)
+        lines = {key: span for key, span in known.lines.items() if span[1] <= seq}
+        self.known[name] = Known(branch.id, lines, {}, known.start, seq)
         return branch
 
     def _append(self, number: int, session: Session) -> Taken:
