@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.remote_server import serving
 
 import ortet
 from ortet.config import open_hub
@@ -98,6 +99,26 @@ def test_a_killed_writer_of_many_leaves_all_or_nothing(tmp_path: Path) -> None:
         for space in store.list_namespaces(limit=1000):
             assert len(store.search(space, limit=1000)) == 50
         assert len(store.list_namespaces(limit=1000)) >= len(said)
+
+
+def test_a_server_s_store_is_the_same(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with (
+        serving(tmp_path / "store") as url,
+        open_hub(url, environ=home) as far,
+        ortet.open(tmp_path / "store") as near,
+    ):
+        there: Any = OrtetStore(far)
+        here: Any = OrtetStore(near)
+        there.put(("a",), "1", {"n": 1}, ttl=5)
+        here.put(("a",), "2", {"n": 2})
+        assert there.get(("a",), "2").value == {"n": 2}
+        assert here.search(("a",), filter={"n": 1})[0].key == "1"
+        there.delete(("a",), "1")
+        assert [item.key for item in here.search(())] == ["2"]
+        assert [one.value for one in there.history(("a",), "1")] == [{"n": 1}, None]
+        there.commit("from afar")
+        near.verify()
 
 
 def test_time_to_live(tmp_path: Path) -> None:
