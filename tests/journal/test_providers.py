@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortet.journal.providers import chat, parts
+from ortet.journal.providers import chat, parts, responses
 from ortet.journal.things import Message
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -106,3 +106,21 @@ def test_what_says_nothing_is_left_out() -> None:
     assert [[part["text"] for part in one["content"]] for one in told] == [["hello"], ["yes"]]
     assert "cache_control" in told[-1]["content"][-1]
     assert chat(said)[-1] == {"role": "assistant", "content": ""}
+
+
+def test_calls_in_the_shape_of_frameworks_are_calls() -> None:
+    flat = {"id": "c1", "name": "add", "args": {"a": 1}, "type": "tool_call"}
+    talk = said(
+        ("user", "add"),
+        ("assistant", "", {"tool_calls": [flat]}),
+        ("tool", "1", {"tool_call_id": "c1"}),
+        ("assistant", [USE], {"tool_calls": [{"id": "c2", "name": "add", "args": {"a": 2}}]}),
+        ("tool", "2", {"tool_call_id": "c2"}),
+    )
+    calls = [one["tool_calls"] for one in chat(talk) if one["role"] == "assistant"]
+    function = {"name": "add", "arguments": '{"a":1}'}
+    assert calls[0] == [{"id": "c1", "type": "function", "function": function}]
+    assert [call["id"] for call in calls[1]] == ["c2"]
+    used = [one["content"] for one in parts(talk)["messages"] if one["role"] == "assistant"]
+    assert used == [[{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}], [USE]]
+    assert responses(talk)[1] == {"type": "function_call", "call_id": "c1", **function}

@@ -16,6 +16,8 @@ from ortet.journal.things import Message
 _RULES = ("system", "developer")
 _KEPT = ("name", "tool_calls", "tool_call_id", "refusal")
 """What the first of these APIs has beside role and content."""
+_GIVEN = ("input", "args", "arguments")
+"""Where others than that API have what a tool is called with."""
 
 
 def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -41,13 +43,20 @@ def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
         one |= {key: message.extra[key] for key in _KEPT if key in message.extra}
         if calls:
             one["tool_calls"] = [_called(part) for part in calls]
+        elif isinstance(one.get("tool_calls"), list | tuple):
+            one["tool_calls"] = [_called(call) for call in one["tool_calls"]]
         found.append(one)
     return found
 
 
-def _called(part: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": part.get("name", ""), "arguments": to_json(part.get("input") or {})}
-    return {"id": part.get("id", ""), "type": "function", "function": function}
+def _called(call: Any) -> Any:
+    """A call in whatever shape, as the first of these APIs has it; what is none stays."""
+    if not isinstance(call, dict) or "function" in call or "name" not in call:
+        return call
+    given = next((call[key] for key in _GIVEN if call.get(key)), {})
+    arguments = given if isinstance(given, str) else to_json(given)
+    function = {"name": call["name"], "arguments": arguments}
+    return {"id": call.get("id", ""), "type": "function", "function": function}
 
 
 def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
@@ -131,8 +140,9 @@ def _parts(message: Message) -> list[dict[str, Any]]:
         ]
     elif content is not None:
         found.append({"type": "text", "text": text_of(content)})
+    there = {part.get("id") for part in found if part.get("type") == "tool_use"}
     for call in message.extra.get("tool_calls") or ():
-        found += _used(call)
+        found += [part for part in _used(call) if part["id"] not in there]
     return found
 
 
@@ -142,6 +152,7 @@ def _is_blank(part: dict[str, Any]) -> bool:
 
 
 def _used(call: Any) -> list[dict[str, Any]]:
+    call = _called(call)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return []

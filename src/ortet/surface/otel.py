@@ -240,7 +240,7 @@ def _given(message: Message, id_: str) -> Any:
     for call in message.extra.get("tool_calls") or ():
         if isinstance(call, dict) and call.get("id") == id_:
             function = call.get("function")
-            return function.get("arguments") if isinstance(function, dict) else None
+            return function.get("arguments") if isinstance(function, dict) else call.get("args")
     return None
 
 
