@@ -53,7 +53,7 @@ def _called(call: Any) -> Any:
     """A call in whatever shape, as the first of these APIs has it; what is none stays."""
     if not isinstance(call, dict) or "function" in call or "name" not in call:
         return call
-    given = next((call[key] for key in _GIVEN if call.get(key)), {})
+    given: Any = next((call[key] for key in _GIVEN if call.get(key)), {})
     arguments = given if isinstance(given, str) else to_json(given)
     function = {"name": call["name"], "arguments": arguments}
     return {"id": call.get("id", ""), "type": "function", "function": function}
