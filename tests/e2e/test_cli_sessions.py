@@ -78,6 +78,12 @@ class TestSession:
         assert ortet.kind("session", "show", "s", cwd=here, code=4) == "no_session"
         assert "rm" in ortet("session", cwd=here).out
 
+    def test_the_log_of_one_without_commits_says_where_to_look(
+        self, ortet: Ortet, here: Path
+    ) -> None:
+        assert "`ortet journal s`" in ortet("log", "s", cwd=here, code=4).err
+        assert "`ortet branch`" in ortet("log", "other", cwd=here, code=4).err
+
     def test_removing_is_meant(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("session", "rm", "s", cwd=here, code=2) == "not_confirmed"
         assert "--yes" in ortet("session", "rm", "s", cwd=here, code=2).err

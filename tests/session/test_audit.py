@@ -44,6 +44,19 @@ def test_who_did_what_and_why(hub: Hub) -> None:
     assert {line.actor for line in report.lines} == {hub.author}
 
 
+def test_who_only_calls_a_tool_is_shown_with_the_call(hub: Hub) -> None:
+    function = {"name": "look", "arguments": '{"at":1}'}
+    flat = {"id": "c2", "name": "look", "args": {"at": 2}}
+    with hub.session("s") as s:
+        s.say("assistant", "", tool_calls=[{"id": "c1", "function": function}])
+        s.say("assistant", "", tool_calls=[flat, 7])
+        briefing = s.briefing().markdown
+    said = [line.what for line in hub.audit(s.id).lines]
+    assert 'assistant: [calls look {"at":1}]' in said
+    assert any(one.startswith('assistant: [calls look {"at":2}]') for one in said)
+    assert '[calls look {"at":2}]' in briefing
+
+
 def test_a_command_and_a_call_of_a_tool_say_what_they_were(hub: Hub) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
     with hub.session("s") as s:

@@ -17,7 +17,7 @@ from ortet.journal.around import (
     tell_token,
     tell_window,
 )
-from ortet.journal.text import clip, one_line, text_of
+from ortet.journal.text import clip, one_line, spoken, text_of
 from ortet.journal.things import Artifact, Decision, Effect, Fact, Message, Question
 
 LONG, SHORT = 400, 160
@@ -225,6 +225,6 @@ def _summary(text: str) -> tuple[str, Any]:
 
 
 def _message(message: Message) -> tuple[str, Any]:
-    text = text_of(message.content)
+    text = spoken(message.content, message.extra)
     line = f"{message.role}: {one_line(text, LONG)}"
     return line, {"seq": message.seq, "role": message.role, "content": clip(text, LONG)}

@@ -33,6 +33,22 @@ def text_of(content: Any) -> str:
     return to_json(content)
 
 
+def spoken(content: Any, extra: Any) -> str:
+    """A message as its reader would see it: who said nothing may have called something."""
+    if (text := text_of(content)) or not isinstance(extra, dict):
+        return text
+    calls = extra.get("tool_calls")
+    return "\n".join(map(_call, calls)) if isinstance(calls, list | tuple) else ""
+
+
+def _call(call: Any) -> str:
+    if not isinstance(call, dict):
+        return ""
+    made = call["function"] if isinstance(call.get("function"), dict) else call
+    given: Any = next((made[key] for key in ("arguments", "args", "input") if key in made), {})
+    return f"[calls {made.get('name')} {text_of(given)}]"
+
+
 def _part(part: Any) -> str:
     if not isinstance(part, dict):
         return text_of(part)

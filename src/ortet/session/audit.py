@@ -17,7 +17,7 @@ from ortet.journal.folding import fold
 from ortet.journal.line import Line
 from ortet.journal.mind import Mind
 from ortet.journal.segments import segments, unseal
-from ortet.journal.text import called, text_of
+from ortet.journal.text import called, spoken
 from ortet.session.lifecycle import ARCHIVED
 from ortet.session.replacing import journals
 from ortet.session.scopes import scope_rows
@@ -119,7 +119,8 @@ def _tail(data: dict[str, Any]) -> str:
 def _what(kind: str, data: dict[str, Any]) -> str:
     match kind:
         case "message":
-            return f"{data.get('role', '')}: {text_of(data.get('content')) or '(no text)'}"
+            text = spoken(data.get("content"), data.get("extra")) or "(no text)"
+            return f"{data.get('role', '')}: {text}"
         case "episode":
             return str(data.get("summary", ""))
         case "fact" | "lesson" if data.get("gone"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.errors import Invalid, NotFound
+from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.surface import render
 from ortet.surface.call import Call, verb, which
 
@@ -36,7 +36,10 @@ def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | Non
       ortet log --graph -n 20
       ortet log proj/1 --json
     """
-    start = call.resolve(ref, name)
+    try:
+        start = call.resolve(ref, name)
+    except NotFound as error:
+        raise _of_a_session(call, ref, error) from None
     commits = call.hub.history.log(start, limit=limit)
     names = _names(call)
     if call.json:
@@ -46,6 +49,16 @@ def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | Non
         call.emit(None, _graph_lines(call, list(commits), names))
     else:
         call.emit(None, (_commit_line(call, info, names) for info in commits))
+
+
+def _of_a_session(call: Call, ref: str, error: NotFound) -> NotFound:
+    """One without a commit has a journal all the same, and that is what is looked for then."""
+    try:
+        call.hub.get(ref)
+    except OrtetError:
+        return error
+    text = f"the session {ref!r} has no commits: `ortet journal {ref}` lists what happened in it"
+    return NotFound(error.kind, text, **error.details)
 
 
 def _names(call: Call) -> dict[str, list[str]]:

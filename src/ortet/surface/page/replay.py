@@ -14,7 +14,7 @@ from ortet.journal.events import Event
 from ortet.journal.folding import fold, message_of
 from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
-from ortet.journal.text import clip, text_of
+from ortet.journal.text import clip, spoken, text_of
 from ortet.journal.things import Fact, Message, Note
 from ortet.session.view import View
 from ortet.surface.page.chronicle import wording
@@ -115,7 +115,9 @@ def _is_said(event: Event) -> bool:
 def _text(event: Event) -> str:
     if event.erased:
         return "erased"
-    return text_of(event.data.get("content")) if event.kind == "message" else wording(event)
+    if event.kind != "message":
+        return wording(event)
+    return spoken(event.data.get("content"), event.data.get("extra"))
 
 
 def _data(event: Event) -> str:
