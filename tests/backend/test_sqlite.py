@@ -14,9 +14,9 @@ import pytest
 
 from ortet.backend.abc import Catalog, EventRow, Move, Timeline
 from ortet.backend.sqlite import SqliteCatalog
-from ortet.errors import Corrupt, Unavailable
+from ortet.errors import Conflict, Corrupt, Unavailable
 from ortet.ids import Clock, SystemClock
-from ortet.testing.processes import in_processes, oid, raise_head
+from ortet.testing.processes import in_processes, in_threads, oid, raise_head
 
 HALF = """
 import sys
@@ -254,6 +254,47 @@ def test_time_is_asked_inside_the_transaction(path: Path) -> None:
     catalog.move([Move("a", oid(1), oid(2))], verb="commit")
     assert [op.time for op in catalog.ops()] == [1, 1, 2]
     catalog.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 16, 17])
+def test_several_events_follow_or_none_does(catalog: SqliteCatalog, count: int) -> None:
+    line = "0" * 31 + "1"
+
+    def row(first: int, last: int) -> list[EventRow]:
+        return [EventRow(n, b"head %d" % n, b"salt", b"body " * n) for n in range(first, last + 1)]
+
+    catalog.move([], verb="open", timelines=[Timeline(line)])
+    catalog.append(line, row(1, 1))
+    catalog.append(line, row(2, 1 + count))
+    holes = [*row(2 + count, 2 + count), *row(4 + count, 4 + count)]
+    late, early = row(3 + count, 9 + count), row(1 + count, 8 + count)
+    for bad in (holes, late, early, row(1, 2), row(count, 2 * count)):
+        with pytest.raises(Conflict) as caught:
+            catalog.append(line, bad)
+        assert (caught.value.kind, caught.value.details["found"]) == ("seq_taken", 1 + count)
+    assert catalog.events(line) == row(1, 1 + count)
+
+
+def test_of_threads_that_append_several_each_is_whole(catalog: SqliteCatalog) -> None:
+    line = "0" * 31 + "1"
+    catalog.move([], verb="open", timelines=[Timeline(line)])
+    catalog.append(line, [EventRow(1, b"head", b"salt", b"")])
+
+    def write(number: int) -> int:
+        done = 0
+        while done < 20:
+            seq, body = catalog.last_seq(line), b"%d" % number
+            try:
+                catalog.append(line, [EventRow(seq + n, b"h", b"s", body) for n in (1, 2, 3)])
+                done += 1
+            except Conflict as error:
+                assert error.kind == "seq_taken"
+        return done
+
+    assert in_threads(write, [(number,) for number in range(4)]) == [20] * 4
+    found = [event.body for event in catalog.events(line)][1:]
+    assert len(found) == 3 * 80
+    assert all(len(set(found[at : at + 3])) == 1 for at in range(0, len(found), 3))
 
 
 def test_the_clock_is_the_hosts_unless_given(catalog: SqliteCatalog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import apsw
 import msgspec
@@ -35,6 +36,15 @@ _ADD_IF = """INSERT OR IGNORE INTO events (timeline, seq, head, salt, body) VALU
 _HELD = """ AND
     (SELECT owner = ?7 AND fence = ?8 AND expires > ?9 FROM leases WHERE name = ?6)"""
 _ADD_ONE, _ADD_ONE_HELD = _ADD_IF.format(""), _ADD_IF.format(_HELD)
+# The same of several, that all follow where the first does: half the time of the long way.
+_ADD_SEVERAL = """INSERT OR IGNORE INTO events (timeline, seq, head, salt, body)
+    SELECT ?1, ?2 + column1, column2, column3, column4 FROM (VALUES {}) WHERE
+    (SELECT 1 FROM events WHERE timeline = ?1 AND seq = ?2 - 1) AND
+    NOT EXISTS (SELECT 1 FROM events WHERE timeline = ?1 AND seq = ?2)"""
+_HELD_BY = """ AND
+    (SELECT owner = ?4 AND fence = ?5 AND expires > ?6 FROM leases WHERE name = ?3)"""
+_FEW = 16
+"""Events that are worth one statement."""
 _EVENTS = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _NEWEST = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
@@ -79,6 +89,8 @@ class SqliteTimelines(Timelines):
     ) -> None:
         if len(events) == 1 and not rows and self._add_one(timeline, events[0], lease):
             return
+        if 1 < len(events) <= _FEW and not rows and self._add_few(timeline, events, lease):
+            return
         with self._handle.writing() as db:
             db.execute(_BEGIN)
             if lease is not None:
@@ -100,6 +112,26 @@ class SqliteTimelines(Timelines):
                 held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
                 db.execute(_ADD_ONE_HELD, values + held)
             return db.changes() == 1
+
+        return self._handle.adding(add)
+
+    def _add_few(self, timeline: str, events: Sequence[EventRow], lease: Lease | None) -> bool:
+        """As `_add_one`, all or none."""
+        first, count = events[0].seq, len(events)
+        if [event.seq for event in events] != list(range(first, first + count)):
+            return False
+        values: list[str | int | bytes] = []
+        with self._handle:
+            for event in events:
+                values += (event.head, event.salt, _packed(event.body, self._zstd))
+        raw, statement = _raw(timeline), _several(count, lease is not None)
+
+        def add(db: apsw.Connection) -> bool:
+            held: tuple[str, str, int, int] = ("", "", 0, 0)
+            if lease is not None:
+                held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
+            db.execute(statement, (raw, first, *held, *values))
+            return db.changes() == count
 
         return self._handle.adding(add)
 
@@ -186,6 +218,13 @@ def add_events(
         raise refusals.seq_taken(timeline, events[0].seq, last)
     raw = _raw(timeline)
     db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, _packed(e.body, zstd)) for e in events))
+
+
+@cache
+def _several(count: int, held: bool) -> str:
+    at = range(7, 7 + 3 * count, 3)
+    rows = ", ".join(f"({n}, ?{i}, ?{i + 1}, ?{i + 2})" for n, i in enumerate(at))
+    return _ADD_SEVERAL.format(rows) + (_HELD_BY if held else "")
 
 
 def _packed(body: bytes, zstd: Compressor) -> bytes:

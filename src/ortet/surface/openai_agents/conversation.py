@@ -172,11 +172,11 @@ class Conversation:
         """In a thread, behind whatever this object was told before; whole, whoever cancels."""
         if self._order is None:
             self._order = ThreadPoolExecutor(1, "ortet-openai")
-        done = asyncio.get_running_loop().run_in_executor(self._order, call)
+        doing = self._order.submit(call)
         try:
-            return await asyncio.shield(done)
+            return await asyncio.wrap_future(doing)
         except asyncio.CancelledError:
-            while not done.done():
+            while not doing.done():
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait({done})
+                    await asyncio.wait({asyncio.wrap_future(doing)})
             raise
