@@ -118,6 +118,34 @@ def test_mirrored_at_once_every_message_has_its_files(store: OrtetSessionStore, 
     assert ((work / "n").read_text(), told.exact) == ("1\n", True)
 
 
+def test_a_tool_that_was_faster_than_the_commit_is_told(
+    store: OrtetSessionStore, work: Path
+) -> None:
+    first = call("Bash", command="echo 1 > n")
+    shell(work, "echo 1 > n")
+    told = result(first, "")
+    second = call("Bash", command="echo 2 > n")
+    shell(work, "echo 2 > n")  # before the result of the first arrives
+    append(store, key(work), prompt("count"), first, told)
+    append(store, key(work), second, result(second, ""), answer("done"))
+    assert not anyio.run(store.rewind, SESSION, told["uuid"]).exact
+
+
+def test_a_tool_that_was_at_work_when_the_files_were_committed_is_told(
+    store: OrtetSessionStore, work: Path
+) -> None:
+    runs = [call("Bash", command=f"echo {n} > n") for n in (1, 2)]
+    shell(work, "echo 1 > n")
+    lines = [prompt("count"), runs[0], result(runs[0], "")]
+    shell(work, "echo 2 > n")
+    append(store, key(work), *lines, runs[1])  # it has begun, and may have written already
+    append(store, key(work), result(runs[1], ""), answer("done"))
+    assert not anyio.run(store.rewind, SESSION, runs[1]["uuid"]).exact
+    assert not anyio.run(store.rewind, SESSION, lines[2]["uuid"]).exact
+    assert anyio.run(store.rewind, SESSION, lines[0]["uuid"]).exact
+    assert not (work / "n").exists()
+
+
 def test_what_a_person_changes_between_turns_is_not_of_the_next(
     store: OrtetSessionStore, work: Path
 ) -> None:

@@ -70,15 +70,23 @@ def is_prompt(entry: Entry) -> bool:
         return False
     if any(entry.get(mark) is True for mark in ("isMeta", "isCompactSummary", "isSidechain")):
         return False
-    return not has_results(entry) and not prompt_of(entry).startswith("[Request interrupted")
+    return not results_in(entry) and not prompt_of(entry).startswith("[Request interrupted")
 
 
-def has_results(entry: Entry) -> bool:
-    """Whether it tells what a tool did: files may have changed before it, and not by what follows
-    until the next."""
+def results_in(entry: Entry) -> set[str]:
+    """Ids of calls that it gives the results of."""
+    return {str(part.get("tool_use_id")) for part in _parts(entry, "tool_result")}
+
+
+def calls_in(entry: Entry) -> set[str]:
+    """Ids of calls of tools that it makes."""
+    return {str(part.get("id")) for part in _parts(entry, "tool_use")}
+
+
+def _parts(entry: Entry, kind: str) -> list[dict[str, Any]]:
     content = entry["message"].get("content") if isinstance(entry.get("message"), dict) else None
     parts = content if isinstance(content, list) else []
-    return any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+    return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
 
 
 def prompt_of(entry: Entry) -> str:

@@ -18,11 +18,13 @@ from ortet.session.session import Session
 from ortet.session.sharing import commits_around, commits_of, restore_with, rewind_with
 from ortet.session.view import View
 from ortet.session.workspace import Workspace
-from ortet.surface.claude.entries import Entry, has_results, is_prompt, prompt_of
+from ortet.surface.claude.entries import Entry, calls_in, is_prompt, prompt_of, results_in
 from ortet.surface.claude.listing import Told, read
 
 _COMMIT = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 200
+FIRST = "before the first turn"
+"""The message of a commit with the files as the directory's last commit has them."""
 RESUMED = "before the next turn"
 """The message of a commit that is made when a transcript is read, to go on with it."""
 
@@ -38,8 +40,8 @@ class Turn(msgspec.Struct, frozen=True):
 
 class Rewound(msgspec.Struct, frozen=True):
     """Where a transcript went back to. `entries` are left of it; `was` is the commit to give to
-    `rewind` to go forth again. `exact`: the files are those of that very message; else those of the
-    last commit before it, since none was made in between."""
+    `rewind` to go forth again. `exact`: the files are those of that very message; else they are of
+    the commit nearest to it, and a tool was at work in between."""
 
     session_id: str
     entries: int
@@ -111,27 +113,53 @@ def _seq(told: Told, to: str | int) -> int:
     return told.lines[at][0] - 1
 
 
+def _time(entry: Entry) -> float | None:
+    """When a line was written, in ns since 1970, as it says."""
+    try:
+        return datetime.fromisoformat(str(entry.get("timestamp"))).timestamp() * 1e9
+    except (ValueError, OverflowError):
+        return None
+
+
 def _not_after(entry: Entry) -> Callable[[Commit], bool]:
     """Which commits show the files of before a line. One that was made when the transcript was read
     for a resume, and does not know that line, may be of a reader's, while the turn went on."""
-    said = entry.get("timestamp")
-    try:
-        when = datetime.fromisoformat(str(said)).timestamp() * 1e9
-    except (ValueError, OverflowError):
-        return lambda _: True
-    return lambda commit: commit.message != RESUMED or commit.time <= when
+    when = _time(entry)
+    return lambda commit: commit.message != RESUMED or when is None or commit.time <= when
 
 
 def _point(session: Session, told: Told, seq: int) -> _Point:
-    """The files of a message: only tools change them, so that a commit is as good as another when
-    no tool did anything between it and the message."""
+    """Only tools change files, so that a commit is as good as another when no tool did anything
+    between it and the message."""
     following = next((entry for at, entry in told.lines if at > seq), {})
     before, after = commits_around(session, seq, counts=_not_after(following))
-    results = [at for at, entry in told.lines if has_results(entry)]
-    low = before[1] if before else 0
+    if before is not None and not _worked(told, before[1], seq, results_in):
+        return _Point(seq, before[0], exact=_is_settled(session, told, before))
     high = after[1] if after else session.mind.core.events
-    if before is not None and not any(low < at <= seq for at in results):
-        return _Point(seq, before[0], exact=True)
-    if not any(seq < at <= high for at in results):
-        return _Point(seq, after[0] if after else None, exact=True)
+    if not _worked(told, seq, high, results_in):
+        exact = not _worked(told, seq, high, calls_in)
+        settled = after is None or _is_settled(session, told, after)
+        return _Point(seq, after[0] if after else None, exact=exact and settled)
     return _Point(seq, before[0] if before else None, exact=False)
+
+
+def _worked(told: Told, low: int, high: int, what: Callable[[Entry], set[str]]) -> bool:
+    return any(low < at <= high and what(entry) for at, entry in told.lines)
+
+
+def _is_settled(session: Session, told: Told, commit: tuple[Oid, int]) -> bool:
+    """Whether no tool was at work when a commit was made: none that it knows of, and none that was
+    called before the commit could be made, and is told of after it."""
+    oid, end = commit
+    calling: set[str] = set()
+    called: Entry = {}
+    for at, entry in told.lines:
+        if at > end and (called or not calls_in(entry)):
+            continue
+        if at > end:
+            called = entry
+        else:
+            calling = set() if is_prompt(entry) else (calling | calls_in(entry)) - results_in(entry)
+    when, made = _time(called), session.hub.history.read(oid)
+    in_time = when is None or made.time <= when or made.message == FIRST
+    return not calling and in_time

@@ -46,7 +46,7 @@ from ortet.surface.claude.listing import (
     name_of,
     read,
 )
-from ortet.surface.claude.rewinding import RESUMED, Rewound, Turn, rewind, seq_of, turns_of
+from ortet.surface.claude.rewinding import FIRST, RESUMED, Rewound, Turn, rewind, seq_of, turns_of
 from ortet.surface.lent import Lent, session_name
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class OrtetSessionStore(SessionStore):
         self._place = None if workspace is None else existing(workspace)
         if self._place is not None:
             with self._lent.hub() as own:
-                cast(Workspace, self._files(own)).commit("before the first turn")
+                cast(Workspace, self._files(own)).commit(FIRST)
 
     def close(self) -> None:
         """Let every session go."""
@@ -203,7 +203,7 @@ class OrtetSessionStore(SessionStore):
             return
         if not known.begun:
             if files is not None:
-                hold(session, files, "before the first turn")
+                hold(session, files, FIRST)
             told.insert(0, begun(key))
         data = folded(key, known.data, new)
         events = tell(session, [*told, listing(key, data)])
