@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,26 +28,60 @@ class Known(msgspec.Struct, frozen=True):
     ends_erased: bool = False
 
 
-def known_of(view: View) -> Known:
+class Note(NamedTuple):
+    """What has to be known of an event."""
+
+    seq: int
+    key: str
+    ours: bool
+    erased: bool
+    around: dict[str, Any]
+
+
+class Notes:
+    """Reads each timeline once, however many forks began on it."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, list[Note]] = {}
+
+    def of(self, view: View) -> Iterator[Note]:
+        spans = view.line.path()
+        if not spans or spans[0].after:  # what came before is another host's
+            yield from map(_note, view.line.events())
+            return
+        for span in spans:
+            known = self._read.setdefault(span.timeline, [])
+            reached = span.after + len(known)
+            if reached < span.upto:
+                known += map(_note, view.line.events(reached, span.upto))
+            yield from islice(known, span.upto - span.after)
+
+
+def _note(event: Event) -> Note:
+    data, around = event.data, dict[str, Any]()
+    if event.kind.endswith(".context"):
+        around = {name: one for name, one in data.items() if name != "line"}
+    return Note(event.seq, key_of(data), _is_ours(event), event.erased, around)
+
+
+def known_of(view: View, notes: Notes | None = None) -> Known:
     """Read from its journal: that, and nothing beside it, says what was taken in."""
     lines: dict[str, tuple[int, int]] = {}
     around: dict[str, Any] = {}
     start, now, last = 0, "", 0
     erased = ends_erased = False
-    for event in view.events():
-        if event.waiting:
-            continue
-        last = event.seq
-        erased, ends_erased = erased or event.erased, ends_erased or event.erased
-        if key := key_of(event.data):
-            now, ends_erased = key, False
-            lines[now] = (event.seq, event.seq)
-        elif now and not _is_ours(event):
-            lines[now] = (lines[now][0], event.seq)
+    view.events(0, 0)  # an open session makes durable what waits
+    for note in (notes or Notes()).of(view):
+        last = note.seq
+        erased, ends_erased = erased or note.erased, ends_erased or note.erased
+        if note.key:
+            now, ends_erased = note.key, False
+            lines[now] = (note.seq, note.seq)
+        elif now and not note.ours:
+            lines[now] = (lines[now][0], note.seq)
         elif not now:
-            start = event.seq
-        if event.kind.endswith(".context"):
-            around |= {name: one for name, one in event.data.items() if name != "line"}
+            start = note.seq
+        around |= note.around
     return Known(view.id, lines, around, start, last, erased, ends_erased)
 
 

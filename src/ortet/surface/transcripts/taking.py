@@ -23,7 +23,7 @@ from ortet.surface.lent import session_name
 from ortet.surface.transcripts import claude_code, codex
 from ortet.surface.transcripts.batch import Batch, key_of
 from ortet.surface.transcripts.doings import Doings
-from ortet.surface.transcripts.known import Known, known_of, pending
+from ortet.surface.transcripts.known import Known, Notes, known_of, pending
 from ortet.surface.transcripts.lines import Line, Transcript
 from ortet.surface.transcripts.nodes import NOWHERE, Chain, Entry, Node, chains
 from ortet.surface.transcripts.places import conversation_of
@@ -93,7 +93,8 @@ def take(
     with Transcript(path) as transcript:
         base = name or session_name(tool, conversation_of(tool, path))
         rows = [row for row in hub.sessions() if _is_of(row, agent, base)]
-        known = {row.name: known_of(hub.get(row.id)) for row in rows}
+        notes = Notes()
+        known = {row.name: known_of(hub.get(row.id), notes) for row in rows}
         keys = frozenset(key for one in known.values() for key in one.lines)
         nodes = reader.index(transcript.lines(), keys)
         found: list[Taken] = []
