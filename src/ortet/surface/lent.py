@@ -42,7 +42,7 @@ from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.foreign import session_name
-from ortet.surface.lentkeeper import Kept, call, how_opened, keep, spoils, wait_for
+from ortet.surface.lentkeeper import Kept, call, how_opened, keep, opened, spoils, wait_for
 
 __all__ = ["Lent", "session_name"]
 
@@ -71,7 +71,7 @@ class Lent:
     ) -> None:
         self.agent = check_agent(agent)
         self._patience, self._linger, self._turn, self._most = patience, linger, turn, most
-        self._url, self._how = hub.url, how_opened(hub)
+        self._url, self._how = opened(hub).url, how_opened(hub)
         self._anew()
         self._left_behind: list[Any] = []  # what a child must neither close nor collect
         ref = weakref.WeakMethod(self.close)

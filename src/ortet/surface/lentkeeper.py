@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ortet.backend.abc import Signal
-from ortet.errors import Corrupt, OrtetError, Refused, Unavailable
+from ortet.errors import Corrupt, Invalid, OrtetError, Refused, Unavailable
 from ortet.session.hub import Hub
 from ortet.session.lending import WANTED
 from ortet.session.session import Session
@@ -87,6 +87,14 @@ def _was_told(signal: Signal, since: int, topic: str) -> bool:
         return signal.wait(topic, since, 0)
     except (OSError, OrtetError):
         return False
+
+
+def opened(hub: Hub) -> Hub:
+    """Invalid for what else an adapter may be given: the path of a store, most of the time."""
+    if not isinstance(hub, Hub):
+        name = type(hub).__name__
+        raise Invalid("bad_hub", f"{name} is no opened store: give what ortet.open() returned")
+    return hub
 
 
 def how_opened(hub: Hub) -> dict[str, Any]:

@@ -126,6 +126,33 @@ def test_what_did_not_change_is_not_stored_again(hub: Hub, saver: OrtetSaver) ->
     assert values(OrtetSaver(hub), of("t")) == trimmed
 
 
+class Chat(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+def test_a_turn_costs_the_same_however_long_the_thread_is(hub: Hub, saver: OrtetSaver) -> None:
+    """Also where parts lie between the messages, as those of input that is given as dicts."""
+    builder = StateGraph(Chat)
+    answer = {"role": "assistant", "content": "a" * 100}
+    builder.add_node("bot", lambda state: {"messages": [answer, answer]})
+    builder.add_edge(START, "bot")
+    graph: Any = builder.compile(checkpointer=saver)
+    sizes = {}
+    for number in range(90):
+        graph.invoke({"messages": [{"role": "user", "content": f"{number} " * 30}]}, of("t"))
+        if number % 20 == 9:
+            sizes[number] = bodies(hub, "t")
+    assert sizes[89] - sizes[69] < 1.2 * (sizes[29] - sizes[9])
+    found = values(OrtetSaver(hub), of("t"))["messages"]
+    assert [message.content[:2].strip() for message in found[::3]] == [str(n) for n in range(90)]
+    config = of("u")
+    odd: list[Any] = []
+    for number in range(70):  # every second element is another list's, too
+        odd = [*odd, HumanMessage(str(number), id=str(number))]
+        config = put(saver, config, {"odd": odd[::2], "all": odd}, number + 1)
+    assert values(OrtetSaver(hub), of("u")) == {"odd": odd[::2], "all": odd}
+
+
 def test_a_message_that_was_changed_in_place_is_stored_as_it_is(saver: OrtetSaver) -> None:
     message = AIMessage("one", id="1")
     config = put(saver, of("t"), {"messages": [message]})

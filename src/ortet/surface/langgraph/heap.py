@@ -1,7 +1,8 @@
 """The parts that the checkpoints of a thread are made of: each is stored once, under a number.
 
 A value is a tree of JSON. What JSON has not, or is large, or is a message, stands in it as
-{"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts; {"$b": [type, base64]}, bytes of
+{"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts, where [number] is a part that is
+the beginning of the list; {"$b": [type, base64]}, bytes of
 LangGraph's serializer; {"$o": [type, id, size]}, such bytes in an object of the store;
 {"$d": [[key, tree], …]}, a dict whose keys are in no order, or look like these: the journal sorts.
 {"$s": tree} is what a channel that stores deltas was at some time.
@@ -12,80 +13,49 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
-import msgspec
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from ortet.codec import Hasher
-from ortet.errors import Invalid, OrtetError, Refused
+from ortet.errors import Invalid, OrtetError
 from ortet.surface.langgraph.messages import (
     MARK,
     Snapshot,
     data_of,
     is_as,
     is_plain,
-    message_of,
     snapshot,
 )
+from ortet.surface.langgraph.parts import (
+    Part,
+    Tree,
+    digest,
+    encode,
+    key_of,
+    loads,
+    named,
+    ranges_of,
+)
 
-Tree = Any
 _INLINE = 64
 """Bytes of a tree that is rather written again than given a number."""
 _OBJECT = 1 << 15
 """Bytes that are stored apart from the journal."""
 _DICT = 1 << 12
+_RANGES = 32
+FIRST = 1 << 30
+"""The number of the first part that is no message."""
 _DEEPEST = 30
-
-_encode = msgspec.msgpack.Encoder(order="deterministic").encode
-_digest = Hasher().oid
-
-
-class Part:
-    """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
-    has changed it."""
-
-    __slots__ = ("_raw", "_then", "is_message", "number", "object", "stored", "tree")
-
-    def __init__(
-        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None
-    ) -> None:
-        self.number = number
-        self.tree = tree
-        self.is_message = is_message
-        self.stored = tree if stored is None else stored  # the same in the journal
-        self.object: BaseMessage | None = None
-        self._then: Snapshot | None = None
-        self._raw: bytes | None = None
-
-    @property
-    def raw(self) -> bytes:
-        if self._raw is None:
-            self._raw = _encode(self.tree)
-        return self._raw
-
-    def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
-        self.object, self._then = message, then or snapshot(message)
-
-    def is_unchanged(self) -> bool:
-        return self.object is not None and self._then is not None and is_as(self.object, self._then)
-
-    def message(self) -> BaseMessage:
-        if not self.is_unchanged():
-            self.keep(message_of(self.tree))
-        assert self.object is not None
-        return self.object
 
 
 class Heap:
     """The parts of one thread. `load` gives the bytes of an object of the store."""
 
     def __init__(self, load: Callable[[str, int], bytes]) -> None:
-        self.next = 0
+        self.next = [0, FIRST]  # messages are numbered by themselves: most lists of them are a row
         self._load = load
         self._parts: dict[int, Part] = {}
         self._known: dict[bytes, int] = {}  # by digest, of those worth finding again
@@ -94,7 +64,8 @@ class Heap:
 
     def add(self, part: Part) -> None:
         self._parts[part.number] = part
-        self.next = max(self.next, part.number + 1)
+        kind = part.number >= FIRST
+        self.next[kind] = max(self.next[kind], part.number + 1)
         self._unknown.append(part)
         if part.object is not None:
             self._objects[id(part.object)] = part
@@ -110,7 +81,7 @@ class Heap:
         if type(tree) is dict and "$i" in tree:
             first, id_ = tree["$i"]
             if (said := self._parts.get(first)) is not None:
-                self.add(Part(number, _named(said.tree, id_), is_message=True, stored=tree))
+                self.add(Part(number, named(said.tree, id_), is_message=True, stored=tree))
         else:
             self.add(Part(number, tree))
 
@@ -119,7 +90,7 @@ class Heap:
         found = self._objects.get(id(message))
         if found is None or found.object is not message or not isinstance(message.id, str):
             return None
-        return found if _named(found.tree, message.id) == _named(data, message.id) else None
+        return found if named(found.tree, message.id) == named(data, message.id) else None
 
     def part(self, number: int) -> Part | None:
         return self._parts.get(number)
@@ -128,7 +99,7 @@ class Heap:
         """The number of a part by its digest."""
         for part in self._unknown:
             if part.is_message or len(part.raw) > _INLINE:
-                self._known[_key(part)] = part.number
+                self._known[key_of(part)] = part.number
         self._unknown.clear()
         return self._known.get(key)
 
@@ -189,10 +160,18 @@ class Heap:
         return found
 
     def parts(self, ranges: Iterable[list[int]]) -> Iterator[Part]:
-        for start, stop in ranges:
+        for start, stop in self.ranges(ranges):
             for number in range(start, stop):
                 if (part := self._parts.get(number)) is not None:
                     yield part
+
+    def ranges(self, given: Iterable[list[int]]) -> list[list[int]]:
+        """All of a list, with what it begins with."""
+        found = list(given)
+        while found and len(found[0]) == 1:
+            first = self._parts.get(found[0][0])
+            found[:1] = [] if first is None else first.tree["$l"]
+        return found
 
 
 class Maker:
@@ -202,7 +181,7 @@ class Maker:
         self._heap = heap
         self._serde = serde
         self._native = type(serde) is JsonPlusSerializer
-        self._next = heap.next
+        self._next = list(heap.next)
         self._made: dict[bytes, int] = {}
         self._said: dict[int, int] = {}  # by id() of a message
         self.new: list[Part] = []
@@ -222,7 +201,7 @@ class Maker:
                 inner = before.get("$s", before) if type(before) is dict else None
                 return {"$s": self.channel(name, value.value, inner)}
             if type(value) is list and value:
-                return {"$l": _ranges(self._elements(value, before))}
+                return {"$l": self._row(self._elements(value, before), before)}
             if type(value) is dict:
                 return self._shared(self._tree(value))
             return self._once(self._tree(value))
@@ -250,7 +229,7 @@ class Maker:
             return self._once(tree)
         else:
             kept = {key: self._once(one) for key, one in tree.items()}
-        return self._once(kept) if len(_encode(kept)) > _DICT else kept
+        return self._once(kept) if len(encode(kept)) > _DICT else kept
 
     def _elements(self, value: list[Any], before: Tree) -> list[int]:
         """The number of each; one that is as it was at its place keeps it."""
@@ -262,13 +241,28 @@ class Maker:
                 found.append(number)
                 continue
             tree = self._tree(one)
-            raw = _encode(tree)
+            raw = encode(tree)
             if part is not None and not part.is_message and part.raw == raw:
                 found.append(part.number)
             elif len(raw) > _INLINE:
                 found.append(self._numbered(tree, raw))
             else:
                 found.append(self._add(tree))
+        return found
+
+    def _row(self, numbers: list[int], before: Tree) -> list[list[int]]:
+        """Numbers as few ranges: what goes on from a list that is known refers to it."""
+        found = ranges_of(numbers)
+        if len(found) <= _RANGES:
+            return found
+        known = before["$l"] if type(before) is dict and "$l" in before else []
+        whole = self._heap.ranges(known)
+        size = sum(stop - start for start, stop in whole)
+        if known and [n for start, stop in whole for n in range(start, stop)] == numbers[:size]:
+            added = ranges_of(numbers[size:]) if size < len(numbers) else []
+            found = [*known, *added]
+        if len(found) > _RANGES:
+            found = [[self._add({"$l": found})]]
         return found
 
     def _message(self, message: BaseMessage) -> int | None:
@@ -283,30 +277,30 @@ class Maker:
             return None
         if not is_as(message, then):
             return self._message(message)
-        key = _digest(_encode(data))
+        key = digest(encode(data))
         number = self._heap.known(key)
         if number is None:
             number = self._made.get(key)
         elif (part := self._heap.part(number)) is not None:
             self._heap.hold(part, message, then)
         if number is None:
-            number = self._made[key] = self._next
+            number = self._made[key] = self._next[0]
             before = self._heap.unnamed(message, data)
             data["extra"][MARK]["n"] = number
             stored = {"$i": [before.number, message.id]} if before is not None else None
             part = Part(number, data, is_message=True, stored=stored)
             part.keep(message, then)
             self.new.append(part)
-            self._next += 1
+            self._next[0] += 1
         self._said[id(message)] = number
         return number
 
     def _tree(self, value: Any, depth: int = 0) -> Tree:
         kind = type(value)
         if kind is list and depth < _DEEPEST:
-            return [self._tree(one, depth + 1) for one in value]
+            return [self._below(one, depth + 1) for one in value]
         if kind is dict and depth < _DEEPEST and all(type(key) is str for key in value):
-            made = {key: self._tree(one, depth + 1) for key, one in value.items()}
+            made = {key: self._below(one, depth + 1) for key, one in value.items()}
             if is_plain(list(value)):
                 odd = list(made) != sorted(made) or any(key.startswith("$") for key in made)
                 return {"$d": [[key, one] for key, one in made.items()]} if odd else made
@@ -318,13 +312,18 @@ class Maker:
             return self._bytes(value)
         return value
 
+    def _below(self, value: Any, depth: int) -> Tree:
+        """A dict inside of something else may be found there again."""
+        tree = self._tree(value, depth)
+        return self._once(tree) if type(value) is dict else tree
+
     def _bytes(self, value: Any) -> Tree:
         """Through LangGraph's serializer."""
         kind, data = self._serde.dumps_typed(value)
         data = bytes(data)
         if len(data) <= _OBJECT:
             return {"$b": [kind, b64encode(data).decode()]}
-        key = _digest(kind.encode() + b"\0" + data)
+        key = digest(kind.encode() + b"\0" + data)
         number = self._heap.known(key)
         number = self._made.get(key) if number is None else number
         if number is None:
@@ -337,11 +336,11 @@ class Maker:
         """The tree, or the number of the part that it is where that is shorter."""
         if tree is None or type(tree) in (bool, int, float):
             return tree
-        raw = _encode(tree)
+        raw = encode(tree)
         return tree if len(raw) <= _INLINE else {"$m": self._numbered(tree, raw)}
 
     def _numbered(self, tree: Tree, raw: bytes) -> int:
-        key = _digest(raw)
+        key = digest(raw)
         number = self._heap.known(key)
         number = self._made.get(key) if number is None else number
         if number is None:
@@ -349,45 +348,6 @@ class Maker:
         return number
 
     def _add(self, tree: Tree) -> int:
-        self.new.append(Part(self._next, tree))
-        self._next += 1
-        return self._next - 1
-
-
-def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
-    """Refused for what would run code: unless the serializer was told to, pickles are not read."""
-    try:
-        return serde.loads_typed((kind, data))
-    except NotImplementedError as error:
-        raise Refused(
-            "not_loaded",
-            f"a value of this thread is stored as {kind!r}, which is not read unless it is asked "
-            "for: give OrtetSaver(serde=JsonPlusSerializer(pickle_fallback=True)) if you trust the "
-            "store",
-        ) from error
-
-
-def _key(part: Part) -> bytes:
-    """What a part is found again by: its content, without the number it has here."""
-    tree = part.tree
-    if part.is_message:
-        rest = {name: one for name, one in tree["extra"][MARK].items() if name != "n"}
-        return _digest(_encode({**tree, "extra": {**tree["extra"], MARK: rest}}))
-    return _digest(part.raw)
-
-
-def _named(data: dict[str, Any], id_: str) -> dict[str, Any]:
-    """Data of a message, as if it had this id, and no number here."""
-    rest = {name: one for name, one in data["extra"][MARK].items() if name != "n"}
-    return {**data, "extra": {**data["extra"], MARK: {**rest, "id": rest.get("id", id_)}}}
-
-
-def _ranges(numbers: list[int]) -> list[list[int]]:
-    """Numbers in a row as [from, to) pairs."""
-    found = [[numbers[0], numbers[0] + 1]]
-    for before, number in pairwise(numbers):
-        if number == before + 1:
-            found[-1][1] = number + 1
-        else:
-            found.append([number, number + 1])
-    return found
+        self.new.append(Part(self._next[1], tree))
+        self._next[1] += 1
+        return self._next[1] - 1

@@ -27,7 +27,7 @@ _ROLES: dict[type[BaseMessage], str] = {
 _CLASSES = {role: found for found, role in _ROLES.items()}
 _CALLS = ("tool_calls", "tool_call_id")
 """Fields that are looked for in `extra` itself: results stay with their calls by them."""
-_ATOMS = (str, int, bool, type(None), float, bytes)
+_ATOMS = frozenset((str, int, bool, type(None), float, bytes))
 _LARGEST = 1 << 18
 _DEEPEST = 40
 
@@ -58,11 +58,11 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
     """The message that `data_of` was given, made anew."""
-    extra, made = deepcopy(data["extra"]), _CLASSES[data["role"]]
+    extra, made = _copied(data["extra"]), _CLASSES[data["role"]]
     fields = extra.pop(MARK)
     order = fields.pop("order", None)
     fields.pop("n", None)
-    fields |= {"content": deepcopy(data["content"]), **extra}
+    fields |= {"content": _copied(data["content"]), **extra}
     if order is not None:
         fields = _ordered(fields, order)
     try:
@@ -76,12 +76,24 @@ def snapshot(message: BaseMessage) -> Snapshot:
     """What tells whether a message was changed since."""
     values = message.__dict__.values()
     extra = message.__pydantic_extra__
-    return tuple(v if type(v) in _ATOMS else deepcopy(v) for v in values), deepcopy(extra)
+    return tuple([_copied(value) for value in values]), _copied(extra)
 
 
 def is_as(message: BaseMessage, then: Snapshot) -> bool:
     values, extra = then
     return tuple(message.__dict__.values()) == values and message.__pydantic_extra__ == extra
+
+
+def _copied(value: Any) -> Any:
+    """As deepcopy, of what is mostly plain and mostly empty."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {key: _copied(one) for key, one in value.items()} if value else {}
+    if kind is list:
+        return [_copied(one) for one in value] if value else []
+    return deepcopy(value)
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:

@@ -158,12 +158,13 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             data: dict[str, Any] = {
                 "ns": ns,
                 "id": str(checkpoint["id"]),
-                "rest": {key: make.tree(one) for key, one in rest.items() if key != "id"},
+                "rest": {key: make.tree(_plain(one)) for key, one in rest.items() if key != "id"},
                 "meta": make.tree(_plain(get_checkpoint_metadata(config, metadata))),
                 "values": values_of(make, checkpoint, before, new_versions),
             }
-            if parent:
-                data["parent"] = str(parent)
+            head = thread.head(ns)
+            if parent != (head.id if head is not None else None):
+                data["parent"] = None if parent is None else str(parent)
             if self._threads.workspace is not None:
                 data["commit"] = self._threads.commit(session, thread, before, checkpoint["id"])
             self._threads.write(session, thread, make, (PUT, data), conf["thread_id"])
@@ -347,9 +348,10 @@ def _thread_of(config: RunnableConfig) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Ids in metadata without the marks that they carry."""
+    """Ids without the marks that they carry; dicts in the order of the alphabet, which is shorter,
+    where it says nothing."""
     if isinstance(value, HeadId | PastId):
         return str(value)
-    if type(value) is dict:
-        return {key: _plain(one) for key, one in value.items()}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _plain(value[key]) for key in sorted(value)}
     return value

@@ -9,7 +9,8 @@ from typing import Any
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from ortet.journal.events import Event
-from ortet.surface.langgraph.heap import Heap, Tree
+from ortet.surface.langgraph.heap import Heap
+from ortet.surface.langgraph.parts import Tree
 
 THREAD = "langgraph.thread"
 PARTS = "langgraph.parts"
@@ -35,14 +36,15 @@ class PastId(str):
 
 
 class Saved:
-    """A checkpoint. `rest` is all of it but the values of its channels, which are `values`."""
+    """A checkpoint. `rest` is all of it but the values of its channels, which are `values`. It goes
+    on from the one `before`, unless its data says from which."""
 
     __slots__ = ("at", "commit", "hidden", "id", "meta", "ns", "parent", "rest", "values")
 
-    def __init__(self, data: dict[str, Any], at: int) -> None:
+    def __init__(self, data: dict[str, Any], at: int, before: str | None) -> None:
         self.ns: str = data["ns"]
         self.id: str = data["id"]
-        self.parent: str | None = data.get("parent")
+        self.parent: str | None = data.get("parent", before)
         self.rest: dict[str, Tree] = data["rest"]
         self.meta: Tree = data["meta"]
         self.values: dict[str, Tree] = data["values"]
@@ -91,7 +93,8 @@ class Thread:
         """The same, whose parts are there."""
         self.seq = max(self.seq, seq)
         if kind == PUT:
-            self._put(Saved(data, seq))
+            head = self.head(data["ns"])
+            self._put(Saved(data, seq, head.id if head is not None else None))
         elif kind == WRITES:
             known = self._writes.setdefault((data["ns"], data["id"]), {})
             for index, channel, tree in data["writes"]:

@@ -23,6 +23,8 @@ from ortet.surface.lent import Lent, session_name
 
 Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
 _MOST = 64
+_LINGER = 600.0
+"""Seconds between turns of a conversation: to open one again takes what was said in it."""
 _EARLY = 8
 """Events among which the one is that names a thread."""
 
@@ -35,7 +37,7 @@ class Threads:
     """By id, as text. One thread of this process at a time is inside a block."""
 
     def __init__(self, hub: Hub, agent: str, workspace: Workspace | None) -> None:
-        self.lent = Lent(hub, agent=agent)
+        self.lent = Lent(hub, agent=agent, linger=_LINGER)
         self.workspace = workspace
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._stored = Condition()

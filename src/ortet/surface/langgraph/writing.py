@@ -12,8 +12,9 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 from ortet.journal.events import Draft, Event, Ref
 from ortet.session.artifacts import store
 from ortet.session.session import Session
-from ortet.surface.langgraph.heap import Maker, Part, Tree
+from ortet.surface.langgraph.heap import Maker
 from ortet.surface.langgraph.messages import MARK
+from ortet.surface.langgraph.parts import Part, Tree
 from ortet.surface.langgraph.thread import PARTS, THREAD, Saved, Thread
 
 _FULL = 1 << 18
