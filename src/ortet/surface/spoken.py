@@ -44,6 +44,9 @@ _STAYS = frozenset(
 """Kinds of events that hold on when a message before them is taken back. Deeds and money are the
 family's, which forgets neither."""
 
+_NAMED = 20
+"""Levels of data that the place of a bad value in it is told by."""
+
 _PATIENCE = 30.0
 """Seconds that a framework waits for another process: it was told that what it says is stored."""
 
@@ -91,22 +94,22 @@ def _is_plain(value: Any) -> bool:
 
 
 def _place_of(value: Any) -> str:
-    """Where it is no plain data, as `output[0].text`."""
-    pairs: Iterator[tuple[str, Any]] = iter(())
-    if isinstance(value, Mapping):
-        pairs = ((f".{key}" if isinstance(key, str) else f"[{key!r}]", value[key]) for key in value)
-    elif isinstance(value, list | tuple):
-        pairs = ((f"[{number}]", one) for number, one in enumerate(value))
-    for place, one in pairs:
-        if place.startswith("[") and isinstance(value, Mapping):
-            return place
-        if not _is_plain(one):
-            return (place + _join(_place_of(one))).removeprefix(".")
-    return ""
-
-
-def _join(rest: str) -> str:
-    return rest if not rest or rest.startswith("[") else f".{rest}"
+    """Where it is no plain data, as `output[0].text`; of what is nested deeper, how that begins."""
+    found = ""
+    for _ in range(_NAMED):
+        pairs: Iterator[tuple[str, Any]] = iter(())
+        if isinstance(value, Mapping):
+            odd = next((key for key in value if not isinstance(key, str)), None)
+            if odd is not None or None in value:
+                return f"{found}[{odd!r}]".removeprefix(".")
+            pairs = ((f".{key}", value[key]) for key in value)
+        elif isinstance(value, list | tuple):
+            pairs = ((f"[{number}]", one) for number, one in enumerate(value))
+        bad = next(((place, one) for place, one in pairs if not _is_plain(one)), None)
+        if bad is None:
+            return found.removeprefix(".")
+        found, value = found + bad[0], bad[1]
+    return found.removeprefix(".") + "…"
 
 
 # saying

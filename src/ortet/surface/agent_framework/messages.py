@@ -25,6 +25,8 @@ _NOTHING: dict[str, Any] = {"additional_properties": {}}
 def message_of(foreign: Foreign) -> dict[str, Any]:
     """As `say_all` takes it."""
     data = foreign.to_dict()
+    if foreign.additional_properties:  # of which `to_dict` leaves tuples out
+        data["additional_properties"] = foreign.additional_properties
     contents = [dict(one) for one in data.pop("contents", [])]
     role = str(data.pop("role"))
     for key in ("type", "additional_properties"):

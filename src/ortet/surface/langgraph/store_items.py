@@ -29,6 +29,7 @@ _END = ".."
 """Between namespace and key in the name of a row: a label is not empty, and has no period."""
 _HASHED = "\x02"
 _LONGEST = 2000
+_DEEPEST = 64
 
 
 class Entry(Record, frozen=True):
@@ -192,8 +193,10 @@ def checked_value(id_: Id, value: Any) -> dict[str, Any]:
         ) from error
 
 
-def _culprit(value: Any, where: str = "") -> tuple[str, str]:
-    """The first field that cannot be stored, and why."""
+def _culprit(value: Any, where: str = "", depth: int = 0) -> tuple[str, str]:
+    """The first field that cannot be stored, and why; nothing of what is nested too deep."""
+    if depth > _DEEPEST:
+        return "", ""
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         for key in value:
@@ -209,5 +212,5 @@ def _culprit(value: Any, where: str = "") -> tuple[str, str]:
         except Invalid:
             return where, f"{type(value).__name__} {value!r:.80}"
         return "", ""
-    found = (_culprit(item, name) for name, item in inner)
+    found = (_culprit(item, name, depth + 1) for name, item in inner)
     return next((one for one in found if one[0]), ("", ""))

@@ -1,0 +1,57 @@
+"""Data that no store can hold, or that a framework forgets, whichever adapter it is given to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_framework import Message
+
+import ortet
+from ortet.errors import Invalid
+from ortet.session.hub import Hub
+from ortet.surface.agent_framework import OrtetHistoryProvider
+from ortet.surface.langgraph import OrtetStore
+from ortet.surface.openai_agents import OrtetSession
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def endless() -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def deep() -> Any:
+    found: Any = 1
+    for _ in range(10_000):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("value", [endless(), deep()], ids=["endless", "deep"])
+def test_data_without_an_end_is_refused_by_its_key(hub: Hub, value: Any) -> None:
+    item: Any = {"role": "user", "content": "x", "odd": value}
+    with pytest.raises(Invalid, match="item 0, at odd"):
+        asyncio.run(OrtetSession("one", hub).add_items([item]))
+    said = Message("user", ["x"], additional_properties={"odd": value})
+    with pytest.raises(Invalid, match=r"message 0, at additional_properties\.odd"):
+        asyncio.run(OrtetHistoryProvider(hub).save_messages("two", [said]))
+    with pytest.raises(Invalid, match=r"item 'key' in a\.b: .*nested"):
+        OrtetStore(hub).put(("a", "b"), "key", {"odd": value})
+
+
+def test_tuples_in_properties_are_kept(hub: Hub) -> None:
+    provider = OrtetHistoryProvider(hub)
+    given = {"pair": (1, 2), "more": {"of": [(3,), 4]}}
+    asyncio.run(provider.save_messages("x", [Message("user", ["hi"], additional_properties=given)]))
+    (found,) = asyncio.run(provider.get_messages("x"))
+    assert found.additional_properties == {"pair": [1, 2], "more": {"of": [[3], 4]}}
