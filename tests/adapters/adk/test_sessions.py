@@ -447,6 +447,16 @@ def test_a_fork_goes_on_by_itself(hub: Hub) -> None:
     assert sum(event.timeline == view.row.timeline for event in view.events()) <= 4
 
 
+def test_closed_and_made_anew_on_the_same_hub(hub: Hub) -> None:
+    service = OrtetSessionService(hub)
+    asyncio.run(service.create_session(**ME, session_id="s"))
+    service.close()
+    with pytest.raises(Invalid, match="closed"):
+        asyncio.run(service.get_session(**ME, session_id="s"))
+    again = OrtetSessionService(hub)
+    assert asyncio.run(again.get_session(**ME, session_id="s")) is not None
+
+
 def test_rewound_in_ortet_the_session_is_what_it_was(hub: Hub) -> None:
     async def begin() -> Session:
         service = OrtetSessionService(hub)

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.surface.lent import Lent, session_name
+from ortet.surface.lentkeeper import opened
 
 T = TypeVar("T")
 
+_SHARED = "lent_to_adk"
 _PATIENCE = 20.0
 """Seconds to wait for another process: ADK itself tells who came too late, by a stale session."""
 
@@ -19,10 +21,18 @@ _PATIENCE = 20.0
 def lent_by(hub: Hub, agent: str) -> Lent:
     """One for all services of a hub: each with its own would have to ask the others for a session
     that they work on together."""
-    shared: dict[str, Lent] = vars(hub).setdefault("lent_to_adk", {})
+    shared: dict[str, Lent] = vars(opened(hub)).setdefault(_SHARED, {})
     if agent not in shared:
         shared[agent] = Lent(hub, agent=agent, patience=_PATIENCE)
     return shared[agent]
+
+
+def let_go(hub: Hub, lent: Lent) -> None:
+    """Of all services of a hub; one that is made later begins anew."""
+    shared: dict[str, Lent] = vars(hub).get(_SHARED, {})
+    if shared.get(lent.agent) is lent:
+        del shared[lent.agent]
+    lent.close()
 
 
 def name_of(app: str, user: str, *session: str) -> str:

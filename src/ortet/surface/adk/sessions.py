@@ -25,7 +25,7 @@ from ortet.session.telling import Telling, seal_if_long, tell
 from ortet.session.view import View
 from ortet.surface.adk import state as states
 from ortet.surface.adk.knowing import BEGUN, Known, caught_up
-from ortet.surface.adk.lending import in_thread, lent_by, name_of
+from ortet.surface.adk.lending import in_thread, lent_by, let_go, name_of
 from ortet.surface.adk.translation import data_of, event_of, kept, plain_state, telling_of
 
 _MOST = 256
@@ -41,6 +41,7 @@ class OrtetSessionService(BaseSessionService):
     shared by their sessions, in all processes."""
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
+        self._hub = hub
         self._lent = lent_by(hub, agent)
         self._known: dict[str, Known] = {}
 
@@ -98,7 +99,7 @@ class OrtetSessionService(BaseSessionService):
 
     def close(self) -> None:
         """Let every session go; the other services of the same hub and agent are closed too."""
-        self._lent.close()
+        let_go(self._hub, self._lent)
 
     # inside, in a thread
 
