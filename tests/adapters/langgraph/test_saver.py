@@ -277,9 +277,16 @@ def test_who_goes_on_from_what_is_no_more_the_latest_is_refused(
     mine, theirs = saver.get_tuple(of("t")), other.get_tuple(of("t"))
     assert mine is not None and theirs is not None
     put(other, theirs.config, {"n": 1}, 2)
+    late: Any = checkpoint({"n": 2}, 2)
     with pytest.raises(Conflict) as refused:
-        put(saver, mine.config, {"n": 2}, 2)
+        saver.put(mine.config, late, {"source": "loop", "step": 2}, {"n": 2})
     assert refused.value.kind == "thread_moved"
+    # nor does anything of it that follows come in
+    after = of("t", checkpoint_id=late["id"])
+    with pytest.raises(Conflict):
+        saver.put_writes(after, [("n", 3)], "task")
+    with pytest.raises(Conflict):
+        put(saver, after, {"n": 3}, 3)
     assert values(saver, of("t")) == {"n": 1}
     # by its id it is a branch, which its user wants
     asked = saver.get_tuple(of("t", checkpoint_id=mine.config["configurable"]["checkpoint_id"]))

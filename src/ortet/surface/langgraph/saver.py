@@ -152,7 +152,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         with self._threads.writing(tid) as (session, thread):
             before = thread.saved(ns, parent)
             if thread.saved(ns, checkpoint["id"]) is None:
-                self._check(thread, tid, conf, metadata)
+                self._check(thread, (tid, checkpoint["id"]), conf, metadata)
             make = Maker(thread.heap, self.serde)
             rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
             data: dict[str, Any] = {
@@ -182,6 +182,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
         self._threads.wait_for(tid, (ns, id_))
+        if self._threads.is_refused(tid, (ns, id_)):
+            raise _moved(tid)
         with self._threads.writing(tid) as (session, thread):
             make = Maker(thread.heap, self.serde)
             found = [
@@ -250,26 +252,28 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         self._empty.add((tid, ns))
 
     def _check(
-        self, thread: Thread, tid: str, conf: Mapping[str, Any], metadata: CheckpointMetadata
+        self,
+        thread: Thread,
+        new: tuple[str, str],
+        conf: Mapping[str, Any],
+        metadata: CheckpointMetadata,
     ) -> None:
         """Conflict for one who goes on from what is no more the latest, and does not know it."""
-        ns, parent = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id")
+        ns, parent = conf.get("checkpoint_ns") or "", conf.get("checkpoint_id")
+        tid, id_ = new
         head = thread.head(ns)
         if head is None or parent == head.id or isinstance(parent, PastId):
             return
         if metadata.get("source") == "fork" or conf.get(_REPLAYS) is not None:
             return
         if parent:
-            stale = thread.saved(ns, parent) is not None
+            known = thread.saved(ns, parent) is not None
+            stale = known or self._threads.is_refused(tid, (ns, parent))
         else:
             stale = (tid, ns) in self._empty or self._seen.get((tid, ns)) != head.id
         if stale:
-            raise Conflict(
-                "thread_moved",
-                f"thread {tid!r} has moved on to checkpoint {head.id} meanwhile: nothing was "
-                "written; run again to go on from there, or name a checkpoint_id to branch off",
-                latest=head.id,
-            )
+            self._threads.refuse(tid, (ns, id_))
+            raise _moved(tid, head.id)
 
     def _drop(self, tid: str, gone: Sequence[Saved]) -> None:
         if not gone:
@@ -332,6 +336,15 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         return await asyncio.to_thread(
             self.get_delta_channel_history, config=config, channels=channels
         )
+
+
+def _moved(tid: str, latest: str = "") -> Conflict:
+    return Conflict(
+        "thread_moved",
+        f"thread {tid!r} has moved on meanwhile: nothing was written; run again to go on from what "
+        "is there now, or name a checkpoint_id to branch off",
+        latest=latest,
+    )
 
 
 def _named(config: RunnableConfig) -> tuple[str, str, str | None]:

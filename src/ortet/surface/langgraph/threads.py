@@ -23,6 +23,7 @@ from ortet.surface.lent import Lent, session_name
 
 Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
 _MOST = 64
+_MANY = 10_000
 _LINGER = 600.0
 """Seconds between turns of a conversation: to open one again takes what was said in it."""
 _EARLY = 8
@@ -41,6 +42,7 @@ class Threads:
         self.workspace = workspace
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._stored = Condition()
+        self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     @contextmanager
     def reading(self, tid: str) -> Iterator[Thread | None]:
@@ -90,7 +92,19 @@ class Threads:
 
     def _is_here(self, tid: str, spot: Spot) -> bool:
         thread = self._known.get(tid)
-        return thread is not None and thread.saved(*spot) is not None
+        here = thread is not None and thread.saved(*spot) is not None
+        return here or self.is_refused(tid, spot)
+
+    def refuse(self, tid: str, spot: Spot) -> None:
+        """What follows a checkpoint that was refused is refused too."""
+        with self._stored:
+            self._refused[tid, *spot] = None
+            if len(self._refused) > _MANY:
+                self._refused.popitem(last=False)
+            self._stored.notify_all()
+
+    def is_refused(self, tid: str, spot: Spot) -> bool:
+        return (tid, *spot) in self._refused
 
     def _note(self, thread: Thread, seq: int) -> None:
         with self._stored:
