@@ -141,3 +141,16 @@ def test_turns_tools_and_usage_are_counted_by_branch(hub: Hub) -> None:
     assert run(session.get_session_usage("one"))["total_tokens"] == 60
     assert run(session.get_session_usage())["total_tokens"] == 4 * 30  # what they share, once
     assert hub.get("chat").spent()["tokens"] == 4 * 30
+
+
+def test_a_turn_of_many_items_is_still_that_turn(hub: Hub) -> None:
+    session = talked(hub, 1)
+    result = run(Runner.run(agent()[0], "long", session=session))
+    notes: list[Any] = [{"role": "assistant", "content": str(number)} for number in range(70)]
+    run(session.add_items(notes))
+    run(session.store_run_usage(result))
+    assert run(session.get_turn_usage(2))["total_tokens"] == 30
+    run(session.store_run_usage(result))
+    assert run(session.get_session_usage())["total_tokens"] == 60
+    assert run(session.pop_item()) == notes[-1]
+    assert len(run(session.get_items())) == 12 + 69

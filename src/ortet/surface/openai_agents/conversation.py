@@ -127,7 +127,7 @@ class Conversation:
 
     def _pop(self) -> Any:
         def pop(session: Session) -> Any:
-            for message, items in reversed(self._shelf.messages(session)):
+            for message, items in self._shelf.newest(session):
                 if not items:
                     continue
                 self._ours.update(results_of(message))

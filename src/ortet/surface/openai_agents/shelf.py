@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from ortet.session.view import View
 from ortet.surface.openai_agents.items import Item, items_of, result_of
 from ortet.surface.spoken import whole_of
 
+_FEW = 8
 _TAIL = 64
 """Items among which calls without results are looked for."""
 
@@ -61,14 +62,26 @@ class Shelf:
             shown = shown[-limit:] if limit else []
         return _decoded(shown)
 
-    def messages(self, view: View) -> list[tuple[Message, list[Item]]]:
-        """Each with its items; without results that were made up."""
-        found = [whole_of(view, message) for message in view.messages()]
+    def messages(self, view: View, last: int | None = None) -> list[tuple[Message, list[Item]]]:
+        """Each with its items, or the last ones; without results that were made up."""
+        several = view.messages() if last is None else view.messages(last=last)
+        found = [whole_of(view, message) for message in several]
         return [
             (message, items)
             for message, items in items_of(found)
             if not message.extra.get("synthetic")
         ]
+
+    def newest(self, view: View) -> Iterator[tuple[Message, list[Item]]]:
+        """The same from the end on, for who wants only some: it costs what they do."""
+        count, seen = _FEW, view.mind.core.events + 1
+        while True:
+            found = self.messages(view, count)
+            yield from (pair for pair in reversed(found) if pair[0].seq < seen)
+            if len(view.messages(last=count)) < count:
+                return
+            seen = min((message.seq for message, _ in found), default=seen)
+            count *= 4
 
     def _is_cold(self, view: View) -> bool:
         return self._of is None or self._of() is not view

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -60,7 +59,7 @@ class Turns(Conversation):
         """
         usage, model = result.context_wrapper.usage, _model_of(result)
         if usage is not None:
-            await self._do(lambda: self._write(lambda session: _spend(session, usage, model)))
+            await self._do(lambda: self._write(lambda session: self._pay(session, usage, model)))
 
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
@@ -115,6 +114,22 @@ class Turns(Conversation):
 
     # in the thread of this conversation
 
+    def _pay(self, session: Session, usage: Usage, model: str) -> None:
+        newest = self._shelf.newest(session)
+        seq = next((message.seq for message, items in newest if any(map(is_user, items))), 0)
+        known = _used(session, seq)
+        now = {
+            **{key: int(getattr(usage, key) or 0) for key in _COUNTS},
+            **{key: _plain(getattr(usage, key)) for key in _DETAILS},
+        }
+        before = {key: known.get(key, 0) for key in _COUNTS}
+        if any(now[key] < before[key] for key in _COUNTS):  # another run, in the same turn
+            for key in _COUNTS:
+                now[key] += before[key]
+        more = {key: now[key] - before[key] for key in _COUNTS}
+        if any(more.values()) or not known:
+            session.model_call("openai", model, {"turn": seq, "used": now}, more)
+
     def _turns_of(self, view: View) -> list[Turn]:
         turns: list[Turn] = []
         for message, items in self._shelf.messages(view):
@@ -153,34 +168,10 @@ class Turns(Conversation):
         return [self._name]
 
 
-def _spend(session: Session, usage: Usage, model: str) -> None:
-    seq = _last_user(session)
-    known = next((data for at, data in _told_usages(session) if at == seq), {})
-    now = {
-        **{key: int(getattr(usage, key) or 0) for key in _COUNTS},
-        **{key: _plain(getattr(usage, key)) for key in _DETAILS},
-    }
-    before = {key: known.get(key, 0) for key in _COUNTS}
-    if any(now[key] < before[key] for key in _COUNTS):  # another run, in the same turn
-        for key in _COUNTS:
-            now[key] += before[key]
-    more = {key: now[key] - before[key] for key in _COUNTS}
-    if any(more.values()) or not known:
-        session.model_call("openai", model, {"turn": seq, "used": now}, more)
-
-
-def _last_user(view: View) -> int:
-    """The event that the current turn begins with; 0 before the first."""
-    for message in reversed(view.messages()):
-        if message.role == "user" and not message.extra.get("synthetic"):
-            return message.seq
-    return 0
-
-
-def _told_usages(view: View) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What runs used so far, the latest first: the turn's event, and all of it."""
-    for event in reversed(_model_events(view)):
-        yield event.data["params"]["turn"], event.data["params"]["used"]
+def _used(view: View, seq: int) -> dict[str, Any]:
+    """What runs used in a turn so far."""
+    found = [e.data["params"] for e in _model_events(view, seq)]
+    return next((told["used"] for told in reversed(found) if told["turn"] == seq), {})
 
 
 def _usages(view: View) -> dict[tuple[str, int], dict[str, Any]]:
@@ -191,10 +182,10 @@ def _usages(view: View) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
-def _model_events(view: View) -> list[Event]:
+def _model_events(view: View, after: int = 0) -> list[Event]:
     return [
         event
-        for event in view.events()
+        for event in view.events(after)
         if event.kind == "model" and not event.erased and "used" in event.data.get("params", {})
     ]
 
