@@ -27,10 +27,14 @@ except Unsupported as error:
     [
         ("google.adk", "ortet.surface.adk", "ortet[adk]"),
         ("claude_agent_sdk", "ortet.surface.claude", "ortet[claude]"),
+        ("langgraph", "ortet.surface.langgraph", "ortet[langgraph]"),
+        ("agents", "ortet.surface.openai_agents", "ortet[openai-agents]"),
+        ("pydantic_ai", "ortet.surface.pydantic_ai", "ortet[pydantic-ai]"),
+        ("agent_framework", "ortet.surface.agent_framework", "ortet[agent-framework]"),
     ],
 )
 def test_a_missing_framework_is_named(package: str, module: str, extra: str) -> None:
     command = [sys.executable, "-c", _WITHOUT, package, module]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.startswith("extra_missing")
-    assert f"pip install '{extra}'" in told
+    assert f"pip install '{extra}'" in told.replace('"', "'")

@@ -42,7 +42,7 @@ from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.foreign import session_name
-from ortet.surface.lentkeeper import Kept, call, how_opened, keep, opened, spoils, wait_for
+from ortet.surface.lentkeeper import Kept, call, how_opened, keep, opened, spoils, sum_up, wait_for
 
 __all__ = ["Lent", "session_name"]
 
@@ -359,6 +359,8 @@ class Lent:
             if lost:
                 kept.session.give_up()
             else:
+                if kept.wanted:
+                    sum_up(kept.session)
                 hand_over(kept.session)
         finally:
             if kept.wanted:

@@ -15,6 +15,9 @@ from ortet.session.hub import Hub
 from ortet.session.lending import WANTED
 from ortet.session.session import Session
 
+_LONG = 1000
+"""Events that are rather committed once than read by each who opens a session."""
+
 
 class Kept:
     """A session that is open here."""
@@ -95,6 +98,15 @@ def opened(hub: Hub) -> Hub:
         name = type(hub).__name__
         raise Invalid("bad_hub", f"{name} is no opened store: give what ortet.open() returned")
     return hub
+
+
+def sum_up(session: Session) -> None:
+    """Who opens it next, in a moment, need not read all that was not committed. Not where files
+    would be committed too, which is for others to say."""
+    ledger = session._ledger
+    if ledger.tip.seq - ledger.line.base.seq > _LONG and not session.row.has_files:
+        with suppress(OrtetError):
+            session.commit("handed over")
 
 
 def how_opened(hub: Hub) -> dict[str, Any]:

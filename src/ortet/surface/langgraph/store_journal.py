@@ -29,6 +29,7 @@ from ortet.surface.langgraph.store_items import (
 )
 from ortet.surface.langgraph.store_known import Known, copied
 from ortet.surface.langgraph.store_puts import Change, drafts_of
+from ortet.surface.lentkeeper import opened
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
@@ -49,7 +50,7 @@ class ItemJournal:
     but for where the journal ended when it was last written to."""
 
     def __init__(self, hub: Hub, name: str, agent: str) -> None:
-        self._hub = hub
+        self._hub = opened(hub)
         self._catalog = hub.catalog
         self._minds = hub._minds()
         self._chain = self._minds.chain
