@@ -162,6 +162,23 @@ def test_processes_alternate_without_an_event(store: Path, lent: Lent, hub: Hub)
         assert hub.get("a").status == "paused"
 
 
+def test_a_long_one_is_committed_before_it_is_handed_over(
+    store: Path, lent: Lent, hub: Hub
+) -> None:
+    with lent.writing("a") as session:
+        session.say_all([("user", f"word {number}") for number in range(1100)])
+    with another(store) as other:
+        assert other.ask("say", "a", "there") == "done"
+        head = hub.get("a").head
+        assert head is not None and head.message == "handed over"
+        assert len(contents(lent, "a")) == 1101
+        with lent.writing("a") as session:
+            session.say("user", "here")
+        assert other.ask("say", "a", "there-again") == "done"
+        assert hub.get("a").head == head
+    assert hub.verify()
+
+
 def test_a_call_of_a_tool_is_handed_on(store: Path, lent: Lent) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "name": "look"}]}
     with another(store) as other:
