@@ -16,7 +16,7 @@ class Nobody:
 sys.meta_path.insert(0, Nobody())
 from ortet.errors import Unsupported
 try:
-    __import__(sys.argv[2])
+    exec(f"from {sys.argv[2]} import *")
 except Unsupported as error:
     print(error.kind, error)
 """
