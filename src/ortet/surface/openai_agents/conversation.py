@@ -22,7 +22,7 @@ from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.items import messages_of
-from ortet.surface.openai_agents.shelf import Shelf
+from ortet.surface.openai_agents.shelf import newest_in, shelf_of
 from ortet.surface.spoken import leave_out, lent_of, naming, say, take_back
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Conversation:
         self._lent = lent_of(hub, agent)
         self._name = session_name(session_id)
         self._branch = MAIN
-        self._shelf = Shelf()
         self._ours: set[str] = set()  # calls that were added here, whose results may still come
         self._order: ThreadPoolExecutor | None = None
 
@@ -106,7 +105,7 @@ class Conversation:
     def _items(self, limit: int | None, branch: str | None) -> list[Any]:
         name = self._here(branch)
         ours = self._ours if name == self._here() else set[str]()
-        return self._read(lambda view: self._shelf.items(view, limit, ours), name) or []
+        return self._read(lambda view: shelf_of(view).items(view, limit, ours), name) or []
 
     def _add(self, items: list[Any]) -> None:
         messages = messages_of(items)
@@ -127,7 +126,7 @@ class Conversation:
 
     def _pop(self) -> Any:
         def pop(session: Session) -> Any:
-            for message, items in self._shelf.newest(session):
+            for message, items in newest_in(session):
                 if not items:
                     continue
                 self._ours.update(results_of(message))

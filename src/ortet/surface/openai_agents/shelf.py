@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ortet.journal.folding import message_of
 from ortet.journal.pairs import results_of, settled
 from ortet.journal.things import Message
 from ortet.session.recollect import last_compaction, rules_of
+from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.openai_agents.items import Item, items_of, result_of
 from ortet.surface.spoken import whole_of
@@ -36,12 +37,10 @@ class _Said(NamedTuple):
 
 
 class Shelf:
-    """Items as bytes: who asks gets items of its own, which it may change. Only of an opened
-    session: whoever reads another finds what was erased meanwhile gone."""
+    """Items as bytes: who asks gets items of its own, which it may change."""
 
     def __init__(self) -> None:
-        self._of: weakref.ref[View] | None = None
-        self._key: tuple[str, int, int] = ("", 0, 0)
+        self._key: tuple[str, int, int] = ("", -1, 0)
         self._seq = 0
         self._said: list[_Said] = []
         self._items: list[bytes] = []
@@ -49,47 +48,22 @@ class Shelf:
 
     def items(self, view: View, limit: int | None, ours: Collection[str]) -> list[Item]:
         """All, or the latest; calls that are not `ours` and have no result get one that says so."""
-        if limit is not None and limit > 0 and not ours and self._is_cold(view):
+        if limit is not None and limit > 0 and not ours and self._key[1] < 0:
             found = [whole_of(view, message) for message in view.messages(last=limit)]
             if len(found) == limit:
-                self._of = None
-                self._said, self._items = [], []
-                self._take(found)
-                return _decoded(self._shown(view, ours)[-limit:])
+                few = Shelf()
+                few._take(found)
+                return _decoded(few._shown(view, ours)[-limit:])
         self._bring_up(view)
         shown = [*self._first, *self._shown(view, ours)]
         if limit is not None and limit >= 0:
             shown = shown[-limit:] if limit else []
         return _decoded(shown)
 
-    def messages(self, view: View, last: int | None = None) -> list[tuple[Message, list[Item]]]:
-        """Each with its items, or the last ones; without results that were made up."""
-        several = view.messages() if last is None else view.messages(last=last)
-        found = [whole_of(view, message) for message in several]
-        return [
-            (message, items)
-            for message, items in items_of(found)
-            if not message.extra.get("synthetic")
-        ]
-
-    def newest(self, view: View) -> Iterator[tuple[Message, list[Item]]]:
-        """The same from the end on, for who wants only some: it costs what they do."""
-        count, seen = _FEW, view.mind.core.events + 1
-        while True:
-            found = self.messages(view, count)
-            yield from (pair for pair in reversed(found) if pair[0].seq < seen)
-            if len(view.messages(last=count)) < count:
-                return
-            seen = min((message.seq for message, _ in found), default=seen)
-            count *= 4
-
-    def _is_cold(self, view: View) -> bool:
-        return self._of is None or self._of() is not view
-
     def _bring_up(self, view: View) -> None:
         core = view.mind.core
         key = (view.line.timeline, core.since, core.summary)
-        if self._is_cold(view) or key != self._key or core.events < self._seq:
+        if key != self._key or core.events < self._seq:
             self._read(view, key)
             return
         if core.events > self._seq:
@@ -102,7 +76,7 @@ class Shelf:
             self._seq = core.events
 
     def _read(self, view: View, key: tuple[str, int, int]) -> None:
-        self._of, self._key, self._seq = weakref.ref(view), key, view.mind.core.events
+        self._key, self._seq = key, view.mind.core.events
         self._said, self._items = [], []
         past = last_compaction(view)
         first = [] if past is None else rules_of(view)
@@ -131,6 +105,34 @@ class Shelf:
             return shown
         tail = _decoded(shown[-_TAIL:])
         return [*shown, *(_encode(one) for call in waiting for one in result_of(call, tail))]
+
+
+_KEPT: WeakKeyDictionary[Session, Shelf] = WeakKeyDictionary()
+
+
+def shelf_of(view: View) -> Shelf:
+    """Of an opened session the same as long as it is open; else another each time: whoever reads
+    what nobody keeps open finds that something was erased meanwhile."""
+    return _KEPT.setdefault(view, Shelf()) if isinstance(view, Session) else Shelf()
+
+
+def messages_in(view: View, last: int | None = None) -> list[tuple[Message, list[Item]]]:
+    """Each with its items, or the last ones; without results that were made up."""
+    several = view.messages() if last is None else view.messages(last=last)
+    found = items_of(whole_of(view, message) for message in several)
+    return [(message, items) for message, items in found if not message.extra.get("synthetic")]
+
+
+def newest_in(view: View) -> Iterator[tuple[Message, list[Item]]]:
+    """The same from the end on, for who wants only some: it costs what they do."""
+    count, seen = _FEW, view.mind.core.events + 1
+    while True:
+        found = messages_in(view, count)
+        yield from (pair for pair in reversed(found) if pair[0].seq < seen)
+        if len(view.messages(last=count)) < count:
+            return
+        seen = min((message.seq for message, _ in found), default=seen)
+        count *= 4
 
 
 def _messages(events: Iterable[Event]) -> Iterable[Message]:

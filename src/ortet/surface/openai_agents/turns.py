@@ -19,6 +19,7 @@ from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.openai_agents.conversation import Conversation
 from ortet.surface.openai_agents.items import Item, is_user
+from ortet.surface.openai_agents.shelf import messages_in, newest_in
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
 _DETAILS = ("input_tokens_details", "output_tokens_details")
@@ -115,7 +116,7 @@ class Turns(Conversation):
     # in the thread of this conversation
 
     def _pay(self, session: Session, usage: Usage, model: str) -> None:
-        newest = self._shelf.newest(session)
+        newest = newest_in(session)
         seq = next((message.seq for message, items in newest if any(map(is_user, items))), 0)
         known = _used(session, seq)
         now = {
@@ -132,7 +133,7 @@ class Turns(Conversation):
 
     def _turns_of(self, view: View) -> list[Turn]:
         turns: list[Turn] = []
-        for message, items in self._shelf.messages(view):
+        for message, items in messages_in(view):
             for item in items:
                 if is_user(item) or not turns:
                     last = turns[-1].number if turns else 0
