@@ -230,6 +230,28 @@ def test_send(saver: OrtetSaver) -> None:
     assert graph.get_state(of("m")).values["jokes"] == found["jokes"]
 
 
+def test_send_to_many_in_an_event_loop(hub: Hub, saver: OrtetSaver) -> None:
+    async def joke(state: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"jokes": [f"about {state['subject']}"]}
+
+    builder = StateGraph(Jokes)
+    builder.add_node("joke", joke)
+    subjects = [f"s{number}" for number in range(40)]
+    sends = [Send("joke", {"subject": subject}) for subject in subjects]
+    builder.add_conditional_edges(START, lambda state: sends, ["joke"])
+    graph = builder.compile(checkpointer=saver)
+
+    async def several() -> Any:
+        given: Jokes = {"subjects": subjects, "jokes": []}
+        return await asyncio.gather(*(graph.ainvoke(given, of(f"m{n}")) for n in range(3)))
+
+    wanted = [f"about {subject}" for subject in subjects]
+    assert [found["jokes"] for found in asyncio.run(several())] == [wanted] * 3
+    other = builder.compile(checkpointer=OrtetSaver(hub))
+    assert [other.get_state(of(f"m{n}")).values["jokes"] for n in range(3)] == [wanted] * 3
+
+
 def test_a_task_that_failed_is_the_only_one_done_again(hub: Hub, saver: OrtetSaver) -> None:
     done: list[str] = []
     broken = [True]

@@ -316,6 +316,9 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
+        tid, ns, id_ = _named(config)
+        if id_:
+            await self._threads.await_(tid, (ns, id_))
         await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:

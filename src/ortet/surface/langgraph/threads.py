@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +90,13 @@ class Threads:
                 return
         with self._stored:
             self._stored.wait_for(lambda: self._is_here(tid, spot), _LATE)
+
+    async def await_(self, tid: str, spot: Spot) -> None:
+        """The same without a thread that waits: a loop has few, and the checkpoint may need one."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + _LATE
+        while tid in self._known and not self._is_here(tid, spot) and clock() < until:
+            await asyncio.sleep(_GATHER)
 
     def _is_here(self, tid: str, spot: Spot) -> bool:
         thread = self._known.get(tid)
