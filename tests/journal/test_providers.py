@@ -124,3 +124,6 @@ def test_calls_in_the_shape_of_frameworks_are_calls() -> None:
     used = [one["content"] for one in parts(talk)["messages"] if one["role"] == "assistant"]
     assert used == [[{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}], [USE]]
     assert responses(talk)[1] == {"type": "function_call", "call_id": "c1", **function}
+    loose = {"id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
+    (told,) = chat(said(("assistant", "", {"tool_calls": [loose]})))
+    assert told["tool_calls"] == calls[0]

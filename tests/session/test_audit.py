@@ -50,9 +50,10 @@ def test_who_only_calls_a_tool_is_shown_with_the_call(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("assistant", "", tool_calls=[{"id": "c1", "function": function}])
         s.say("assistant", "", tool_calls=[flat, 7])
+        s.model_call("someone", "some-model")
         briefing = s.briefing().markdown
     said = [line.what for line in hub.audit(s.id).lines]
-    assert 'assistant: [calls look {"at":1}]' in said
+    assert 'assistant: [calls look {"at":1}]' in said and "some-model" in said
     assert any(one.startswith('assistant: [calls look {"at":2}]') for one in said)
     assert '[calls look {"at":2}]' in briefing
 

@@ -51,11 +51,12 @@ def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def _called(call: Any) -> Any:
     """A call in whatever shape, as the first of these APIs has it; what is none stays."""
-    if not isinstance(call, dict) or "function" in call or "name" not in call:
+    made = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(made, dict) or "name" not in made:
         return call
-    given: Any = next((call[key] for key in _GIVEN if call.get(key)), {})
+    given: Any = next((made[key] for key in _GIVEN if made.get(key)), {})
     arguments = given if isinstance(given, str) else to_json(given)
-    function = {"name": call["name"], "arguments": arguments}
+    function = {"name": made["name"], "arguments": arguments}
     return {"id": call.get("id", ""), "type": "function", "function": function}
 
 

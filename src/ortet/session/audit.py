@@ -153,7 +153,7 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{data.get('service', '')}: {data.get('vault', '')} of the vault"
         case "browser":
             return " ".join(data.get("urls", []))
-    for key in ("text", "name", "step", "amounts", "limits", "id"):
+    for key in ("text", "name", "step", "amounts", "limits", "model", "id"):
         if key in data:
             return str(data[key])
     return to_json(data) if "." in kind and data else ""
