@@ -192,6 +192,16 @@ def check_plain(value: Any, depth: int = 0) -> None:
         raise _not_plain(f"{type(value).__name__} is not JSON")
 
 
+def is_plain(value: Any) -> bool:
+    """Whether the journal can hold it as it is: not numbers above 64 bits, halves of characters."""
+    try:
+        check_plain(value)
+        encode(value)
+    except Invalid:
+        return False
+    return True
+
+
 def _not_plain(why: str) -> Invalid:
     return Invalid(
         "not_json",

@@ -4,7 +4,7 @@ back, or left out of context."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,10 +12,10 @@ import msgspec
 
 from ortet.backend.abc import Append
 from ortet.codec import decode, encode
-from ortet.errors import Invalid
+from ortet.errors import Invalid, OrtetError
 from ortet.ids import Oid
 from ortet.journal.compact import Compaction, data_of, digest_of, said
-from ortet.journal.events import Draft, Event, Tip, check_plain
+from ortet.journal.events import Draft, Event, Tip, is_plain
 from ortet.journal.text import clip, text_of
 from ortet.journal.things import Message
 from ortet.session import artifacts
@@ -32,6 +32,8 @@ from ortet.surface.lent import Lent
 LARGE = 1 << 18
 """Bytes above which a message lies in the store, and its event says where and how it begins."""
 _SHOWN = 2000
+_OFTEN = 256
+"""Events after which a conversation is committed."""
 _KEPT = ("tool_calls", "tool_call_id", "name")
 """What is said of a large message in its event: pairs are found by it."""
 
@@ -77,20 +79,11 @@ def naming(what: str, values: Sequence[Any]) -> Iterator[None]:
     except Invalid as error:
         if error.kind == "not_json":
             for number, value in enumerate(values):
-                if not _is_plain(value):
+                if not is_plain(value):
                     place = _place_of(value)
                     at = f"{what} {number}" + (f", at {place}" if place else "")
                     raise Invalid(error.kind, f"{at}: {error.message}", key=place) from error
         raise
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        check_plain(value)
-        encode(value)
-    except Invalid:
-        return False
-    return True
 
 
 def _place_of(value: Any) -> str:
@@ -105,7 +98,7 @@ def _place_of(value: Any) -> str:
             pairs = ((f".{key}", value[key]) for key in value)
         elif isinstance(value, list | tuple):
             pairs = ((f"[{number}]", one) for number, one in enumerate(value))
-        bad = next(((place, one) for place, one in pairs if not _is_plain(one)), None)
+        bad = next(((place, one) for place, one in pairs if not is_plain(one)), None)
         if bad is None:
             return found.removeprefix(".")
         found, value = found + bad[0], bad[1]
@@ -118,9 +111,20 @@ def _place_of(value: Any) -> str:
 def say(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
     """All of these messages or none, in order, durable when it returns, for the price of one."""
     if len(encode(messages)) <= LARGE:
-        return session.say_all(messages)
-    with session.hub.writing():  # until the events are there, a sweep must not take the contents
-        return add(session, drafts_of(session, messages))
+        events = session.say_all(messages)
+    else:
+        with session.hub.writing():  # until the events are there, a sweep must not take contents
+            events = add(session, drafts_of(session, messages))
+    _mark(session)
+    return events
+
+
+def _mark(session: Session) -> None:
+    """Commit now and then: who goes back to a message reads from the last commit before it on.
+    Not where that would look at files, which nobody asked for."""
+    if session.mind.core.events - session.line.base.seq >= _OFTEN and not session.row.has_files:
+        with suppress(OrtetError):  # it is tried again with the next message
+            session.commit("of a conversation")
 
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:

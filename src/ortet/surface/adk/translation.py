@@ -10,9 +10,8 @@ from typing import Any
 from google.adk.events import Event as AdkEvent
 from google.genai import types
 
-from ortet.codec import encode
 from ortet.errors import Invalid
-from ortet.journal.events import Event, check_plain
+from ortet.journal.events import Event, is_plain
 from ortet.journal.text import text_of
 from ortet.session.hub import Hub
 from ortet.session.telling import Telling, whole
@@ -121,15 +120,6 @@ def kept(name: str, value: Any) -> dict[str, Any]:
 
 def had(name: str, data: Mapping[str, Any]) -> Any:
     return json.loads(data["json"]) if "json" in data else data[name]
-
-
-def is_plain(value: Any) -> bool:
-    try:
-        check_plain(value)
-        encode(value)
-    except Invalid:
-        return False
-    return True
 
 
 def _pruned(data: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ortet.codec import encode
 from ortet.errors import Invalid
-from ortet.journal.events import Event, check_plain
+from ortet.journal.events import Event, is_plain
 from ortet.journal.text import text_of
 from ortet.session.hub import Hub
 from ortet.session.telling import Telling, whole
@@ -100,16 +99,6 @@ def _is_said(entry: Entry, *, sub: bool) -> bool:
     if entry.get("isSidechain") is True and not sub:
         return False
     return message.get("role") == kind and isinstance(message.get("content"), str | list)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether the journal can hold it as it is: not numbers above 64 bits, halves of characters."""
-    try:
-        check_plain(value)
-        encode(value)
-    except Invalid:
-        return False
-    return True
 
 
 def _as_json(entry: Entry) -> str:

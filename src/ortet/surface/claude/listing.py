@@ -11,12 +11,12 @@ from claude_agent_sdk import SessionKey, SessionStoreEntry, fold_session_summary
 from claude_agent_sdk.types import SessionSummaryEntry
 
 from ortet.errors import Invalid
-from ortet.journal.events import Event
+from ortet.journal.events import Event, is_plain
 from ortet.journal.line import Line
 from ortet.session.hub import Hub
 from ortet.session.telling import Telling, whole
 from ortet.session.view import View
-from ortet.surface.claude.entries import ENTRY, Entry, entry_of, is_plain
+from ortet.surface.claude.entries import ENTRY, Entry, entry_of
 from ortet.surface.lent import session_name
 
 BEGUN = "claude.transcript"
