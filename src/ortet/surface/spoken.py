@@ -11,20 +11,18 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ortet.backend.abc import Append
-from ortet.codec import decode, encode
 from ortet.errors import Invalid, OrtetError
 from ortet.ids import Oid
 from ortet.journal.compact import Compaction, data_of, digest_of, said
 from ortet.journal.events import Draft, Event, Tip, is_plain
-from ortet.journal.text import clip, text_of
 from ortet.journal.things import Message
-from ortet.session import artifacts
-from ortet.session.artifacts import Content
+from ortet.session import telling
 from ortet.session.guest import elsewhere, start_of
 from ortet.session.hub import Hub
 from ortet.session.points import commit_at
 from ortet.session.recollect import last_compaction
 from ortet.session.session import Session
+from ortet.session.telling import Telling, had_apart, is_large
 from ortet.session.view import View
 from ortet.store.abc import Kind
 from ortet.surface.lent import Lent
@@ -110,7 +108,7 @@ def _place_of(value: Any) -> str:
 
 def say(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
     """All of these messages or none, in order, durable when it returns, for the price of one."""
-    if len(encode(messages)) <= LARGE:
+    if not is_large(messages):
         events = session.say_all(messages)
     else:
         with session.hub.writing():  # until the events are there, a sweep must not take contents
@@ -129,22 +127,12 @@ def _mark(session: Session) -> None:
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
     """The events of messages, within hub.writing(): the contents of large ones are stored."""
-    hub, drafts = session.hub, []
+    told = []
     for message in messages:
         extra = dict(message)
         data = {"role": extra.pop("role"), "content": extra.pop("content", None)}
-        whole, refs = encode(message), list[Any]()
-        if len(whole) > LARGE:
-            stored = artifacts.store(hub.objects, hub.without_secrets(whole))
-            refs = stored.refs
-            data["content"] = clip(text_of(data["content"]), _SHOWN)
-            extra = {key: extra[key] for key in _KEPT if key in extra}
-            extra["whole"] = {"oid": stored.oid, "size": stored.size}
-        if extra:
-            data["extra"] = extra
-        drafts.append(Draft("message", data, hub.author, refs))
-    hub.objects.flush()
-    return drafts
+        told.append(Telling("message", {**data, "extra": extra} if extra else data))
+    return telling.drafts_of(session.hub, told)
 
 
 def add(session: Session, drafts: Sequence[Draft]) -> list[Event]:
@@ -156,12 +144,8 @@ def add(session: Session, drafts: Sequence[Draft]) -> list[Event]:
 
 def whole_of(view: View, message: Message) -> Message:
     """A message as it was said, however large."""
-    known = message.extra.get("whole") if isinstance(message.extra, dict) else None
-    if not isinstance(known, dict) or not isinstance(known.get("oid"), str):
-        return message
-    extra = decode(dict[str, Any], view.content(Content(known["oid"], int(known["size"]))))
-    role, content = extra.pop("role"), extra.pop("content", None)
-    return msgspec.structs.replace(message, role=role, content=content, extra=extra)
+    told = had_apart(view.hub, message.extra)
+    return message if told is None else msgspec.structs.replace(message, **{"extra": {}, **told})
 
 
 # taking back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -62,6 +63,7 @@ class Conversation:
         self._branch = MAIN
         self._ours: set[str] = set()  # calls that were added here, whose results may still come
         self._order: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -169,8 +171,8 @@ class Conversation:
 
     async def _do(self, call: Callable[[], T]) -> T:
         """In a thread, behind whatever this object was told before; whole, whoever cancels."""
-        if self._order is None:
-            self._order = ThreadPoolExecutor(1, "ortet-openai")
+        if self._order is None or self._process != os.getpid():  # a forked child has no threads
+            self._order, self._process = ThreadPoolExecutor(1, "ortet-openai"), os.getpid()
         doing = self._order.submit(call)
         try:
             return await asyncio.wrap_future(doing)

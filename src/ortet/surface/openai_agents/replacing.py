@@ -11,7 +11,7 @@ from ortet.session.recollect import last_compaction
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.openai_agents.items import Item, messages_of
-from ortet.surface.openai_agents.shelf import messages_in
+from ortet.surface.openai_agents.shelf import shelf_of
 from ortet.surface.openai_agents.turns import Turns
 from ortet.surface.spoken import leave_out, take_back
 
@@ -57,8 +57,7 @@ class Replacing(Turns):
         past = last_compaction(view)
         if past is not None and (past.summary or past.rules):
             return None
-        pairs = messages_in(view)
-        placed = [(message.seq, item) for message, items in pairs for item in items]
+        placed = [(one.seq, one.item) for one in shelf_of(view).placed(view)]
         return view.line.timeline, placed
 
 

@@ -19,7 +19,7 @@ from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.conversation import MAIN
 from ortet.surface.openai_agents.items import is_user
 from ortet.surface.openai_agents.replacing import Replacing
-from ortet.surface.openai_agents.shelf import messages_in
+from ortet.surface.openai_agents.shelf import shelf_of
 from ortet.surface.spoken import leave_out
 
 _NOTE = "openai.branch"
@@ -181,7 +181,7 @@ class OrtetSession(Replacing):
         return sorted(found, key=lambda one: str(one["created_at"]))
 
     def _counted(self, view: View, id_: str) -> dict[str, Any]:
-        items = [item for _, several in messages_in(view) for item in several]
+        items = [one.item for one in shelf_of(view).placed(view)]
         return {
             "branch_id": id_,
             "message_count": len(items),

@@ -34,6 +34,15 @@ class _Said(NamedTuple):
     seq: int
     end: int
     lost: str
+    time: int
+
+
+class Placed(NamedTuple):
+    """An item, the event of its message, and when that was."""
+
+    seq: int
+    time: int
+    item: Item
 
 
 class Shelf:
@@ -59,6 +68,16 @@ class Shelf:
         if limit is not None and limit >= 0:
             shown = shown[-limit:] if limit else []
         return _decoded(shown)
+
+    def placed(self, view: View) -> list[Placed]:
+        """All of them, but for results that were made up."""
+        self._bring_up(view)
+        items, start, found = _decoded(self._items), 0, list[Placed]()
+        for one in self._said:
+            if not one.lost:
+                found += [Placed(one.seq, one.time, item) for item in items[start : one.end]]
+            start = one.end
+        return found
 
     def _bring_up(self, view: View) -> None:
         core = view.mind.core
@@ -90,7 +109,9 @@ class Shelf:
         for message, items in items_of(messages):
             self._items += map(_encode, items)
             ids = results_of(message) if message.extra.get("synthetic") else []
-            self._said.append(_Said(message.seq, len(self._items), ids[0] if ids else ""))
+            self._said.append(
+                _Said(message.seq, len(self._items), ids[0] if ids else "", message.time)
+            )
 
     def _shown(self, view: View, ours: Collection[str]) -> list[bytes]:
         """A result that was made up is not shown to who made the call and may give the real one."""

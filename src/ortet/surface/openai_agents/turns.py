@@ -19,7 +19,7 @@ from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.openai_agents.conversation import Conversation
 from ortet.surface.openai_agents.items import Item, is_user
-from ortet.surface.openai_agents.shelf import messages_in, newest_in
+from ortet.surface.openai_agents.shelf import newest_in, shelf_of
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
 _DETAILS = ("input_tokens_details", "output_tokens_details")
@@ -133,14 +133,13 @@ class Turns(Conversation):
 
     def _turns_of(self, view: View) -> list[Turn]:
         turns: list[Turn] = []
-        for message, items in messages_in(view):
-            for item in items:
-                if is_user(item) or not turns:
-                    last = turns[-1].number if turns else 0
-                    new = is_user(item)
-                    seq, content = (message.seq, item.get("content")) if new else (0, None)
-                    turns.append(Turn(last + new, seq, message.time, content, []))
-                turns[-1].items.append(item)
+        for seq, time, item in shelf_of(view).placed(view):
+            new = is_user(item)
+            if new or not turns:
+                last = turns[-1].number if turns else 0
+                content = item.get("content") if new else None
+                turns.append(Turn(last + new, seq if new else 0, time, content, []))
+            turns[-1].items.append(item)
         return turns
 
     def _turn(self, view: View, number: int) -> Turn:
