@@ -71,3 +71,13 @@ def test_pictures_as_either_api_takes_them() -> None:
     assert for_chat(for_parts(far)) == far
     (item,) = responses(said(("user", [theirs])))
     assert item["content"] == [{"type": "input_image", "image_url": url, "detail": "auto"}]
+
+
+def test_results_of_frameworks_are_text_and_have_nothing_that_is_refused() -> None:
+    answer = {**result("1"), "content": {"ok": True}, "name": "f"}
+    (_, called, told) = fit(
+        said(("user", "go"), ("assistant", [{**use("1"), "index": 0}]), ("user", [answer])),
+        for_parts,
+    )
+    assert called.content == [use("1")]
+    assert told.content == [result("1", '{"ok":true}')]

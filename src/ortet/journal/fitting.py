@@ -16,6 +16,9 @@ _DATA = "data:"
 _BASE64 = ";base64,"
 _NEEDS = {"text": "text", "tool_use": "id", "tool_result": "tool_use_id", "thinking": "thinking"}
 """What a part of each kind cannot be without, as text."""
+_OF_USE = ("type", "id", "name", "cache_control")
+_OF_RESULT = ("type", "tool_use_id", "is_error", "cache_control")
+"""What calls and results may have there beside what they say: more is refused."""
 _SPOKEN = ("system", "developer", "user", "assistant", "tool")
 
 Part = Callable[[dict[str, Any]], dict[str, Any]]
@@ -168,11 +171,24 @@ def for_chat(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": text_of([part])}
 
 
+def _result(content: Any) -> dict[str, Any]:
+    """Frameworks have results that are neither text nor parts."""
+    are_parts = isinstance(content, list) and all(
+        isinstance(one, dict) and isinstance(one.get("type"), str) for one in content
+    )
+    return {"content": content if are_parts else text_of(content)}
+
+
 def for_parts(part: dict[str, Any]) -> dict[str, Any]:
     """Pictures by their address, or their data."""
-    if part.get("type") == "tool_use" and not isinstance(part.get("input"), dict):
-        return {**part, "input": {"input": part.get("input")}}
-    if part.get("type") != "image_url":
+    kind = part["type"]
+    if kind == "tool_use":
+        given = part.get("input")
+        told = given if isinstance(given, dict) else {"input": given}
+        return {key: part[key] for key in _OF_USE if key in part} | {"input": told}
+    if kind == "tool_result":
+        return {key: part[key] for key in _OF_RESULT if key in part} | _result(part.get("content"))
+    if kind != "image_url":
         return part
     given = part.get("image_url")
     url = str(given.get("url", "")) if isinstance(given, dict) else str(given)
