@@ -255,6 +255,24 @@ def test_versions_of_another_saver_go_on(saver: OrtetSaver) -> None:
     )
 
 
+def test_what_was_given_may_be_changed_afterwards(saver: OrtetSaver) -> None:
+    made: Any = checkpoint({"list": [[1]], "dict": {"a": [1]}})
+    meta: Any = {"source": "loop", "step": 1, "more": {"a": [1]}}
+    saver.put(of("t"), made, meta, made["channel_versions"])
+    made["channel_values"]["list"][0].append(2)
+    made["channel_values"]["dict"]["a"].append(2)
+    made["channel_versions"]["list"] = 9
+    meta["more"]["a"].append(2)
+    for _ in range(2):
+        found = saver.get_tuple(of("t"))
+        assert found is not None
+        assert found.checkpoint["channel_values"] == {"list": [[1]], "dict": {"a": [1]}}
+        assert found.checkpoint["channel_versions"] == {"list": 1, "dict": 1}
+        assert found.metadata["more"] == {"a": [1]}  # type: ignore[typeddict-item]
+        found.checkpoint["channel_values"]["list"].append(3)
+        found.checkpoint["channel_versions"]["list"] = 9
+
+
 def test_thread_ids_of_any_kind(saver: OrtetSaver) -> None:
     ids = ["a/b", "", "Grüße", 7, "x" * 1000, "a-b"]
     for number, id_ in enumerate(ids):

@@ -24,6 +24,7 @@ from ortet.errors import Invalid, OrtetError
 from ortet.surface.langgraph.messages import (
     MARK,
     Snapshot,
+    copied,
     data_of,
     is_as,
     is_plain,
@@ -217,8 +218,10 @@ class Maker:
             ) from error
 
     def tree(self, value: Any) -> Tree:
-        """Of what is no channel's."""
-        return self._tree(value) if self._native or is_plain(value) else self._bytes(value)
+        """Of what is no channel's, and whose order says nothing."""
+        if _is_simple(value):
+            return copied(value)  # its giver may go on with it
+        return self._tree(value) if self._native else self._bytes(value)
 
     def _shared(self, tree: Tree) -> Tree:
         """A dict, each of whose values is stored once."""
@@ -351,3 +354,15 @@ class Maker:
         self.new.append(Part(self._next[1], tree))
         self._next[1] += 1
         return self._next[1] - 1
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether it is its own tree."""
+    if type(value) is dict:
+        for key, one in value.items():
+            if type(key) is not str or key.startswith("$") or not _is_simple(one):
+                return False
+        return is_plain(list(value))
+    if type(value) is list:
+        return all(_is_simple(one) for one in value)
+    return is_plain(value)

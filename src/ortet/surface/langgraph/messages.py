@@ -58,11 +58,11 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
     """The message that `data_of` was given, made anew."""
-    extra, made = _copied(data["extra"]), _CLASSES[data["role"]]
+    extra, made = copied(data["extra"]), _CLASSES[data["role"]]
     fields = extra.pop(MARK)
     order = fields.pop("order", None)
     fields.pop("n", None)
-    fields |= {"content": _copied(data["content"]), **extra}
+    fields |= {"content": copied(data["content"]), **extra}
     if order is not None:
         fields = _ordered(fields, order)
     try:
@@ -76,7 +76,7 @@ def snapshot(message: BaseMessage) -> Snapshot:
     """What tells whether a message was changed since."""
     values = message.__dict__.values()
     extra = message.__pydantic_extra__
-    return tuple([_copied(value) for value in values]), _copied(extra)
+    return tuple([copied(value) for value in values]), copied(extra)
 
 
 def is_as(message: BaseMessage, then: Snapshot) -> bool:
@@ -84,15 +84,15 @@ def is_as(message: BaseMessage, then: Snapshot) -> bool:
     return tuple(message.__dict__.values()) == values and message.__pydantic_extra__ == extra
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """As deepcopy, of what is mostly plain and mostly empty."""
     kind = type(value)
     if kind in _ATOMS:
         return value
     if kind is dict:
-        return {key: _copied(one) for key, one in value.items()} if value else {}
+        return {key: copied(one) for key, one in value.items()} if value else {}
     if kind is list:
-        return [_copied(one) for one in value] if value else []
+        return [copied(one) for one in value] if value else []
     return deepcopy(value)
 
 

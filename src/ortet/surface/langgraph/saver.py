@@ -158,7 +158,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             data: dict[str, Any] = {
                 "ns": ns,
                 "id": str(checkpoint["id"]),
-                "rest": {key: make.tree(_plain(one)) for key, one in rest.items() if key != "id"},
+                "rest": {key: make.tree(one) for key, one in rest.items() if key != "id"},
                 "meta": make.tree(_plain(get_checkpoint_metadata(config, metadata))),
                 "values": values_of(make, checkpoint, before, new_versions),
             }
@@ -364,10 +364,7 @@ def _thread_of(config: RunnableConfig) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Ids without the marks that they carry; dicts in the order of the alphabet, which is shorter,
-    where it says nothing."""
+    """Ids without the marks that they carry."""
     if isinstance(value, HeadId | PastId):
         return str(value)
-    if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    return value
+    return {key: _plain(one) for key, one in value.items()} if type(value) is dict else value
