@@ -247,3 +247,16 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 'pip install "ortet[openai-agents]"' in done.stdout
+
+
+def test_a_long_conversation_is_committed_now_and_then(hub: Hub) -> None:
+    session = OrtetSession("x", hub)
+    items: list[Any] = [{"role": "user", "content": str(number)} for number in range(600)]
+    for start in range(0, 600, 60):
+        run(session.add_items(items[start : start + 60]))
+    assert [commit.message for commit in hub.log("x")] == ["of a conversation"] * 2
+    for number in (599, 598):
+        assert run(session.pop_item()) == items[number]
+    assert run(session.get_items()) == items[:598]
+    run(session.create_branch_from_turn(300, "one"))
+    assert run(session.get_items()) == items[:299]
