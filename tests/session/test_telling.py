@@ -13,6 +13,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.ids import from_hex
 from ortet.session.forking import fork_as
 from ortet.session.telling import Telling, seal_if_long, tell, whole
+from ortet.surface.spoken import say, whole_of
 
 
 def test_all_or_none_with_rows(tmp_path: Path) -> None:
@@ -51,6 +52,25 @@ def test_what_is_too_large_for_an_event_lies_beside_it(tmp_path: Path, large: st
     with ortet.open(tmp_path / "store") as hub:
         told = [e for e in hub.get("s").events() if e.kind in ("message", "app.blob")]
         assert [whole(hub, event) for event in told] == [said, {"data": large}]
+
+
+def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(
+    tmp_path: Path,
+) -> None:
+    large = "y" * 700_000
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
+        hub.vault.put("PIN", "hunter2hunter2")
+        asked = {"role": "assistant", "content": "", "tool_calls": [call], "blob": large}
+        told = {"role": "tool", "content": f"hunter2hunter2 {large}", "tool_call_id": "c1"}
+        say(s, [asked, told])
+        first, second = s.messages()
+        assert (first.extra["tool_calls"], second.extra["tool_call_id"]) == ([call], "c1")
+        assert len(second.content) < 5000
+        assert whole_of(s, first).extra == {"tool_calls": [call], "blob": large}
+        assert whole_of(s, second).content == f"[PIN] {large}"
+        exported = s.export_messages("openai")
+        assert exported[-1]["content"] == f"[PIN] {large}"
 
 
 def test_a_long_one_is_committed_now_and_then(tmp_path: Path) -> None:

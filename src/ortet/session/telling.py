@@ -23,6 +23,9 @@ _LARGE = 1 << 19
 _SHOWN = 4000
 """Characters of such a message that stay in the journal, to be read and found."""
 
+_PAIRING = ("tool_calls", "tool_call_id", "name")
+"""What stays of the rest of such a message: pairs of calls and results are found by it."""
+
 _LONG = 500
 
 _APART = "stored"
@@ -45,32 +48,46 @@ def tell(
             check_kind(kind)
     session._touch()
     hub = session.hub
-    sized = [(one, len(encode(one.data)) > _LARGE) for one in several]
-    if not any(large for _, large in sized):
-        drafts = [_draft(hub, one) for one in several]
+    if not any(is_large(one.data) for one in several):
+        drafts = [Draft(kind, data, hub.author) for kind, data in several]
         events = session._ledger.add(*drafts, rows=rows, now=True)
     else:
         with hub.writing():  # until the event is there, a sweep must not take it
-            drafts = [_draft(hub, one, large=large) for one, large in sized]
-            hub.objects.flush()
-            events = session._ledger.add(*drafts, rows=rows, now=True)
+            events = session._ledger.add(*drafts_of(hub, several), rows=rows, now=True)
     if several:
         session._keep_pace(*several[-1])
     return events
 
 
+def is_large(data: Any) -> bool:
+    """Whether it is stored apart from its event."""
+    return len(encode(data)) > _LARGE
+
+
+def drafts_of(hub: Hub, several: Sequence[Telling]) -> list[Draft]:
+    """Events to be, within hub.writing(): what is large is stored."""
+    drafts = [_draft(hub, one) for one in several]
+    hub.objects.flush()
+    return drafts
+
+
 def whole(hub: Hub, event: Event) -> dict[str, Any]:
     """The data of an event as it was told."""
     at = event.data.get("extra", {}) if event.kind == "message" else event.data
+    return had_apart(hub, at) or event.data
+
+
+def had_apart(hub: Hub, at: Any) -> dict[str, Any] | None:
+    """What is stored apart from data, or from the extra of a message; None: nothing is."""
     apart = at.get(_APART) if isinstance(at, dict) else None
     if not isinstance(apart, dict) or set(apart) != {"oid", "size"}:
-        return event.data
+        return None
     told: dict[str, Any] = decode(dict, load(hub.objects, Content(**apart)))
     return told
 
 
-def _draft(hub: Hub, one: Telling, *, large: bool = False) -> Draft:
-    if not large:
+def _draft(hub: Hub, one: Telling) -> Draft:
+    if not is_large(one.data):
         return Draft(one.kind, one.data, hub.author)
     content = store(hub.objects, encode(hub.hidden(one.data)))
     named = {_APART: {"oid": content.oid, "size": content.size}}
@@ -81,7 +98,9 @@ def _short(one: Telling, named: Mapping[str, Any]) -> dict[str, Any]:
     if one.kind != "message":
         return dict(named)
     shown = clip(text_of(one.data.get("content")), _SHOWN)
-    return {"role": one.data.get("role"), "content": shown, "extra": dict(named)}
+    extra = one.data.get("extra", {})
+    pairing = {key: extra[key] for key in _PAIRING if key in extra and not is_large(extra[key])}
+    return {"role": one.data.get("role"), "content": shown, "extra": {**pairing, **named}}
 
 
 def seal_if_long(session: Session, message: str) -> None:

@@ -27,14 +27,8 @@ from ortet.session.view import View
 from ortet.store.abc import Kind
 from ortet.surface.lent import Lent
 
-LARGE = 1 << 18
-"""Bytes above which a message lies in the store, and its event says where and how it begins."""
-_SHOWN = 2000
 _OFTEN = 256
 """Events after which a conversation is committed."""
-_KEPT = ("tool_calls", "tool_call_id", "name")
-"""What is said of a large message in its event: pairs are found by it."""
-
 _STAYS = frozenset(
     {
         *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
