@@ -151,9 +151,11 @@ def _what(kind: str, data: dict[str, Any]) -> str:
             return f"{data.get('service', '')}: {data.get('remaining', 0):g} left"
         case "token":
             return f"{data.get('service', '')}: {data.get('vault', '')} of the vault"
+        case "model":
+            return str(data.get("model", ""))
         case "browser":
             return " ".join(data.get("urls", []))
-    for key in ("text", "name", "step", "amounts", "limits", "model", "id"):
+    for key in ("text", "name", "step", "amounts", "limits", "id"):
         if key in data:
             return str(data[key])
     return to_json(data) if "." in kind and data else ""
