@@ -127,7 +127,12 @@ class Threads:
             if thread.stored >= event.seq:
                 return
             if not session.holding.ended:
-                session._ledger.flush()
+                try:
+                    session._ledger.flush()
+                except BaseException:  # what is known here is not stored: it is read again
+                    self._known = OrderedDict((k, t) for k, t in self._known.items() if t != thread)
+                    self.lent.let_go(session.name)
+                    raise
             elif not _is_stored(session, event):
                 raise Refused(
                     "lease_lost",
