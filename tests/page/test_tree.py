@@ -199,6 +199,9 @@ def test_a_session_without_commits_teaches_the_first(
         expect(title).to_be_in_viewport()
         look(page)
         session.say("user", "now there is something")
+        page.reload()
+        expect(page.locator(".no-commit a")).to_have_attribute("href", f"/s/{session.id}/journal")
+        look(page)
         session.commit("the first")
         expect(page.get_by_role("option")).to_contain_text("the first")  # as it happens
         expect(title).to_be_hidden()
