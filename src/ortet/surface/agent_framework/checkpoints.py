@@ -59,7 +59,7 @@ class OrtetCheckpointStorage:
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet log NAME`, `hub.get(NAME)`."""
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
         return self._name
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:

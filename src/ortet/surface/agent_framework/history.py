@@ -70,7 +70,7 @@ class OrtetHistoryProvider(HistoryProvider):
         self._ours: set[str] = set()  # calls that were stored here, whose results may still come
 
     def name_of(self, session_id: str | None) -> str:
-        """Of the Ortet session: `ortet log NAME`, `hub.get(NAME)`."""
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
         return session_name(session_id or "default")
 
     async def get_messages(

@@ -105,7 +105,7 @@ def _seq(told: Told, to: str | int) -> int:
     prompts = [at for at, (_, entry) in enumerate(told.lines) if is_prompt(entry)]
     if len(prompts) < to:
         raise NotFound(
-            "no_turn", f"there are {len(prompts)} turns to undo: give a number up to that"
+            "no_turn", f"turns that can be undone: {len(prompts)}; give a number up to that"
         )
     at = prompts[-to]
     while at and told.lines[at - 1][1].get("type") == "queue-operation":  # how it came in

@@ -67,7 +67,7 @@ class Conversation:
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet log NAME`, `hub.get(NAME)`."""
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
         return self._name
 
     async def get_items(

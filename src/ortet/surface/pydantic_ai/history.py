@@ -48,7 +48,7 @@ class OrtetHistory:
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet log NAME`, `hub.get(NAME)`."""
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
         return self._name
 
     async def run(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
