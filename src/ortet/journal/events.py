@@ -171,9 +171,12 @@ def encode_body(draft: Draft) -> bytes:
     return body
 
 
+_SCALARS = (str, int, type(None))
+
+
 def check_plain(value: Any, depth: int = 0) -> None:
     """Invalid unless it is what JSON can say: then every surface shows the same."""
-    if value is None or isinstance(value, str | bool | int):
+    if isinstance(value, _SCALARS):
         return
     if depth > _DEEPEST:
         raise _not_plain(f"it is nested more than {_DEEPEST} deep")
@@ -182,12 +185,14 @@ def check_plain(value: Any, depth: int = 0) -> None:
             raise _not_plain(f"{value} is no number that JSON has")
     elif isinstance(value, list | tuple):
         for item in value:
-            check_plain(item, depth + 1)
+            if not isinstance(item, _SCALARS):
+                check_plain(item, depth + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise _not_plain(f"key {key!r} is not a string")
-            check_plain(item, depth + 1)
+            if not isinstance(item, _SCALARS):
+                check_plain(item, depth + 1)
     else:
         raise _not_plain(f"{type(value).__name__} is not JSON")
 
