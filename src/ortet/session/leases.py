@@ -38,8 +38,11 @@ def _started(pid: int) -> str:
     """When a process began, in ticks since boot: with it a number is not taken for another's."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
+            state, *told = file.read().rpartition(b")")[2].split()
+        if state == b"Z" and int(told[16]) <= 1:  # it has ended; nobody has asked how
+            return ""
+        return told[18].decode()
+    except (OSError, IndexError, ValueError):
         pass
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, 0)
