@@ -178,7 +178,7 @@ class Unpaid(Budget):
     now: Callable[[], Budget]
 
     def spend(
-        self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = ()
+        self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = (), **more: Any
     ) -> tuple[list[Event], Refused | None]:
         stage, found = self._ledger, list[Event]()
         data = {"amounts": amounts, **({"model": model} if model else {})}
@@ -187,7 +187,8 @@ class Unpaid(Budget):
             if event is None and stage.cursor is not None:
                 stage.left(stage.cursor.diverged(draft.kind, draft.data))
             if event is None:
-                events, refusal = self.now().spend(amounts, model=model, drafts=drafts[at:])
+                rest = {"drafts": drafts[at:], **more}
+                events, refusal = self.now().spend(amounts, model=model, **rest)
                 return [*found, *events], refusal
             found.append(event)
         return found, None
