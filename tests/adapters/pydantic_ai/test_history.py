@@ -246,3 +246,26 @@ def test_a_call_that_a_crash_cut_off(hub: Hub, store: Path) -> None:
     chat.run_sync(Agent(TestModel()), "and now?")
     roles = [message.role for message in hub.get("chat").messages()]
     assert roles == ["user", "assistant", "tool", "user", "assistant"]
+
+
+def test_runs_of_a_thread_share_one_loop(hub: Hub) -> None:
+    """Else a client of a model, which is kept, would use connections of a loop that is closed."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        loops.append(asyncio.get_running_loop())
+        return ModelResponse(parts=[TextPart("yes")])
+
+    agent, chat = Agent(FunctionModel(answer)), OrtetHistory("chat", hub)
+    chat.run_sync(agent, "one")
+    chat.run_sync(agent, "two")
+    agent.run_sync("three")
+    assert loops[0] is loops[1] is loops[2] and not loops[0].is_closed()
+
+
+def test_a_synchronous_run_where_a_loop_runs_says_what_to_do(hub: Hub) -> None:
+    async def notebook() -> None:
+        OrtetHistory("chat", hub).run_sync(Agent(TestModel()), "hi")
+
+    with pytest.raises(Invalid, match="await run"):
+        asyncio.run(notebook())

@@ -19,6 +19,7 @@ from ortet.session.recollect import last_compaction, rules_of
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.lent import session_name
+from ortet.surface.pydantic_ai.loops import run_here
 from ortet.surface.pydantic_ai.messages import (
     Plain,
     dumped,
@@ -67,7 +68,7 @@ class OrtetHistory:
 
     def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
         """As `agent.run_sync`, with this history."""
-        return asyncio.run(self.run(agent, prompt, **given))
+        return run_here(lambda: self.run(agent, prompt, **given))
 
     async def _keep(self, messages: Sequence[ModelMessage], stored: int) -> int:
         if len(messages) > stored:
