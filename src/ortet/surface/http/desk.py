@@ -26,6 +26,10 @@ from ortet.surface.http.tokens import Caller
 _INSIDE = 4
 """Requests of one token for one session that have a thread; the others wait without one."""
 
+_LOCKS = 4
+"""Times the patience of a request: hundreds of our own threads may stand before the same lock, and
+SQLite wakes them in no order."""
+
 
 class Desk:
     def __init__(self, gate: Gate, tenants: Tenants, settings: Serve, log: Log) -> None:
@@ -40,8 +44,9 @@ class Desk:
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         """The core blocks: it works in threads, which a client that goes away does not stop. A
-        store that another process keeps locked is waited for as long as a busy session is."""
-        return await self.threads.run(partial(_patiently, self.limits.settings.patience, function))
+        store that another process keeps locked is waited for longer than a busy session is."""
+        seconds = _LOCKS * self.limits.settings.patience
+        return await self.threads.run(partial(_patiently, seconds, function))
 
     async def caller(self, request: HTTPConnection) -> Caller:
         caller: Caller = await self.in_thread(partial(self.known, request))
