@@ -26,7 +26,7 @@ from ortet.surface.http.tokens import Caller
 _INSIDE = 4
 """Requests of one token for one session that have a thread; the others wait without one."""
 
-_LOCKS = 4
+_LOCKS = 6
 """Times the patience of a request: hundreds of our own threads may stand before the same lock, and
 SQLite wakes them in no order."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from ortet.backend.abc import Signal
-from ortet.backend.patience import patient
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
 from ortet.machine.abc import Door
 from ortet.session.hub import Hub
@@ -342,8 +341,7 @@ class Rooms:
                 signal.wait(WANTED, token, self._linger / 4)
                 before, token = token, signal.token(WANTED)
                 for room in list(self._rooms.values()):
-                    with patient(self._patience):
-                        self._look_after(room, signal.wait(wanted(room.id), before, 0))
+                    self._look_after(room, signal.wait(wanted(room.id), before, 0))
             except Exception as error:
                 self._told("keeping rooms", error)
                 with self._changed:
