@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -78,17 +79,6 @@ def another(store: Path) -> Iterator[Other]:
     finally:
         other.process.kill()
         other.process.communicate()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with ortet.open(store) as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -413,3 +403,26 @@ def test_no_ids() -> None:
         session_name()
     with pytest.raises(Invalid):
         session_name(7)  # type: ignore[arg-type]
+
+
+def test_one_that_is_collected_in_the_middle_of_a_write_does_not_wait_for_it(
+    store: Path, hub: Hub
+) -> None:
+    lent = Lent(hub)
+    with lent.writing("left") as session:
+        session.say("user", "here")
+    rings = [lent]
+    rings.append(rings)  # type: ignore[arg-type]  # so that only the collector finds it
+    done = Event()
+
+    def write() -> None:
+        nonlocal rings, lent, session
+        with hub.catalog._handle.writing():  # type: ignore[attr-defined]
+            del rings, lent, session
+            gc.collect()
+        done.set()
+
+    Thread(target=write, daemon=True).start()
+    assert done.wait(60)
+    with Lent(hub).writing("left") as again:  # and it was let go all the same
+        assert [m.content for m in again.messages()] == ["here"]

@@ -140,7 +140,8 @@ def test_a_commit_is_restored_and_forked_from_its_page(page: Page, client: Clien
     expect(dialog).to_contain_text(oids[0][:12])
     dialog.get_by_role("button", name="Fork").click()
     expect(dialog.get_by_role("link")).to_have_text(["from-commit/1"])
-    dialog.get_by_role("button", name="Close").click()
+    with page.expect_event("load"):
+        dialog.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Restore this").click()
     expect(dialog.get_by_label("Commit")).to_have_value(oids[0])
     dialog.get_by_role("button", name="Restore").click()

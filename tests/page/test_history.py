@@ -139,7 +139,8 @@ def test_from_any_event_it_is_forked_or_restored(page: Page, server: Server, loo
     (fork,) = client.get("/sessions", search="acted/1")["items"]
     said = client.get(f"/sessions/{fork['id']}/messages")["items"]
     assert [one["content"] for one in said] == ["one", "two", "three"]
-    dialog.get_by_role("button", name="Close").click()
+    with page.expect_event("load"):  # what was done is shown by a page of its own
+        dialog.get_by_role("button", name="Close").click()
     page.goto("/s/acted/replay?at=2")
     page.get_by_role("button", name="Restore to here").click()
     report = dialog.locator(".act-report")

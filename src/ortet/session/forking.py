@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ortet.backend.abc import Append, Claim, Move, RowChange
+from ortet.backend.abc import Append, Claim, Lease, Move, RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.graph.records import State
 from ortet.ids import Oid, from_hex
@@ -87,17 +87,7 @@ def fork_minds(
         ]
         together = _together(sessions, parent, rows, first, named)
         try:
-            leases = sessions.hub.catalog.move(
-                [Move(f"branch:{row.branch}", None, point) for row in rows],
-                verb="fork",
-                actor=sessions.hub.author,
-                detail=parent.name,
-                lease=together.lease,
-                timelines=together.timelines,
-                rows=together.rows,
-                claims=together.claims,
-                appends=together.appends,
-            )
+            leases = _begin(sessions, parent, rows, point, together)
             break
         except Conflict as error:
             taken = error
@@ -123,8 +113,16 @@ def fork_as(parent: Session, name: str, point: Oid) -> Session:
     child = _child(sessions, parent.row, name, state)
     row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
     together = _together(sessions, parent, [row], None, None)
-    (lease,) = sessions.hub.catalog.move(
-        [Move(f"branch:{row.branch}", None, point)],
+    (lease,) = _begin(sessions, parent, [row], point, together)
+    return sessions.resume(row, lease, _profile(parent))
+
+
+def _begin(
+    sessions: Sessions, parent: View, rows: list[SessionRow], point: Oid, together: Together
+) -> list[Lease]:
+    """All of them or none, each on a branch of its own at `point`."""
+    return sessions.hub.catalog.move(
+        [Move(f"branch:{row.branch}", None, point) for row in rows],
         verb="fork",
         actor=sessions.hub.author,
         detail=parent.name,
@@ -132,8 +130,8 @@ def fork_as(parent: Session, name: str, point: Oid) -> Session:
         timelines=together.timelines,
         rows=together.rows,
         claims=together.claims,
+        appends=together.appends,
     )
-    return sessions.resume(row, lease, _profile(parent))
 
 
 def fork_files(

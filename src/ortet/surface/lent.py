@@ -83,8 +83,12 @@ class Lent:
         os.register_at_fork(after_in_child=lambda: call(forked))
 
     def __del__(self) -> None:
-        if hasattr(self, "_closing"):
-            self.close()
+        if not hasattr(self, "_closing") or self._closed:
+            return
+        # It may be collected in the middle of whatever this thread does, a write to the same store
+        # too, which it would wait for without end.
+        with suppress(RuntimeError):  # at the end of the process, which closed it already
+            Thread(target=self.close, name="ortet-lent-close").start()
 
     def _anew(self) -> None:
         self._lock = RLock()

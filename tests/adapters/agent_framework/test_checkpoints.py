@@ -19,9 +19,9 @@ from agent_framework import Content, Message, WorkflowCheckpoint
 from agent_framework._workflows._checkpoint_encoding import encode_checkpoint_value
 from agent_framework.exceptions import WorkflowCheckpointException
 from pydantic import BaseModel
-from tests.adapters.agent_framework.conftest import Start
 from tests.adapters.agent_framework.flow import Order, workflow
 from tests.adapters.agent_framework.worker import ALLOWED
+from tests.adapters.conftest import Start
 
 import ortet
 from ortet.errors import Invalid, Refused

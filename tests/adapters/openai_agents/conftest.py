@@ -1,59 +1,11 @@
-"""A store, and processes that use it."""
+"""Nothing is sent to OpenAI."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from agents import set_tracing_disabled
-
-import ortet
-from ortet.session.hub import Hub
-
-ROOT = Path(__file__).resolve().parents[3]
-WORKER = Path(__file__).with_name("worker.py")
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(autouse=True)
 def untraced() -> None:
     set_tracing_disabled(True)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with ortet.open(store) as opened:
-        yield opened
-
-
-@pytest.fixture
-def start(store: Path) -> Iterator[Start]:
-    """A worker; ended with the test."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def run(*words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(store), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        begun.append(process)
-        return process
-
-    yield run
-    for process in begun:
-        process.kill()
-        process.communicate()

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import pytest
 from agents import Agent, RunConfig, Runner, SessionSettings
-from tests.adapters.openai_agents.conftest import Start
+from tests.adapters.conftest import Start
 from tests.adapters.openai_agents.model import Scripted, agent, call, look, text
 
 import ortet

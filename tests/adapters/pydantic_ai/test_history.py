@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,6 @@ MESSAGES: list[ModelMessage] = [
 def said(data: dict[str, Any]) -> Message:
     extra = {key: value for key, value in data.items() if key not in ("role", "content")}
     return Message(1, data["role"], data["content"], extra=extra)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with ortet.open(store) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("message", MESSAGES)

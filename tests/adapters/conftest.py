@@ -1,4 +1,4 @@
-"""A store, and processes that use it."""
+"""A store for each test of an adapter, and processes that use it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 import ortet
 from ortet.session.hub import Hub
 
-ROOT = Path(__file__).resolve().parents[3]
-WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -31,13 +30,14 @@ def hub(store: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def start(store: Path) -> Iterator[Start]:
-    """A worker; ended with the test."""
+def start(store: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """The worker.py beside a test, with these words; ended with the test."""
+    worker = request.path.with_name("worker.py")
     begun: list[subprocess.Popen[str]] = []
 
     def run(*words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(store), *words],
+            [sys.executable, str(worker), str(store), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
