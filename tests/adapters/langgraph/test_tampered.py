@@ -11,7 +11,7 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 
 import ortet
-from ortet.errors import Refused
+from ortet.errors import Corrupt, Refused
 from ortet.surface.langgraph import OrtetSaver
 
 OF: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -35,3 +35,36 @@ def test_records_that_nobody_put(tmp_path: Path) -> None:
         evil = base64.b64encode(pickle.dumps(print)).decode()
         with pytest.raises(Refused, match="pickle"):
             found("2", {"$b": ["pickle", evil]})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [["msgpack", "wf8="], ["msgpack", ""], ["msgpack", "not base64"], ["json", "ew=="], []],
+    ids=["reserved", "empty", "text", "json", "nothing"],
+)
+def test_damaged_bytes_are_told_by_thread_and_key(tmp_path: Path, tree: Any) -> None:
+    damaged = {"$b": tree}
+    with ortet.open(tmp_path / "store") as hub:
+        with OrtetSaver(hub) as saver:
+            first = saver.put(OF, empty_checkpoint(), {"step": 0}, {})
+            saver.put_writes(first, [("w", 1)], "task")
+        (put,) = hub.get("t").records("langgraph.put")
+        (wrote,) = hub.get("t").records("langgraph.writes")
+
+        def told(kind: str, data: dict[str, Any]) -> Corrupt:
+            with hub.session("t") as session:
+                session.record(kind, {**data, "id": "other"})
+            with OrtetSaver(hub) as saver, pytest.raises(Corrupt, match="'t'") as found:
+                saver.get_tuple(OF)
+            return found.value
+
+        for key, field in (("k", "values"), ("v", "rest")):
+            error = told(put.kind, {**put.data, field: {key: damaged}})
+            assert (error.kind, error.details) == ("bad_value", {"thread": "t", "key": key})
+        assert told(put.kind, {**put.data, "meta": damaged}).details["key"] == "metadata"
+        with OrtetSaver(hub) as saver, pytest.raises(Corrupt, match="metadata"):
+            list(saver.list(OF, filter={"step": 0}))
+        with hub.session("t") as session:
+            session.record(put.kind, {**put.data, "id": "other"})
+        writes = {**wrote.data, "writes": [[0, "w", damaged]]}
+        assert told(wrote.kind, writes).details["key"] == "w"

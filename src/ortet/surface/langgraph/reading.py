@@ -15,6 +15,8 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import TASKS
 
+from ortet.errors import Corrupt, OrtetError
+from ortet.surface.langgraph.parts import Tree
 from ortet.surface.langgraph.thread import Saved, Thread
 
 _SENDS = 4
@@ -26,6 +28,22 @@ def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
     return {"configurable": found}
 
 
+def _value(thread: Thread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
+    try:
+        return thread.heap.value(tree, serde)
+    except OrtetError:
+        raise
+    except Exception as error:
+        raise Corrupt(
+            "bad_value",
+            f"{key!r} of thread {thread.id!r} cannot be read ({type(error).__name__}: {error}): "
+            "what is stored is damaged, or was written with another serde; give OrtetSaver that "
+            "one, or go on from an older checkpoint",
+            thread=str(thread.id),
+            key=key,
+        ) from error
+
+
 def given(
     thread: Thread, saved: Saved, serde: SerializerProtocol, mark: type[str], thread_id: Any
 ) -> CheckpointTuple:
@@ -34,20 +52,20 @@ def given(
     return CheckpointTuple(
         config=config_of(thread_id, saved.ns, mark(saved.id)),
         checkpoint=_checkpoint(thread, saved, serde),
-        metadata=thread.heap.value(saved.meta, serde),
+        metadata=_value(thread, "metadata", saved.meta, serde),
         parent_config=parent,
         pending_writes=[
-            (write.task, write.channel, thread.heap.value(write.tree, serde))
+            (write.task, write.channel, _value(thread, write.channel, write.tree, serde))
             for write in thread.writes(saved.ns, saved.id)
         ],
     )
 
 
 def _checkpoint(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Checkpoint:
-    value = thread.heap.value
-    found: Any = {key: value(tree, serde) for key, tree in saved.rest.items()}
+    found: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
     found["id"] = saved.id
-    found["channel_values"] = {key: value(tree, serde) for key, tree in saved.values.items()}
+    values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
+    found["channel_values"] = values
     if found.get("v", _SENDS) < _SENDS and saved.parent and TASKS not in found["channel_values"]:
         _take_sends(thread, saved, found, serde)
     return found  # type: ignore[no-any-return]
@@ -57,7 +75,7 @@ def _take_sends(thread: Thread, saved: Saved, found: Any, serde: SerializerProto
     """Older releases of LangGraph left what was sent to nodes with the checkpoint before."""
     assert saved.parent
     writes = thread.writes(saved.ns, saved.parent)
-    sends = [thread.heap.value(one.tree, serde) for one in writes if one.channel == TASKS]
+    sends = [_value(thread, TASKS, one.tree, serde) for one in writes if one.channel == TASKS]
     if sends:
         found["channel_values"][TASKS] = sends
         versions = found["channel_versions"]
@@ -85,12 +103,12 @@ def listed(
 def is_like(
     thread: Thread, saved: Saved, wanted: dict[str, Any], serde: SerializerProtocol
 ) -> bool:
-    meta = thread.heap.value(saved.meta, serde)
+    meta = _value(thread, "metadata", saved.meta, serde)
     return all(meta.get(key) == value for key, value in wanted.items())
 
 
 def run_of(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Any:
-    return thread.heap.value(saved.meta, serde).get("run_id")
+    return _value(thread, "metadata", saved.meta, serde).get("run_id")
 
 
 def history(
@@ -100,16 +118,15 @@ def history(
     in checkpoints that were dropped since."""
     writes: dict[str, list[Any]] = {channel: [] for channel in channels}
     seeds: dict[str, Any] = {}
-    value = thread.heap.value
     at = thread.saved(saved.ns, saved.parent) if saved else None
     while at is not None and len(seeds) < len(writes):
         for write in reversed(thread.writes(at.ns, at.id)):
             if write.channel in writes and write.channel not in seeds:
-                found = (write.task, write.channel, value(write.tree, serde))
-                writes[write.channel].append(found)
+                value = _value(thread, write.channel, write.tree, serde)
+                writes[write.channel].append((write.task, write.channel, value))
         for channel in writes:
             if channel in at.values and channel not in seeds:
-                seeds[channel] = value(at.values[channel], serde)
+                seeds[channel] = _value(thread, channel, at.values[channel], serde)
         at = thread.saved(at.ns, at.parent)
     made: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
