@@ -212,19 +212,20 @@ class Maker:
         except OrtetError:
             raise
         except Exception as error:
-            raise Invalid(
-                "not_serialisable",
-                f"the value of channel {name!r} cannot be stored ({type(error).__name__}: {error})"
-                ": keep data in the state, not open things, or give OrtetSaver a serde that knows "
-                f"{type(value).__name__}",
-                channel=name,
+            raise _not_stored(
+                f"the value of channel {name!r}", value, error, channel=name
             ) from error
 
-    def tree(self, value: Any) -> Tree:
+    def tree(self, name: str, value: Any) -> Tree:
         """Of what is no channel's, and whose order says nothing."""
         if _is_simple(value):
             return copied(value)  # its giver may go on with it
-        return self._tree(value) if self._native else self._bytes(value)
+        try:
+            return self._tree(value) if self._native else self._bytes(value)
+        except OrtetError:
+            raise
+        except Exception as error:
+            raise _not_stored(f"{name!r} of a checkpoint", value, error, key=name) from error
 
     def _shared(self, tree: Tree) -> Tree:
         """A dict, each of whose values is stored once."""
@@ -357,6 +358,15 @@ class Maker:
         self.new.append(Part(self._next[1], tree))
         self._next[1] += 1
         return self._next[1] - 1
+
+
+def _not_stored(what: str, value: Any, error: Exception, **details: str) -> Invalid:
+    return Invalid(
+        "not_serialisable",
+        f"{what} cannot be stored ({type(error).__name__}: {error}): keep data in the state, not "
+        f"open things, or give OrtetSaver a serde that knows {type(value).__name__}",
+        **details,
+    )
 
 
 def _is_simple(value: Any) -> bool:

@@ -102,7 +102,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if value is None or kind is bool:
         return True
     if kind is str:
-        return _is_text(value)
+        return is_text(value)
     if kind is int:
         return bool(-(1 << 63) <= value < 1 << 63)
     if kind is float:
@@ -143,7 +143,8 @@ def _ordered(value: Any, order: Any) -> Any:
     return {key: value[key] for key in keys} if keys else value
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """Whether it can be written down: halves of characters cannot."""
     if value.isascii():
         return True
     try:

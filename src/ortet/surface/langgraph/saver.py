@@ -26,6 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.session.hub import Hub
 from ortet.surface.langgraph.heap import Maker
+from ortet.surface.langgraph.messages import is_text
 from ortet.surface.langgraph.reading import config_of, given, history, is_like, listed, run_of
 from ortet.surface.langgraph.thread import DROP, PUT, THREAD, WRITES, HeadId, PastId, Saved, Thread
 from ortet.surface.langgraph.threads import Threads, Workspace
@@ -149,6 +150,9 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         tid, ns, parent = _named(config)
         conf = config["configurable"]
+        _check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
+        for channel in checkpoint["channel_values"]:
+            _check_text(channel=channel)
         with self._threads.writing(tid) as (session, thread):
             before = thread.saved(ns, parent)
             if thread.saved(ns, checkpoint["id"]) is None:
@@ -158,8 +162,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             data: dict[str, Any] = {
                 "ns": ns,
                 "id": str(checkpoint["id"]),
-                "rest": {key: make.tree(one) for key, one in rest.items() if key != "id"},
-                "meta": make.tree(_plain(get_checkpoint_metadata(config, metadata))),
+                "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
+                "meta": make.tree("metadata", _plain(get_checkpoint_metadata(config, metadata))),
                 "values": values_of(make, checkpoint, before, new_versions),
             }
             head = thread.head(ns)
@@ -181,6 +185,10 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         tid, ns, id_ = _named(config)
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
+        _check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=id_)
+        _check_text(task_id=task_id, task_path=task_path)
+        for channel, _ in writes:
+            _check_text(channel=channel)
         self._threads.wait_for(tid, (ns, id_))
         if self._threads.is_refused(tid, (ns, id_)):
             raise _moved(tid)
@@ -220,6 +228,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             events = [] if found is None else [e for e in found[1].events() if is_ours(e)]
         if not events:
             return
+        _check_text(target_thread_id=str(target_thread_id))
         with self._threads.writing(str(target_thread_id)) as (session, thread):
             if thread.namespaces():
                 raise Conflict(
@@ -361,6 +370,15 @@ def _thread_of(config: RunnableConfig) -> str:
     if found is None:
         raise Invalid("no_thread", 'of which thread? give {"configurable": {"thread_id": …}}')
     return str(found)
+
+
+def _check_text(**given: object) -> None:
+    """Invalid for a name that no journal can hold, which says whose it is."""
+    for key, value in given.items():
+        if isinstance(value, str) and not is_text(value):
+            raise Invalid(
+                "bad_name", f"{key} {value!r} has half a character in it: give other text", key=key
+            )
 
 
 def _plain(value: Any) -> Any:
