@@ -318,3 +318,22 @@ def test_ten_thousand_items(hub: ortet.Hub) -> None:
     again.put(("m", "0"), "new", {"n": -1})
     assert [item.key for item in again.search(("m", "0"), filter={"n": -1})] == ["new"]
     assert len(again.list_namespaces(max_depth=1)) == 1
+
+
+def test_a_store_whose_session_was_removed_begins_anew(tmp_path: Path, hub: ortet.Hub) -> None:
+    store: Any = OrtetStore(hub)
+    store.put(("a",), "k", {"text": "green tea"})
+    assert store.search(("a",), query="tea")
+    with ortet.open(tmp_path / "store") as other:
+        beside: Any = OrtetStore(other)
+        other.remove(other.get("langgraph-store").id)
+        assert store.get(("a",), "k") is None
+        assert store.search(("a",)) == store.list_namespaces() == []
+        assert store.history(("a",), "k") == []
+        beside.put(("a",), "k", {"text": "again"})
+        assert store.get(("a",), "k").value == {"text": "again"}
+        other.remove(other.get("langgraph-store").id)
+    store.put(("a",), "k", {"text": "once more"})
+    assert [one.value["text"] for one in store.history(("a",), "k")] == ["once more"]
+    assert [session.name for session in hub.sessions()] == ["langgraph-store"]
+    assert hub.verify().problems == []

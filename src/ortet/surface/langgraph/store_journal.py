@@ -11,6 +11,7 @@ import msgspec
 
 from ortet.backend.abc import EventRow, RowChange
 from ortet.codec import encode
+from ortet.config import open_hub
 from ortet.errors import Conflict, Corrupt, Refused
 from ortet.journal.events import Draft, Event, Tip
 from ortet.session.guest import line_of
@@ -29,7 +30,7 @@ from ortet.surface.langgraph.store_items import (
 )
 from ortet.surface.langgraph.store_known import Known, copied
 from ortet.surface.langgraph.store_puts import Change, drafts_of
-from ortet.surface.lentkeeper import opened
+from ortet.surface.lentkeeper import how_opened, opened
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
@@ -54,24 +55,36 @@ class ItemJournal:
         self._catalog = hub.catalog
         self._minds = hub._minds()
         self._chain = self._minds.chain
+        self._name, self._agent = name, agent
         self.lock = RLock()
-        self.session = self._begun(name, agent).id
+        self.session = self._begun(hub).id
         self._tip: tuple[str, Tip] = ("", Tip())
         self._ready: set[str] = set()
         self._line: tuple[str, Line] | None = None
         self._known = Known()
         self._row: SessionRow | None = None
 
-    def _begun(self, name: str, agent: str) -> SessionRow:
-        row = self._minds.roll.find(agent, name)
+    def _begun(self, hub: Hub) -> SessionRow:
+        row = self._minds.roll.find(self._agent, self._name)
         if row is None:
             try:
-                self._hub.session(name, agent=agent).pause()
+                hub.session(self._name, agent=self._agent).pause()
             except Refused as error:
                 if error.kind != "lease_held":  # another process has just begun it
                     raise
-            row = self._minds.roll.find(agent, name)
+            row = self._minds.roll.find(self._agent, self._name)
             assert row is not None
+        return row
+
+    def _begin_anew(self) -> SessionRow:
+        """Somebody has removed the session. The hub may be in use by another thread."""
+        with self.lock, open_hub(self._hub.url, **how_opened(self._hub)) as other:
+            row = self._begun(other)
+            if row.id != self.session:
+                for timeline in self._ready:
+                    self._drop_rows(timeline)
+                self._ready.clear()
+                self.session = row.id
         return row
 
     @property
@@ -81,7 +94,9 @@ class ItemJournal:
     def row(self) -> SessionRow:
         """Asked for at every call; read only when it was changed."""
         found = self._catalog.row("session", self.session)
-        if found is None or self._row is None or self._row.version != found.version:
+        if found is None:
+            self._row = self._begin_anew()
+        elif self._row is None or self._row.version != found.version:
             self._row = self._minds.roll.get(self.session)
         return self._row
 
@@ -343,10 +358,13 @@ class ItemJournal:
         """Rows of timelines that the session has left are nobody's."""
         for old in self._minds.roll.left(self.session) - {timeline}:
             if self._catalog.row(MADE, old) is not None:
-                while page := self._catalog.rows(kind_of(old), limit=_PAGE):
-                    gone = [RowChange(row.kind, row.key, None) for row in page]
-                    self._catalog.move([], verb="index", actor=self._hub.author, rows=gone)
-                self._catalog.drop_row(MADE, old)
+                self._drop_rows(old)
+
+    def _drop_rows(self, timeline: str) -> None:
+        while page := self._catalog.rows(kind_of(timeline), limit=_PAGE):
+            gone = [RowChange(row.kind, row.key, None) for row in page]
+            self._catalog.move([], verb="index", actor=self._hub.author, rows=gone)
+        self._catalog.drop_row(MADE, timeline)
 
 
 def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int, set[int]]]:
