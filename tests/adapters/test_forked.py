@@ -39,3 +39,60 @@ def test_a_conversation_goes_on_in_a_forked_child(tmp_path: Path) -> None:
         said = [message.content for message in hub.get("x").messages()]
         assert said == ["before", "child", "after"]
         assert hub.verify().problems == []
+
+
+_GRAPH = """
+import os, signal, sys, threading, warnings
+import ortet
+from langgraph.checkpoint.base import empty_checkpoint
+from ortet.surface.langgraph import OrtetSaver
+
+warnings.simplefilter("ignore", DeprecationWarning)
+hub = ortet.open(sys.argv[1])
+saver = OrtetSaver(hub)
+threads = saver._threads
+first = saver.put({"configurable": {"thread_id": "t"}}, empty_checkpoint(), {}, {})
+
+def in_child(act):
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with threads._stored:
+            held.set()
+            over.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        act()
+        os._exit(0)
+    over.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+def is_not_stored():
+    assert saver.get_tuple(first).pending_writes == []
+
+def settle(*args):
+    in_child(is_not_stored)
+    really(*args)
+
+really, threads._settle = threads._settle, settle
+saver.put_writes(first, [("k", 1)], "parent")
+threads._settle = really
+in_child(lambda: saver.put_writes(first, [("k", 2)], "child"))
+assert [one[0] for one in saver.get_tuple(first).pending_writes] == ["child", "parent"]
+hub.close()
+"""
+
+
+def test_a_graph_goes_on_in_a_forked_child(tmp_path: Path) -> None:
+    """Whose parent is in the middle of a write."""
+    store = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", _GRAPH, str(store)], check=True, timeout=240)
+    with ortet.open(store) as hub:
+        assert len(hub.get("t").records("langgraph.writes")) == 2
+        assert hub.verify().problems == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ortet.surface.langgraph.heap import Maker
 from ortet.surface.langgraph.thread import THREAD, Saved, Spot, Thread
 from ortet.surface.langgraph.writing import Record, append
 from ortet.surface.lent import Lent, session_name
+from ortet.surface.lentkeeper import call
 
 Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
 _MOST = 64
@@ -41,6 +43,12 @@ class Threads:
     def __init__(self, hub: Hub, agent: str, workspace: Workspace | None) -> None:
         self.lent = Lent(hub, agent=agent, linger=_LINGER)
         self.workspace = workspace
+        self._anew()
+        forked = weakref.WeakMethod(self._anew)
+        os.register_at_fork(after_in_child=lambda: call(forked))
+
+    def _anew(self) -> None:
+        """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
