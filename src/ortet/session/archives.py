@@ -19,6 +19,7 @@ from ortet.graph.walk import references
 from ortet.ids import Oid, from_hex
 from ortet.session.asking import asks
 from ortet.session.holds import check_hold
+from ortet.session.lending import is_lent
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.store.faults import reach
 
@@ -46,7 +47,9 @@ def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
     check_text(why=why)
     hub, row = sessions.hub, sessions.roll.get(id_)
     check_hold(hub, row)
-    check_move(row.name, row.status, ARCHIVED)
+    held = hub.catalog.lease(f"session:{id_}")
+    if held is None or not is_lent(held.owner):  # or it is paused when its lender lets go of it
+        check_move(row.name, row.status, ARCHIVED)
     with sessions.borrowed(row) as session:
         row = session.row
         check_move(row.name, row.status, ARCHIVED)

@@ -65,10 +65,11 @@ FRESH = Start()
 def check_fits(row: SessionRow, place: Place, parent: str) -> None:
     """Conflict unless a session can be gone on with, there and for that parent."""
     if row.status in (CLOSED, ARCHIVED):
+        back = "bring it back with hub.unarchive or `ortet unarchive`, "
         raise Conflict(
             "session_closed",
-            f"session {row.name!r} is {row.status}: take another name, or read it with "
-            f"hub.get({row.id!r})",
+            f"session {row.name!r} is {row.status}: {back if row.status == ARCHIVED else ''}take "
+            f"another name, or read it with hub.get({row.id!r})",
             status=row.status,
         )
     if place.path and place.path != row.path:
