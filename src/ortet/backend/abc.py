@@ -255,5 +255,11 @@ class Cache(ABC):
         """Forget everything."""
         self.drop("")
 
+    def take(self, name: str, *, rate: float, burst: float) -> float | None:  # noqa: ARG002
+        """One drop of a bucket that all who use this cache share: it holds `burst`, and `rate` of
+        them come back each second. 0 when there was one, else the seconds until there is; None
+        where nobody shares it now."""
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Release handles; further calls are undefined."""

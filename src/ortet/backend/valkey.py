@@ -1,0 +1,31 @@
+"""From the address of a Valkey or Redis server to a store's Signal and Cache there."""
+
+from __future__ import annotations
+
+from ortet.backend.abc import Cache, Signal
+from ortet.backend.valkeyaddress import SCHEMES, address_of
+from ortet.backend.valkeycache import ValkeyCache
+from ortet.backend.valkeylink import Link
+from ortet.backend.valkeysignal import ValkeySignal
+
+__all__ = ["cache_of", "is_valkey", "signal_of"]
+
+
+def is_valkey(url: str) -> bool:
+    scheme, found, _ = url.partition("://")
+    return bool(found) and scheme.lower() in SCHEMES
+
+
+def signal_of(url: str, *, space: str) -> Signal:
+    """For the store whose id is `space`. Refused where the server is there but does not let us in;
+    one that is gone is no error: it is heard when it is back."""
+    address = address_of(url)
+    Link(address).check()
+    return ValkeySignal(address, space)
+
+
+def cache_of(url: str, *, space: str) -> Cache:
+    """The same of a cache, which is empty as long as the server is gone."""
+    link = Link(address_of(url))
+    link.check()
+    return ValkeyCache(link, space)
