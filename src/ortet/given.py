@@ -35,7 +35,7 @@ def _is_path(value: Any) -> bool:
 
 
 TEXT = Sort("text", lambda value: isinstance(value, str), "not_text")
-PATH = Sort("a path, as text or a Path", _is_path, "bad_path")
+PATH = Sort("a path, not empty and without NUL, as text or a Path", _is_path, "bad_path")
 COUNT = Sort("a whole number from 0", _is_count)
 TIMES = Sort("a whole number from 1", lambda value: _is_count(value) and value > 0, "bad_count")
 NUMBER = Sort("a number from 0", _is_number)

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from agent_framework import Message
+from google.adk.events import Event, EventActions
 
 import ortet
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
+from ortet.surface.adk import OrtetSessionService
 from ortet.surface.agent_framework import OrtetHistoryProvider
 from ortet.surface.langgraph import OrtetStore
 from ortet.surface.openai_agents import OrtetSession
@@ -55,3 +57,34 @@ def test_tuples_in_properties_are_kept(hub: Hub) -> None:
     asyncio.run(provider.save_messages("x", [Message("user", ["hi"], additional_properties=given)]))
     (found,) = asyncio.run(provider.get_messages("x"))
     assert found.additional_properties == {"pair": [1, 2], "more": {"of": [[3], 4]}}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"deep": [-float("inf")]}])
+@pytest.mark.parametrize("prefix", ["", "user:", "app:"])
+def test_numbers_that_json_has_not_are_refused_by_their_key(
+    hub: Hub, value: Any, prefix: str
+) -> None:
+    me: dict[str, Any] = {"app_name": "app", "user_id": "ann"}
+
+    async def go() -> None:
+        service, state = OrtetSessionService(hub), {f"{prefix}score": value}
+        with pytest.raises(Invalid, match=f"'{prefix}score'"):
+            await service.create_session(**me, session_id="x", state=state)
+        session = await service.create_session(**me, session_id="x")
+        event = Event(author="a", actions=EventActions(state_delta=state))
+        with pytest.raises(Invalid, match=f"'{prefix}score'"):
+            await service.append_event(session, event)
+        found = await service.get_session(**me, session_id="x")
+        assert found is not None and found.state == {} and found.events == []
+
+    asyncio.run(go())
+
+
+def test_conversations_without_an_id_are_refused(hub: Hub) -> None:
+    with pytest.raises(Invalid, match="session_id is empty"):
+        OrtetSession("", hub)
+    service = OrtetSessionService(hub)
+    odd: Any = {"app_name": "app", "user_id": "ann", "session_id": 7}
+    for act in (service.create_session, service.get_session, service.delete_session):
+        with pytest.raises(Invalid, match="session_id=7: give some text"):
+            asyncio.run(act(**odd))

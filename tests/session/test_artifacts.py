@@ -37,6 +37,15 @@ def work(tmp_path: Path) -> Path:
 
 
 class TestArtifacts:
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [("a\0b", r"it has '\\x00' in it"), ("a\nb", "in it"), ("", "0 ch"), ("x" * 1001, "1001")],
+    )
+    def test_a_name_that_is_refused_is_told_why(self, hub: Hub, name: str, why: str) -> None:
+        with hub.session("s") as s, pytest.raises(Invalid, match=why) as found:
+            s.artifact(name, data=b"x")
+        assert found.value.kind == "bad_name"
+
     def test_versions_by_name(self, store: Path) -> None:
         big = os.urandom(BIG)
         with open_hub(store) as hub, hub.session("s") as s:

@@ -142,12 +142,16 @@ def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
 
 
 def check_name(name: str | os.PathLike[str]) -> str:
-    must_be(PATH._replace(kind="bad_name"), name=name)
+    if not isinstance(name, str):
+        must_be(PATH._replace(kind="bad_name"), name=name)
     name = os.fspath(name)
-    if name and len(name) <= _LONGEST and "\0" not in name and name.isprintable():
+    if name and len(name) <= _LONGEST and name.isprintable():
         return name
+    odd = next((one for one in name if not one.isprintable()), "")
+    why = f"it has {odd!r} in it; give" if odd else f"it has {len(name)} characters; give"
     raise Invalid(
-        "bad_name", f"{name[:100]!r} cannot name an artifact: give 1 to {_LONGEST} characters"
+        "bad_name",
+        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_LONGEST} that can be printed",
     )
 
 

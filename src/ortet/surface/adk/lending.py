@@ -41,8 +41,19 @@ def name_of(app: str, user: str, *session: str) -> str:
         ("app_name", "user_id", "session_id"), (app, user, *session), strict=False
     ):
         if not isinstance(id_, str) or not id_ or not _is_text(id_):
-            raise Invalid("bad_id", f"{what}={id_!r}: give some text")
+            raise _bad_id(what, id_)
     return session_name(app, user, *session)
+
+
+def stripped(session_id: object) -> str:
+    """As ADK's own services take it."""
+    if not isinstance(session_id, str):
+        raise _bad_id("session_id", session_id)
+    return session_id.strip()
+
+
+def _bad_id(what: str, id_: object) -> Invalid:
+    return Invalid("bad_id", f"{what}={id_!r}: give some text")
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **given: Any) -> T:

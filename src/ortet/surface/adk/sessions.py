@@ -25,7 +25,7 @@ from ortet.session.telling import Telling, seal_if_long, tell
 from ortet.session.view import View
 from ortet.surface.adk import state as states
 from ortet.surface.adk.knowing import BEGUN, Known, caught_up
-from ortet.surface.adk.lending import in_thread, lent_by, let_go, name_of
+from ortet.surface.adk.lending import in_thread, lent_by, let_go, name_of, stripped
 from ortet.surface.adk.translation import data_of, event_of, kept, plain_state, telling_of
 
 _MOST = 256
@@ -53,7 +53,7 @@ class OrtetSessionService(BaseSessionService):
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AdkSession:
-        id_ = (session_id or "").strip() or str(uuid4())
+        id_ = str(uuid4()) if session_id is None else stripped(session_id) or str(uuid4())
         return await in_thread(self._create, app_name, user_id, id_, state or {})
 
     async def get_session(
@@ -64,7 +64,7 @@ class OrtetSessionService(BaseSessionService):
         session_id: str,
         config: GetSessionConfig | None = None,
     ) -> AdkSession | None:
-        id_ = session_id.strip() or session_id
+        id_ = stripped(session_id) or session_id
         return await in_thread(self._get, app_name, user_id, id_, config or GetSessionConfig())
 
     async def list_sessions(
@@ -73,7 +73,8 @@ class OrtetSessionService(BaseSessionService):
         return ListSessionsResponse(sessions=await in_thread(self._list, app_name, user_id))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        await in_thread(self._delete, name_of(app_name, user_id, session_id.strip() or session_id))
+        id_ = stripped(session_id) or session_id
+        await in_thread(self._delete, name_of(app_name, user_id, id_))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         def look() -> dict[str, Any]:

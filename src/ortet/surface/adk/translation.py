@@ -102,7 +102,7 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
             raise Invalid("not_json", f"state key {key!r} is no text: give text")
         try:
             found[key] = to_jsonable_python(value)
-            json.dumps(found[key])
+            json.dumps(found[key], allow_nan=False)
         except Exception as error:  # whatever a model in it does
             raise Invalid(
                 "not_json",

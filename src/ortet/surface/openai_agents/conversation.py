@@ -15,7 +15,7 @@ from agents.memory.session_settings import (
     resolve_session_limit,
 )
 
-from ortet.errors import NotFound
+from ortet.errors import Invalid, NotFound
 from ortet.given import check_text
 from ortet.journal.pairs import calls_of, results_of
 from ortet.session.hub import Hub
@@ -51,6 +51,8 @@ class Conversation:
         **options: Any,
     ) -> None:
         check_text(session_id=session_id)
+        if not session_id:
+            raise Invalid("bad_name", "session_id is empty: give the id of a conversation")
         self.session_id = session_id
         self.session_settings = (
             SessionSettings()
