@@ -122,7 +122,7 @@ def test_pop_behind_a_compaction(hub: Hub) -> None:
 
 
 def test_odd_ids_are_sessions_of_their_own(hub: Hub) -> None:
-    ids = ["a", "a b", "a/b", "ä" * 5000, "", "../../etc", "x" * 61, "a\0b"]
+    ids = ["a", "a b", "a/b", "ä" * 5000, "../../etc", "x" * 61, "a\0b"]
     for id_ in ids:
         run(OrtetSession(id_, hub).add_items([{"role": "user", "content": id_[:9]}]))
     for id_ in ids:
