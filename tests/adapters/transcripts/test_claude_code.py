@@ -265,6 +265,40 @@ def test_a_compaction_is_one(hub: Hub, tmp_path: Path) -> None:
     assert taken(hub, claude, tmp_path)[0].added == 0
 
 
+def test_what_nobody_asked_is_no_question(hub: Hub, tmp_path: Path) -> None:
+    claude = Claude()
+    claude.prompt(_command("/clear"))
+    claude.prompt("<local-command-stdout></local-command-stdout>")
+    claude.prompt("write a lexer")
+    claude.answer(use("toolu_01", "Bash", command="make"), id_="msg_01")
+    claude.result("toolu_01", "stopped", failed=True)
+    claude.prompt([text("[Request interrupted by user for tool use]")])
+    claude.prompt(_command("/review", "the lexer"))
+    claude.prompt("why did it say [Request interrupted by user]?")
+    claude.answer(text("you did"), id_="msg_02")
+    claude.prompt(_command("/compact"))
+    claude.prompt("[Request interrupted by user]")
+    taken(hub, claude, tmp_path)
+    view = hub.get(NAME)
+    asked = [text_of(one.content) for one in view.messages() if one.role == "user"]
+    assert asked == [
+        "write a lexer",
+        "stopped",
+        _command("/review", "the lexer"),
+        "why did it say [Request interrupted by user]?",
+    ]
+    assert view.goal == "write a lexer"
+    kept = [record.data["said"]["message"] for record in view.records("claude-code.interrupted")]
+    assert [text_of(one["content"])[-9:] for one in kept] == ["tool use]", " by user]"]
+    commands = [r.data["said"]["message"]["content"] for r in view.records("claude-code.command")]
+    assert [text_of(one)[:9] for one in commands] == ["<command-", "<local-co", "<command-"]
+
+
+def _command(name: str, given: str = "") -> str:
+    said = f"<command-message>{name[1:]}</command-message>\n<command-name>{name}</command-name>"
+    return f"{said}\n<command-args>{given}</command-args>"
+
+
 def test_what_is_only_shown_is_no_message(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("hello")

@@ -15,6 +15,7 @@ from ortet.surface.transcripts.doings import Doings, relative
 from ortet.surface.transcripts.kinds import kind_of, sound
 from ortet.surface.transcripts.lines import Line
 from ortet.surface.transcripts.nodes import NOWHERE, Entry, Node, moment
+from ortet.surface.transcripts.notes import note_of
 
 TOOL = "claude-code"
 CONTEXT = f"{TOOL}.context"
@@ -165,6 +166,9 @@ class Reader:
                 [*first, _record("compacted", told)],
                 summary=text_of(content) or "Nothing was said of it.",
             )
+        note = note_of(text_of(content)) if kind == "user" and _is_text(content) else ""
+        if note:
+            return Entry([*first, _record(note, {**told, "message": message})])
         if kind == "assistant":
             return Entry([*first, *self._answer(node, content, told, message)])
         return self._said(first, content, told, data)
@@ -260,6 +264,10 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _is_text(content: Any) -> bool:
+    return all(part.get("type") == "text" for part in _parts(content))
 
 
 def _ids(parts: Iterable[dict[str, Any]], kind: str, name: str) -> list[str]:

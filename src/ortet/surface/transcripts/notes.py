@@ -1,0 +1,29 @@
+"""Lines that Claude Code writes as said by the user, and nobody asked anything with."""
+
+from __future__ import annotations
+
+import re
+
+_INTERRUPTED = re.compile(r"\[Request interrupted by user[^\]]*\]")
+_OUTPUT = ("<local-command-stdout>", "<local-command-stderr>", "<local-command-caveat>")
+_COMMAND = re.compile(r"<command-name>/([\w:-]+)</command-name>")
+_OWN = frozenset(
+    (
+        *("add-dir", "agents", "bashes", "bug", "clear", "color", "compact", "config", "context"),
+        *("continue", "copy", "cost", "doctor", "effort", "exit", "export", "extra-usage", "fast"),
+        *("feedback", "help", "hooks", "ide", "keybindings", "login", "logout", "mcp", "memory"),
+        *("model", "output-style", "permissions", "plugin", "privacy-settings", "quit"),
+        *("release-notes", "rename", "resume", "rewind", "skills", "stats", "status", "tasks"),
+        *("terminal-setup", "theme", "todos", "upgrade", "usage", "vim"),
+    )
+)
+"""Commands that the program carries out itself; others are questions in other words."""
+
+
+def note_of(text: str) -> str:
+    """The kind of record that it is kept as; "" for what somebody said."""
+    text = text.strip()
+    if _INTERRUPTED.fullmatch(text):
+        return "interrupted"
+    command = _COMMAND.search(text) if text.startswith("<command-") else None
+    return "command" if text.startswith(_OUTPUT) or (command and command[1] in _OWN) else ""
