@@ -1,0 +1,121 @@
+"""Addresses of buckets in the cloud, and the store of obstore behind one."""
+# ruff: noqa: PLC0415 - obstore is an extra, and slow to load
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from ortet.errors import Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az")
+_OPTIONS = {"s3": ("endpoint", "region"), "gs": (), "az": ("account",)}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
+_PART = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._=-]{1,100}\Z")
+_DEEPEST = 8
+_CONNECT = 10
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A bucket, and what keys in it begin with. Holds no secret: those are in the environment."""
+
+    scheme: str
+    bucket: str
+    prefix: str = ""  # empty, or ends in a slash
+    endpoint: str = ""
+    region: str = ""
+    account: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def address_of(url: str) -> Address:
+    """What s3://BUCKET[/PREFIX][?endpoint=…&region=…] says, gs:// or az://; Invalid("bad_url")."""
+    try:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        secret = parts.username is not None or parts.password is not None
+        port = parts.port
+    except ValueError:
+        raise _bad() from None
+    scheme, folders = parts.scheme.lower(), unquote(parts.path).strip("/").split("/")
+    if secret or any("key" in name or "secret" in name or "token" in name for name in options):
+        raise Invalid(  # which does not repeat it
+            "bad_url",
+            "the address of a bucket holds no credentials, which would be seen in logs: leave them "
+            "in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+        )
+    if scheme not in SCHEMES or parts.fragment or port is not None:
+        raise _bad()
+    if any(name not in _OPTIONS[scheme] for name in options) or not _NAME.match(parts.netloc):
+        raise _bad()
+    if folders == [""]:
+        folders = []
+    if len(folders) > _DEEPEST or not all(_PART.match(part) for part in folders):
+        raise _bad()
+    prefix = "".join(f"{part}/" for part in folders)
+    return Address(scheme, parts.netloc, prefix, **_checked(options))
+
+
+def _checked(options: dict[str, str]) -> dict[str, str]:
+    endpoint = options.get("endpoint")
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise _bad()
+    return options
+
+
+def _bad() -> Invalid:
+    return Invalid(
+        "bad_url",
+        "this is no address of a bucket: write s3://BUCKET/PREFIX, and behind it at most "
+        "?endpoint=https://HOST:PORT&region=NAME; or gs://BUCKET/PREFIX, az://CONTAINER/PREFIX",
+    )
+
+
+def open_store(address: Address, *, silence: float, longest: float) -> ObjectStore:
+    """One that repeats nothing by itself; credentials are found as the tools of the cloud do.
+
+    `silence` is how many seconds may pass with nothing read, `longest` how many in all.
+    """
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import AzureStore, GCSStore, S3Store
+    except ImportError as error:
+        raise Unsupported(
+            "extra_missing",
+            f'a store at {address.scheme}:// needs obstore: pip install "ortet[s3]"',
+        ) from error
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=longest),
+        "read_timeout": timedelta(seconds=silence),
+        "connect_timeout": timedelta(seconds=min(_CONNECT, silence)),
+    }
+    options = {"endpoint": address.endpoint, "region": address.region}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value}
+    if address.endpoint.startswith("http://"):
+        client["allow_http"] = True
+    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=longest)}
+    common: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    try:
+        if address.scheme == "s3":
+            return S3Store(address.bucket, **given, **common)
+        if address.scheme == "gs":
+            return GCSStore(address.bucket, **common)
+        named: dict[str, Any] = {"account_name": address.account} if address.account else {}
+        return AzureStore(address.bucket, **named, **common)
+    except (BaseError, ValueError, TypeError):
+        raise Invalid(  # whose own words may hold what is in the environment
+            "bad_bucket",
+            f"{address} cannot be opened with the settings of this environment: check AWS_REGION, "
+            "AWS_ENDPOINT_URL and the credentials (GOOGLE_…, AZURE_… for those clouds)",
+        ) from None
