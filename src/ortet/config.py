@@ -230,7 +230,7 @@ def open_hub(
             vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
             environ=environ,
             swarms=LazySwarms(open_hub),
-            cache=ProcessCache(clock),
+            cache=found.cache or ProcessCache(clock),
             embedder=settings.embedder if embedder is None else embedder,
         )
     )

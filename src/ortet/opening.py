@@ -16,7 +16,7 @@ from ortet.ids import Clock, Random
 from ortet.settings import Settings
 
 if TYPE_CHECKING:
-    from ortet.backend.abc import Bucket, Catalog, Signal
+    from ortet.backend.abc import Bucket, Cache, Catalog, Signal
     from ortet.backend.httpwire import Hello
     from ortet.store.objects import LocalObjects
 
@@ -40,6 +40,7 @@ class Opened(NamedTuple):
     bucket: Bucket
     signal: Signal
     objects: LocalObjects
+    cache: Cache | None = None  # one that servers share
 
 
 def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> Opened:

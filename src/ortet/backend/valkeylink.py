@@ -143,7 +143,7 @@ class Link:
     def check(self) -> None:
         """Refused where the server is there but does not let us in; a server that is gone is no
         error."""
-        line = self.connect(self.patience)
+        line = self.connect()
         try:
             line.greet()
         except self._redis.AuthenticationError as error:

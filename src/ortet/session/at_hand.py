@@ -17,7 +17,8 @@ def working_of(view: View, messages: int) -> Working:
     """See View.working."""
     seq = view.mind.core.events
     # what was erased is another epoch: who kept it before does not give it away after
-    key = f"{key_of(view.row.timeline, seq, messages)}/{view.hub.objects.epoch}"
+    epoch = view.hub.objects.gate.epoch()  # as it is now: another process may have erased
+    key = f"{key_of(view.row.timeline, seq, messages)}/{epoch}"
     made = read_through(view.hub.cache, key, lambda: _made(view, messages), now=view._now())
     # what became of effects is not in this timeline alone: a sibling may have settled one
     effects = [msgspec.to_builtins(effect) for effect in unsettled_of(view)]

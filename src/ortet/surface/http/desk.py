@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
+from ortet.backend.abc import Cache
 from ortet.backend.patience import patient
 from ortet.errors import Unavailable
 from ortet.settings import Serve
@@ -32,10 +33,12 @@ SQLite wakes them in no order."""
 
 
 class Desk:
-    def __init__(self, gate: Gate, tenants: Tenants, settings: Serve, log: Log) -> None:
+    def __init__(
+        self, gate: Gate, tenants: Tenants, settings: Serve, log: Log, *, cache: Cache | None = None
+    ) -> None:
         self.gate = gate
         self.tenants = tenants
-        self.limits = Limits(settings)
+        self.limits = Limits(settings, cache)
         self.metrics = Metrics()
         self.log = log
         self.sight = Sight()

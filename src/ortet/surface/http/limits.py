@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
+from ortet.backend.abc import Cache
 from ortet.errors import Unavailable
 from ortet.settings import Serve
 from ortet.surface.http.answers import TooMany
@@ -16,15 +17,26 @@ _MOST = 10_000
 """Names a bucket is kept for; a name that has rested needs none."""
 
 
+Shared = Callable[[str, float, float], float | None]
+"""Takes from a bucket that several servers share, by its name, rate and burst: see Cache.take."""
+
+
 class Buckets:
-    """A bucket for each name: `burst` drops at most, `rate` of them come back each second."""
+    """A bucket for each name: `burst` drops at most, `rate` of them come back each second. Where
+    servers share one, who has emptied it at one of them gets nothing from another."""
 
     def __init__(
-        self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic
+        self,
+        rate: float,
+        burst: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        shared: Shared = lambda _name, _rate, _burst: None,
     ) -> None:
         self._rate = rate
         self._burst = burst
         self._clock = clock
+        self._shared = shared
         self._levels: dict[str, tuple[float, float]] = {}
         self._lock = Lock()
 
@@ -32,6 +44,10 @@ class Buckets:
         """0 when there was one; else the seconds until there is."""
         if not self._rate:
             return 0.0
+        # our own first: who asks far too much of us costs the other servers nothing
+        return self._take(name) or self._shared(name, self._rate, self._burst) or 0.0
+
+    def _take(self, name: str) -> float:
         with self._lock:
             now = self._clock()
             level, then = self._levels.pop(name, (self._burst, now))
@@ -54,14 +70,15 @@ class Buckets:
 
 
 class Limits:
-    """Of one server. Any thread may ask."""
+    """Of one server, or of all that share a cache. Any thread may ask."""
 
-    def __init__(self, settings: Serve) -> None:
+    def __init__(self, settings: Serve, cache: Cache | None = None) -> None:
         self.settings = settings
         self.requests = 0
         self.refused: dict[str, int] = {"rate": 0, "requests": 0, "unknown": 0}
-        self._rate = Buckets(settings.rate, settings.burst)
-        self._unknown = Buckets(settings.unknown_rate, settings.unknown_rate * 5)
+        rate, unknown = _shared(cache, "token"), _shared(cache, "address")
+        self._rate = Buckets(settings.rate, settings.burst, shared=rate)
+        self._unknown = Buckets(settings.unknown_rate, settings.unknown_rate * 5, shared=unknown)
         self._each: dict[str, int] = {}
         self._lock = Lock()
 
@@ -123,3 +140,12 @@ class Limits:
     def _count(self, what: str) -> None:
         with self._lock:
             self.refused[what] += 1
+
+
+def _shared(cache: Cache | None, kind: str) -> Shared:
+    def take(name: str, rate: float, burst: float) -> float | None:
+        if cache is None:
+            return None
+        return cache.take(f"{kind}/{name or 'nobody'}", rate=rate, burst=burst)
+
+    return take

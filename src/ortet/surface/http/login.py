@@ -40,7 +40,7 @@ async def _login(desk: Desk, request: Request) -> Response:
         caller = await desk.in_thread(partial(desk.gate.known, token))
     except Unknown:
         client = request.scope.get("client")
-        desk.limits.stranger(client[0] if client else "")
+        await desk.in_thread(partial(desk.limits.stranger, client[0] if client else ""))
         if media == _FORM:
             return RedirectResponse("/login?" + urlencode({"wrong": "", "next": _next(body)}), 303)
         raise

@@ -1,0 +1,381 @@
+"""Valkey in bad moments: killed, stopped, flushed, refusing: nothing waits for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.valkey_server import Server, valkey_server
+
+from ortet.backend import valkeylink
+from ortet.backend.valkey import cache_of, is_valkey, signal_of
+from ortet.backend.valkeyaddress import address_of
+from ortet.backend.valkeycache import ValkeyCache
+from ortet.backend.valkeylink import Link
+from ortet.backend.valkeysignal import _POSTS, ValkeySignal
+from ortet.errors import Invalid, Refused, Unsupported
+from ortet.testing.processes import WAIT
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with valkey_server() as server:
+        yield server
+
+
+@pytest.fixture
+def cache(server: Server) -> Iterator[ValkeyCache]:
+    cache = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def hears(server: Server) -> Iterator[ValkeySignal]:
+    signal = ValkeySignal(address_of(server.url), "space")
+    yield signal
+    signal.close()
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def cut_off(cache: ValkeyCache) -> Iterator[None]:
+    """As one that has just found its server gone."""
+    cache._link._again = time.monotonic() + WAIT
+    yield
+    cache._link._again = 0.0
+
+
+def kept(cache: ValkeyCache, key: str, value: bytes) -> bool:
+    cache.put(key, value)
+    return cache.get(key) == value
+
+
+# cache
+
+
+def test_killed_it_is_empty_and_back_it_is_used_again(cache: ValkeyCache, server: Server) -> None:
+    cache.put("key", b"value")
+    server.kill()
+    assert cache.get("key") is None
+    cache.put("key", b"other")
+    server.start()
+    until(lambda: kept(cache, "key", b"third"))
+
+
+def test_what_a_restart_brings_back_is_not_given(cache: ValkeyCache, server: Server) -> None:
+    cache.put("replaced", b"old")
+    cache.put("dropped/1", b"old")
+    server.ask("SAVE")
+    cache.put("replaced", b"new")
+    cache.drop("dropped/")
+    server.kill()
+    server.start()
+    assert server.ask("DBSIZE") == 2  # the state of before, both of them
+    until(lambda: kept(cache, "probe", b""))
+    assert cache.get("replaced") is None
+    assert cache.get("dropped/1") is None
+    cache.clear()  # also what is not given any more
+    assert server.ask("DBSIZE") == 0
+
+
+def test_flushed(cache: ValkeyCache, server: Server) -> None:
+    cache.put("key", b"value")
+    server.ask("FLUSHALL")
+    server.ask("SCRIPT", "FLUSH")
+    assert cache.get("key") is None
+    assert kept(cache, "key", b"again")
+
+
+def test_what_could_not_be_dropped_is_not_given_again(cache: ValkeyCache, server: Server) -> None:
+    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+    other.put("secret/1", b"theirs")
+    cache.put("secret/2", b"ours")
+    cache.put("public", b"seen")
+    with cut_off(cache):
+        cache.drop("secret/")
+    assert other.get("secret/1") == b"theirs"  # the server was not told
+    assert cache.get("public") == b"seen"
+    assert cache.get("secret/1") is cache.get("secret/2") is None
+    assert other.get("secret/1") is None  # and now it was
+    other.put("secret/1", b"new")
+    assert cache.get("secret/1") == b"new"
+    other.close()
+
+
+def test_what_could_not_be_put_does_not_leave_the_old_one(cache: ValkeyCache) -> None:
+    cache.put("key", b"old")
+    with cut_off(cache):
+        cache.put("key", b"new")
+    assert cache.get("key") is None
+
+
+def test_a_server_that_is_full_does_not_leave_the_old_one(
+    cache: ValkeyCache, server: Server
+) -> None:
+    cache.put("key", b"old")
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    cache.put("key", b"new")
+    assert cache.get("key") is None
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    assert kept(cache, "key", b"new")
+
+
+def test_what_comes_late_is_not_put(server: Server) -> None:
+    """A server that was stopped does what it was told when it goes on."""
+    cache = ValkeyCache(Link(address_of(server.url), patience=0.1), "space")
+    until(lambda: kept(cache, "key", b"first"))
+    [key] = server.ask("KEYS", "*:key")
+    before = _scripts(server)
+    server.pause()
+    cache.put("key", b"given up")
+    server.resume()
+    until(lambda: _scripts(server) > before)
+    assert server.ask("GET", key) == b"first"
+    until(lambda: kept(cache, "probe", b""))
+    assert cache.get("key") is None
+    cache.close()
+
+
+def _scripts(server: Server) -> int:
+    """How many puts it has done, or refused to do."""
+    told = server.ask("INFO", "commandstats").decode()
+    return int(told.partition("cmdstat_evalsha:calls=")[2].partition(",")[0] or 0)
+
+
+def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
+    cache = ValkeyCache(Link(address_of(server.url), patience=0.5), "space")
+    until(lambda: kept(cache, "key", b"value"))
+    server.pause()
+    begun = time.monotonic()
+    assert cache.get("key") is None
+    assert time.monotonic() - begun >= 0.5  # it was waited for, once
+    with cut_off(cache):  # that second may be over on a slow host
+        for n in range(1000):
+            assert cache.get(f"key/{n}") is None
+            cache.put(f"key/{n}", b"")
+    server.resume()
+    until(lambda: kept(cache, "key/1", b"value"))
+    cache.close()
+
+
+def test_too_many_debts_are_paid_at_once(cache: ValkeyCache) -> None:
+    cache.put("key", b"value")
+    with cut_off(cache):
+        for n in range(1500):
+            cache.put(f"key/{n}", b"")
+    assert cache.get("key") is None  # may be forgotten
+    assert kept(cache, "key", b"again")
+
+
+def test_spaces_are_apart(cache: ValkeyCache, server: Server) -> None:
+    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "spac")
+    cache.put("key", b"value")
+    assert other.get("key") is None
+    other.clear()
+    assert cache.get("key") == b"value"
+    other.close()
+    with pytest.raises(Invalid) as caught:
+        ValkeyCache(Link(address_of(server.url)), "a:b*")
+    assert caught.value.kind == "bad_space"
+
+
+def test_what_has_no_time_does_not_stay_for_ever(cache: ValkeyCache, server: Server) -> None:
+    cache.put("key", b"value")
+    [key] = server.ask("KEYS", "*")
+    assert 0 < server.ask("PTTL", key) <= 24 * 3600 * 1000
+
+
+def test_one_bucket_for_all(cache: ValkeyCache, server: Server) -> None:
+    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+    taken = [(cache, other)[n % 2].take("name", rate=0.001, burst=4) for n in range(4)]
+    assert taken == [0.0] * 4
+    waits = [one.take("name", rate=0.001, burst=4) for one in (cache, other)]
+    assert all(wait is not None and 900 < wait <= 1000 for wait in waits)
+    assert other.take("another", rate=0.001, burst=4) == 0.0
+    server.kill()
+    assert cache.take("name", rate=0.001, burst=4) is None
+    other.close()
+
+
+# signal
+
+
+def test_a_signal_hears_again_after_a_kill(hears: ValkeySignal, server: Server) -> None:
+    token = hears.token("topic")
+    server.kill()
+    assert hears.wait("topic", token, WAIT) is True  # anything may have happened
+    token = hears.token("topic")
+    assert hears.wait("topic", token, WAIT) is True  # each second again
+    assert hears.trouble
+    hears.notify("topic")  # is no error
+    server.start()
+    until(lambda: not hears.trouble)
+    token, _ = hears.news(None, 0.0)
+    heard: set[str] = set()
+    while "topic" not in heard:
+        hears.notify("topic")
+        token, topics = hears.news(token, 1.0)
+        heard |= topics or set()
+
+
+def test_a_signal_of_a_stopped_server_wakes_who_waits(hears: ValkeySignal, server: Server) -> None:
+    token = hears.token("topic")
+    server.pause()
+    assert hears.wait("topic", token, WAIT) is True
+    server.resume()
+    until(lambda: not hears.trouble)
+
+
+def test_a_server_that_comes_later() -> None:
+    server = Server()
+    signal = ValkeySignal(address_of(server.url), "space")
+    try:
+        token = signal.token("topic")
+        assert signal.wait("topic", token, WAIT) is True
+        server.start()
+        until(lambda: not signal.trouble)
+    finally:
+        signal.close()
+        server.close()
+
+
+def test_signals_of_a_process_share_their_connections(server: Server) -> None:
+    address = address_of(server.url)
+    signals = [ValkeySignal(address, "space") for _ in range(20)]
+    for signal in signals:
+        signal.token("topic")
+        signal.notify("topic")
+    until(lambda: _clients(server) == 2)  # one hears, one tells
+    for signal in signals:
+        signal.close()
+    assert not _POSTS
+    until(lambda: _clients(server) == 0)
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("ortet-valkey")])
+
+
+def _clients(server: Server) -> int:
+    """Without the one who asks."""
+    return len(server.ask("CLIENT", "LIST").splitlines()) - 1
+
+
+def test_a_signal_that_is_collected_lets_go(server: Server) -> None:
+    ValkeySignal(address_of(server.url), "space").token("topic")
+    until(lambda: not _POSTS)
+    until(lambda: _clients(server) == 0)
+
+
+def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
+    narrow = hears.narrowed("want")
+    token, _ = narrow.news(None, 0.0)
+    hears.notify("other")
+    hears.notify("want:1")
+    _, topics = narrow.news(token, WAIT)
+    assert topics is None or topics == {"want:1"}
+    narrow.close()
+    with pytest.raises(Invalid) as caught:
+        hears.narrowed("a*")
+    assert caught.value.kind == "bad_topic"
+
+
+def test_spaces_hear_only_their_own(hears: ValkeySignal, server: Server) -> None:
+    other = ValkeySignal(address_of(server.url), "other")
+    token, _ = hears.news(None, 0.0)
+    other.notify("theirs")
+    other.close()
+    hears.notify("ours")
+    _, topics = hears.news(token, WAIT)
+    assert topics is None or topics == {"ours"}
+
+
+def test_a_child_has_connections_of_its_own(hears: ValkeySignal, cache: ValkeyCache) -> None:
+    cache.put("key", b"value")
+    token = hears.token("topic")
+    child = os.fork()
+    if not child:
+        ok = cache.get("key") == b"value"
+        hears.notify("topic")
+        hears.close()
+        os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert hears.wait("topic", token, WAIT) is True
+    assert cache.get("key") == b"value"
+
+
+# addresses
+
+
+def test_wrong_password() -> None:
+    with valkey_server("--requirepass", "right") as server:
+        for url in (server.url, f"{server.url}?password_file={_file(server, 'wrong')}"):
+            link = Link(address_of(url), patience=WAIT)
+            with pytest.raises(Refused) as caught:
+                link.check()
+            assert caught.value.kind == "login_refused"
+            cache = ValkeyCache(link, "space")
+            cache.put("key", b"value")
+            assert cache.get("key") is None  # as one that is gone
+            cache.close()
+        good = cache_of(f"{server.url}?password_file={_file(server, 'right')}", space="space")
+        until(lambda: (good.put("key", b"value"), good.get("key"))[1] == b"value")
+        good.close()
+
+
+def _file(server: Server, password: str) -> Path:
+    path = server.directory / f"{password}.txt"
+    path.write_text(f"{password}\n")
+    return path
+
+
+def test_a_server_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/nobody"
+    signal_of(url, space="space").close()
+    cache_of(url, space="space").close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host", "redis://", "redis://host/x", "redis://host?foo=1", "unix://", "host:6379",
+        "redis://host:0", "redis://host:99999", "redis://u:secret@host:x", "redis://[::1",
+    ],
+)  # fmt: skip
+def test_bad_addresses(url: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        address_of(url)
+    assert caught.value.kind == "bad_url"
+    assert "secret" not in str(caught.value)
+
+
+def test_good_addresses() -> None:
+    assert is_valkey("VALKEY://host")
+    assert not is_valkey("http://host")
+    assert not is_valkey("redis")
+    address = address_of("valkeys://user:s%40cret@[::1]:7000/3")
+    assert (address.username, address.password, address.secure) == ("user", "s@cret", True)
+    assert str(address) == "rediss://[::1]:7000/3"
+    assert "s@cret" not in repr(address)
+    assert str(address_of("unix:///run/v%20k.sock?db=2")) == "unix:///run/v k.sock?db=2"
+    with pytest.raises(Refused) as caught:
+        address_of("redis://host?password_file=/nowhere/at/all")
+    assert caught.value.kind == "no_password"
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(Unsupported) as caught:
+        valkeylink.load()
+    assert "pip install 'ortet[valkey]'" in str(caught.value)

@@ -1,0 +1,129 @@
+"""A store whose signal and cache are on Valkey: what happens to that happens to no data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import msgspec
+import pytest
+from tests.valkey_server import Server, valkey_server
+
+from ortet.backend.valkeyaddress import address_of
+from ortet.backend.valkeycache import ValkeyCache
+from ortet.backend.valkeylink import Link
+from ortet.backend.valkeysignal import ValkeySignal
+from ortet.config import open_hub
+from ortet.session.hub import Hub
+from ortet.settings import Serve
+from ortet.surface.http.answers import TooMany
+from ortet.surface.http.limits import Limits
+from ortet.surface.http.tokens import Caller
+from ortet.testing.processes import WAIT
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with valkey_server() as server:
+        yield server
+
+
+@contextmanager
+def opened(store: Path, server: Server) -> Iterator[Hub]:
+    """As another server of the same store would."""
+    with open_hub(store) as plain:
+        address = address_of(server.url)
+        cache = ValkeyCache(Link(address, patience=WAIT), "store")
+        signal = ValkeySignal(address, "store")
+        with Hub(msgspec.structs.replace(plain._parts, signal=signal, cache=cache)) as hub:
+            yield hub
+
+
+def test_working_memory_made_here_is_found_there(tmp_path: Path, server: Server) -> None:
+    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+        with one.session("s", goal="g") as session:
+            session.say("user", "hello")
+        made = one.get("s").working()
+        hits = _hits(server)
+        assert two.get("s").working() == made
+        assert _hits(server) == hits + 1
+
+
+def _hits(server: Server) -> int:
+    told = server.ask("INFO", "stats").decode()
+    return int(told.partition("keyspace_hits:")[2].split()[0])
+
+
+def test_killed_flushed_and_restarted_in_the_middle_of_turns(
+    tmp_path: Path, server: Server
+) -> None:
+    """Two hubs alternate; each knows at once what the other stored."""
+    said = []
+    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+        for turn in range(12):
+            if turn == 3:
+                server.kill()
+            elif turn == 6:
+                server.start()
+            elif turn == 9:
+                server.ask("FLUSHALL")
+            hub, other = (one, two) if turn % 2 else (two, one)
+            with hub.session("s", goal="g") as session:
+                session.say("user", f"turn {turn}")
+            said.append(f"turn {turn}")
+            for reader in (other, hub):
+                assert [m.content for m in reader.get("s").messages()] == said
+                assert reader.get("s").working().messages[-1]["content"] == said[-1]
+
+
+def test_what_was_erased_is_not_in_a_cache_that_could_not_be_told(
+    tmp_path: Path, server: Server
+) -> None:
+    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+        with one.session("s") as session:
+            event = session.say("user", "a secret thing")
+        assert "secret" in str(two.get("s").working())
+        one.cache._link._again = time.monotonic() + WAIT  # type: ignore[attr-defined]
+        one.erase("s", seqs=[event.seq])
+        for hub in (one, two):
+            assert "secret" not in str(hub.get("s").working())
+
+
+def test_who_waits_is_woken_by_another_and_by_a_server_that_dies(
+    tmp_path: Path, server: Server
+) -> None:
+    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+        ends: list[Callable[[], None]] = [lambda: one.tell("topic"), server.kill]
+        for end in ends:
+            token, woken = two.signal.token("topic"), Event()
+
+            def wait(token: int = token, woken: Event = woken) -> None:
+                if two.signal.wait("topic", token, WAIT):
+                    woken.set()
+
+            thread = Thread(target=wait)
+            thread.start()
+            end()
+            thread.join(WAIT)
+            assert woken.is_set()
+
+
+def test_servers_share_a_rate_and_have_their_own_without_it(server: Server) -> None:
+    settings = Serve(rate=0.001, burst=3)
+    caches = [ValkeyCache(Link(address_of(server.url), patience=WAIT), "store") for _ in range(2)]
+    one, two = (Limits(settings, cache) for cache in caches)
+    caller = Caller(token="t", name="n")
+    for limits in (one, two, one):
+        limits.admit(caller)
+    for limits in (one, two):
+        with pytest.raises(TooMany):
+            limits.admit(caller)
+    server.kill()
+    two.admit(caller)  # of its own it has given two
+    with pytest.raises(TooMany):
+        two.admit(caller)
+    for cache in caches:
+        cache.close()
