@@ -1,0 +1,238 @@
+"""A bucket in front of one that is far: what is put is durable on this disk at once, and goes there
+in the background, also after a crash. Until then other hosts do not have it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from ortet.backend.abc import Bucket, Listing
+from ortet.backend.files import FileBucket
+from ortet.backend.refusals import exists
+from ortet.errors import Conflict, Corrupt, NotFound, OrtetError, Unavailable
+
+_FIRST, _LONGEST = 0.5, 30.0
+"""Seconds between attempts while the far one is not well, doubled each time."""
+_LOOK = 0.1
+"""Seconds after which another process may have uploaded something."""
+_IDLE = 5.0
+"""Seconds after which a process that died may have left something."""
+_PARTING = 10.0
+_PIECE = 8 << 20
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """What is on this disk only, and why, if something is wrong."""
+
+    objects: int
+    bytes: int
+    trouble: str = ""
+
+
+class QueuedBucket(Bucket):
+    """`directory` is the queue: whoever opens it goes on with what is in it, one process at a time.
+
+    A key is taken if it is taken here or there; while the far bucket cannot be asked, here. That
+    another host took it meanwhile shows itself in `queued().trouble`, and nothing is overwritten.
+    """
+
+    def __init__(self, far: Bucket, directory: Path) -> None:
+        self._far = far
+        self._near = FileBucket(directory / "objects")
+        self._directory = directory
+        self._wake = threading.Event()
+        self._over = threading.Event()
+        self._trouble = ""
+        self._refused: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._starting = threading.Lock()
+        if self.queued().objects:
+            self._start()
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._putting(key):
+            try:
+                self._near.put(key, data)
+            except Unavailable:  # a full disk makes it slower, no more
+                self._far.put(key, data)
+        self._start()
+
+    def put_file(self, key: str, path: Path) -> None:
+        with self._putting(key):
+            try:
+                self._near.put_file(key, path)
+            except Unavailable:
+                self._far.put_file(key, path)
+        self._start()
+
+    @contextmanager
+    def _putting(self, key: str) -> Iterator[None]:
+        # Nothing leaves the queue meanwhile: what is not there yet is still here.
+        with _locked(self._directory / "leaving", fcntl.LOCK_SH):
+            try:
+                self._far.size(key)
+            except (NotFound, Unavailable):
+                yield
+            else:
+                raise exists(key)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        with suppress(NotFound):
+            return self._near.get(key, start, length)
+        return self._far.get(key, start, length)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with suppress(NotFound):
+            return self._near.get_ranges(key, ranges)
+        return self._far.get_ranges(key, ranges)
+
+    def size(self, key: str) -> int:
+        with suppress(NotFound):
+            return self._near.size(key)
+        return self._far.size(key)
+
+    def list(self, prefix: str = "") -> Iterator[Listing]:
+        # In this order: what goes there in between is seen twice rather than never.
+        near = {found.key: found for found in self._near.list(prefix)}
+        near.update((found.key, found) for found in self._far.list(prefix))
+        yield from (near[key] for key in sorted(near))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with _locked(self._directory / "uploading", fcntl.LOCK_EX):  # which would bring it back
+            self._near.delete(keys)
+            self._far.delete(keys)
+        for key in keys:
+            self._refused.pop(key, None)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._near.local_path(key) or self._far.local_path(key)
+
+    def close(self) -> None:
+        """Stop uploading; what is left is durable, and for whoever opens it next."""
+        self._over.set()
+        self._wake.set()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(_PARTING)  # its upload may take longer: it is done again
+        self._far.close()
+
+    # the queue
+
+    def queued(self) -> Queued:
+        """What other hosts do not have yet."""
+        waiting = list(self._near.list())
+        trouble = next(iter(self._refused.values()), self._trouble) if waiting else ""
+        return Queued(len(waiting), sum(found.size for found in waiting), trouble)
+
+    def settle(self, patience: float = 60.0) -> None:
+        """Wait until all that was put before is in the far bucket; Unavailable("not_uploaded_yet"),
+        with nothing lost, when it is not by then."""
+        keys = {found.key for found in self._near.list()}
+        if keys:
+            self._start()
+        deadline = time.monotonic() + patience
+        while keys:
+            keys = {key for key in keys if self._near.local_path(key) is not None}
+            if keys and (time.monotonic() > deadline or keys <= self._refused.keys()):
+                why = self.queued().trouble or "it takes its time"
+                raise Unavailable(
+                    "not_uploaded_yet",
+                    f"{len(keys)} objects are on this host only ({why}): they are kept, and go on "
+                    "their way as soon as they can; repeat the call then",
+                )
+            self._wake.set()
+            time.sleep(_LOOK / 4)
+
+    def _start(self) -> None:
+        self._wake.set()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive() or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=self._run, name="ortet-upload", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        wait = _FIRST
+        while not self._over.is_set():
+            self._wake.clear()
+            if self._round():
+                wait = _FIRST
+                self._wake.wait(_IDLE)
+            else:
+                self._over.wait(wait)
+                wait = min(wait * 2, _LONGEST)
+
+    def _round(self) -> bool:
+        """Upload what waits; whether all that can go is gone."""
+        try:
+            for found in list(self._near.list()):
+                if self._over.is_set():
+                    return True
+                if found.key not in self._refused:
+                    self._upload(found.key)
+                    self._trouble = ""
+        except BlockingIOError:  # another process is at it
+            return False
+        except (OrtetError, OSError) as error:
+            self._trouble = str(error)
+            return False
+        return True
+
+    def _upload(self, key: str) -> None:
+        with _locked(self._directory / "uploading", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            path = self._near.local_path(key)
+            if path is None:  # another process did it
+                return
+            copy = self._directory / "uploading.part"  # the far bucket consumes what it is given
+            try:
+                _copy(path, copy)
+                self._far.put_file(key, copy)
+            except Conflict as error:
+                if not self._is_same(key):
+                    self._refused[key] = f"{error}: another host has put something else there"
+                    return
+            finally:
+                copy.unlink(missing_ok=True)
+            with _locked(self._directory / "leaving", fcntl.LOCK_EX):
+                self._near.delete([key])
+
+    def _is_same(self, key: str) -> bool:
+        """One that was uploaded before a crash, and not taken off the queue."""
+        size = self._near.size(key)
+        if self._far.size(key) != size:
+            return False
+        try:
+            return all(
+                self._near.get(key, at, _PIECE) == self._far.get(key, at, _PIECE)
+                for at in range(0, size, _PIECE)
+            )
+        except (NotFound, Corrupt):
+            return False
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # by word: a child of fork(2) may still hold the descriptor
+        os.close(fd)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    copy.unlink(missing_ok=True)
+    try:
+        os.link(path, copy)
+    except OSError:  # a file system without links
+        import shutil  # noqa: PLC0415 - hardly ever needed
+
+        shutil.copyfile(path, copy)

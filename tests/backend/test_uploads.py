@@ -1,0 +1,183 @@
+"""The queue in front of a bucket that is far: durable here at once, there in the background."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.s3_server import make_bucket, s3_server, set_environ
+
+from ortet.backend.abc import Bucket
+from ortet.backend.files import FileBucket
+from ortet.backend.s3 import S3Bucket
+from ortet.backend.uploads import QueuedBucket
+from ortet.errors import Conflict, Unavailable
+from ortet.testing.bucket import SharedBucketTests
+from ortet.testing.processes import WAIT, BucketOpener
+
+
+def open_queued(directory: Path) -> QueuedBucket:
+    return QueuedBucket(FileBucket(directory / "far"), directory / "queue")
+
+
+class Closed(FileBucket):
+    """One that cannot be reached until it is opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.open = threading.Event()
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._check()
+        super().put_file(key, path)
+
+    def size(self, key: str) -> int:
+        self._check()
+        return super().size(key)
+
+    def _check(self) -> None:
+        if not self.open.is_set():
+            raise Unavailable("bucket_unavailable", "it is closed: wait")
+
+
+class TestQueuedBucket(SharedBucketTests):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> BucketOpener:
+        return partial(open_queued, tmp_path)
+
+    @pytest.fixture
+    def bucket(self, opener: BucketOpener) -> Iterator[Bucket]:
+        bucket = opener()
+        yield bucket
+        bucket.close()
+
+
+def test_what_is_put_arrives(tmp_path: Path) -> None:
+    bucket = open_queued(tmp_path)
+    source = tmp_path / "source"
+    source.write_bytes(b"from a file")
+    bucket.put("packs/a", b"bytes")
+    bucket.put_file("packs/b", source)
+    bucket.settle()
+    far = FileBucket(tmp_path / "far")
+    assert far.get("packs/a") == b"bytes"
+    assert far.get("packs/b") == b"from a file"
+    assert bucket.queued().objects == 0
+    assert bucket.get("packs/a") == b"bytes"
+    bucket.close()
+
+
+def test_what_waits_is_read_here_and_told(tmp_path: Path) -> None:
+    far = Closed(tmp_path / "far")
+    bucket = QueuedBucket(far, tmp_path / "queue")
+    bucket.put("a", b"bytes")
+    assert bucket.get("a", 1, 2) == b"yt"
+    assert bucket.get_ranges("a", [(0, 1)]) == [b"b"]
+    assert bucket.size("a") == 5
+    assert [found.key for found in bucket.list()] == ["a"]
+    with pytest.raises(Conflict):
+        bucket.put("a", b"others")
+    with pytest.raises(Unavailable) as caught:
+        bucket.settle(patience=0.0)
+    assert caught.value.kind == "not_uploaded_yet"
+    _until(lambda: bool(bucket.queued().trouble))
+    assert (bucket.queued().objects, bucket.queued().bytes) == (1, 5)
+    assert "it is closed" in bucket.queued().trouble
+    far.open.set()
+    bucket.settle()
+    assert bucket.queued() == type(bucket.queued())(0, 0)
+    assert far.get("a") == b"bytes"
+    bucket.close()
+
+
+def test_what_another_host_has_put_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    far = Closed(tmp_path / "far")
+    bucket = QueuedBucket(far, tmp_path / "queue")
+    bucket.put("a", b"ours")
+    bucket.put("b", b"same")
+    others = FileBucket(tmp_path / "far")
+    others.put("a", b"theirs")
+    others.put("b", b"same")
+    far.open.set()
+    _until(lambda: bucket.queued().objects == 1)
+    with pytest.raises(Unavailable) as caught:
+        bucket.settle()
+    assert "another host" in str(caught.value)
+    assert others.get("a") == b"theirs"
+    bucket.close()
+
+
+def test_a_full_disk_makes_it_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = open_queued(tmp_path)
+
+    def full(*_: object) -> None:
+        raise Unavailable("no_space", "the disk is full: make room")
+
+    monkeypatch.setattr(bucket._near, "put", full)
+    bucket.put("a", b"bytes")
+    assert FileBucket(tmp_path / "far").get("a") == b"bytes"
+    bucket.close()
+
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+from ortet.backend.s3 import S3Bucket
+from ortet.backend.uploads import QueuedBucket
+bucket = QueuedBucket(S3Bucket(sys.argv[1], patience=0.2), Path(sys.argv[2]))
+for number in range(3):
+    bucket.put(f"packs/{number}", bytes([number]) * 100_000)
+print("put", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_process_leaves_its_uploads_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environ(monkeypatch)
+    nowhere = "s3://queue/x?endpoint=http://127.0.0.1:1"
+    argv = [sys.executable, "-c", _CHILD, nowhere, str(tmp_path / "queue")]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"put\n"
+    finally:
+        child.kill()
+        child.communicate()
+    (tmp_path / "s3").mkdir()
+    with s3_server(tmp_path / "s3") as address:
+        make_bucket(address, "queue")
+        url = f"s3://queue/x?endpoint={address}"
+        bucket = QueuedBucket(S3Bucket(url), tmp_path / "queue")
+        bucket.settle()
+        bucket.close()
+        far = S3Bucket(url)
+        assert [found.size for found in far.list("packs/")] == [100_000] * 3
+        assert far.get("packs/2", 99_990) == b"\2" * 10
+
+
+def test_two_processes_share_a_queue(tmp_path: Path) -> None:
+    buckets = [open_queued(tmp_path) for _ in range(3)]
+    for number, bucket in enumerate(buckets):
+        bucket.put(f"a{number}", os.urandom(10))
+    for bucket in buckets:
+        bucket.settle()
+    assert len(list(FileBucket(tmp_path / "far").list())) == 3
+    for bucket in buckets:
+        bucket.close()
+
+
+def _until(happened: object) -> None:
+    assert callable(happened)
+    deadline = time.monotonic() + WAIT
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
