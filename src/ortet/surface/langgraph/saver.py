@@ -7,7 +7,7 @@ later checkpoints refer to, so that a growing list costs what was added to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,8 +25,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.surface.langgraph.asked import check_text, named, plain, thread_of
 from ortet.surface.langgraph.heap import Maker
-from ortet.surface.langgraph.messages import is_text
+from ortet.surface.langgraph.offers import Offer
 from ortet.surface.langgraph.reading import config_of, given, history, is_like, listed, run_of
 from ortet.surface.langgraph.thread import DROP, PUT, THREAD, WRITES, HeadId, PastId, Saved, Thread
 from ortet.surface.langgraph.threads import Threads, Workspace
@@ -89,7 +91,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     # reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        tid, ns, asked = _named(config)
+        tid, ns, asked = named(config)
         with self._threads.reading(tid) as thread:
             saved = None if thread is None else thread.asked(ns, asked)
             if thread is None or saved is None:
@@ -112,7 +114,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         named = config is not None and "thread_id" in config.get("configurable", {})
-        tids = [_thread_of(config)] if config and named else map(str, self._threads.ids())
+        tids = [thread_of(config)] if config and named else map(str, self._threads.ids())
         left = limit
         for tid in tids:
             with self._threads.reading(tid) as thread:
@@ -131,7 +133,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        tid, ns, asked = _named(config)
+        tid, ns, asked = named(config)
         if not channels:
             return {}
         with self._threads.reading(tid) as thread:
@@ -148,31 +150,32 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        tid, ns, parent = _named(config)
+        tid, ns, parent = named(config)
         conf = config["configurable"]
-        _check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
+        check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
         for channel in checkpoint["channel_values"]:
-            _check_text(channel=channel)
+            check_text(channel=channel)
         with self._threads.writing(tid) as (session, thread):
             before = thread.saved(ns, parent)
             if thread.saved(ns, checkpoint["id"]) is None:
                 self._check(thread, (tid, checkpoint["id"]), conf, metadata)
-            make = Maker(thread.heap, self.serde)
-            rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
-            data: dict[str, Any] = {
-                "ns": ns,
-                "id": str(checkpoint["id"]),
-                "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
-                "meta": make.tree("metadata", _plain(get_checkpoint_metadata(config, metadata))),
-                "values": values_of(make, checkpoint, before, new_versions),
-            }
-            head = thread.head(ns)
-            if parent != (head.id if head is not None else None):
-                data["parent"] = None if parent is None else str(parent)
-            if self._threads.workspace is not None:
-                data["commit"] = self._threads.commit(session, thread, before, checkpoint["id"])
-            self._threads.write(session, thread, make, (PUT, data), conf["thread_id"])
-            self._seen[tid, ns] = checkpoint["id"]
+            with self._threads.with_offers(tid, session, thread):
+                make = Maker(thread.heap, self.serde)
+                rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
+                data: dict[str, Any] = {
+                    "ns": ns,
+                    "id": str(checkpoint["id"]),
+                    "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
+                    "meta": make.tree("metadata", plain(get_checkpoint_metadata(config, metadata))),
+                    "values": values_of(make, checkpoint, before, new_versions),
+                }
+                head = thread.head(ns)
+                if parent != (head.id if head is not None else None):
+                    data["parent"] = None if parent is None else str(parent)
+                if self._threads.workspace is not None:
+                    data["commit"] = self._threads.commit(session, thread, before, checkpoint["id"])
+                self._threads.write(session, thread, make, (PUT, data), conf["thread_id"])
+                self._seen[tid, ns] = checkpoint["id"]
         return config_of(conf["thread_id"], ns, checkpoint["id"])
 
     def put_writes(
@@ -182,29 +185,47 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, ns, id_ = _named(config)
+        tid, offer = self._offer(config, writes, task_id, task_path)
+        if not self._threads.offers.taken(tid, offer):
+            self._write(tid, offer)
+        elif not offer.is_stored:
+            offer.settle()
+
+    def _offer(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task: str, path: str
+    ) -> tuple[str, Offer]:
+        """What a task wrote, to be added by whoever writes to its thread next."""
+        tid, ns, id_ = named(config)
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
-        _check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=id_)
-        _check_text(task_id=task_id, task_path=task_path)
+        check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=id_)
+        check_text(task_id=task, task_path=path)
         for channel, _ in writes:
-            _check_text(channel=channel)
-        self._threads.wait_for(tid, (ns, id_))
-        if self._threads.is_refused(tid, (ns, id_)):
-            raise _moved(tid)
-        with self._threads.writing(tid) as (session, thread):
+            check_text(channel=channel)
+        data = {"ns": ns, "id": str(id_), "task": task, "path": path}
+
+        def add(session: Session, thread: Thread) -> Callable[[], None]:
             make = Maker(thread.heap, self.serde)
             found = [
                 [index, channel, make.channel(channel, value, None)]
-                for index, channel, value in thread.missing((ns, id_), task_id, writes)
+                for index, channel, value in thread.missing((ns, id_), task, writes)
             ]
-            if found:
-                data = {"ns": ns, "id": str(id_), "task": task_id, "path": task_path}
-                thread_id = config["configurable"]["thread_id"]
-                record = (WRITES, {**data, "writes": found})
-                settle = self._threads.add(session, thread, make, record, thread_id)
-        if found:
-            settle()
+            if not found:
+                return lambda: None
+            record = (WRITES, {**data, "writes": found})
+            thread_id = config["configurable"]["thread_id"]
+            return self._threads.add(session, thread, make, record, thread_id)
+
+        return tid, Offer((ns, id_), add)
+
+    def _write(self, tid: str, offer: Offer) -> None:
+        """Writes that no checkpoint took along."""
+        self._threads.wait_for(tid, offer.spot)
+        if self._threads.is_refused(tid, offer.spot):
+            raise _moved(tid)
+        with self._threads.writing(tid) as (session, thread):
+            offer.take(session, thread)
+        offer.settle()
 
     def delete_thread(self, thread_id: str) -> None:
         tid = str(thread_id)
@@ -228,7 +249,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             events = [] if found is None else [e for e in found[1].events() if is_ours(e)]
         if not events:
             return
-        _check_text(target_thread_id=str(target_thread_id))
+        check_text(target_thread_id=str(target_thread_id))
         with self._threads.writing(str(target_thread_id)) as (session, thread):
             if thread.namespaces():
                 raise Conflict(
@@ -325,10 +346,11 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, ns, id_ = _named(config)
-        if id_:
-            await self._threads.await_(tid, (ns, id_))
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+        tid, offer = self._offer(config, writes, task_id, task_path)
+        if not await self._threads.offers.ataken(tid, offer):
+            await asyncio.to_thread(self._write, tid, offer)
+        elif not offer.is_stored:
+            await asyncio.to_thread(offer.settle)
 
     async def adelete_thread(self, thread_id: str) -> None:
         await asyncio.to_thread(self.delete_thread, thread_id)
@@ -357,32 +379,3 @@ def _moved(tid: str, latest: str = "") -> Conflict:
         "is there now, or name a checkpoint_id to branch off",
         latest=latest,
     )
-
-
-def _named(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Thread, namespace and checkpoint."""
-    conf = config["configurable"]
-    return _thread_of(config), conf.get("checkpoint_ns") or "", conf.get("checkpoint_id") or None
-
-
-def _thread_of(config: RunnableConfig) -> str:
-    found = config.get("configurable", {}).get("thread_id")
-    if found is None:
-        raise Invalid("no_thread", 'of which thread? give {"configurable": {"thread_id": …}}')
-    return str(found)
-
-
-def _check_text(**given: object) -> None:
-    """Invalid for a name that no journal can hold, which says whose it is."""
-    for key, value in given.items():
-        if isinstance(value, str) and not is_text(value):
-            raise Invalid(
-                "bad_name", f"{key} {value!r} has half a character in it: give other text", key=key
-            )
-
-
-def _plain(value: Any) -> Any:
-    """Ids without the marks that they carry."""
-    if isinstance(value, HeadId | PastId):
-        return str(value)
-    return {key: _plain(one) for key, one in value.items()} if type(value) is dict else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
 from ortet.surface.langgraph.heap import Maker
+from ortet.surface.langgraph.offers import LATE, Offers, tell
 from ortet.surface.langgraph.thread import THREAD, Saved, Spot, Thread
 from ortet.surface.langgraph.writing import Record, append
 from ortet.surface.lent import Lent, session_name
@@ -31,10 +31,6 @@ _LINGER = 600.0
 """Seconds between turns of a conversation: to open one again takes what was said in it."""
 _EARLY = 8
 """Events among which the one is that names a thread."""
-
-_LATE = 0.5
-_GATHER = 0.002
-"""Seconds that writes of a task wait for the checkpoint that follows them."""
 
 
 class Threads:
@@ -52,6 +48,7 @@ class Threads:
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self.offers = Offers(lambda tid, spot: tid not in self._known or self._is_here(tid, spot))
 
     @contextmanager
     def reading(self, tid: str) -> Iterator[Thread | None]:
@@ -86,9 +83,19 @@ class Threads:
         self, session: Session, thread: Thread, make: Maker, record: Record, thread_id: Any
     ) -> Callable[[], None]:
         """A record that waits for the next; durable once what is returned was called, outside of
-        the block: a checkpoint mostly follows at once, and both are one write."""
+        the block."""
         event = append(session, thread, make, record=record, thread_id=thread_id, now=False)
         return lambda: self._settle(session, thread, event)
+
+    @contextmanager
+    def with_offers(self, tid: str, session: Session, thread: Thread) -> Iterator[None]:
+        """Around a record that is written, in one write with what tasks offer."""
+        taken, is_stored = self.offers.take(tid, session, thread), False
+        try:
+            yield
+            is_stored = True
+        finally:
+            tell(taken, is_stored=is_stored)
 
     def wait_for(self, tid: str, spot: Spot) -> None:
         """A checkpoint whose writes come first, as background threads have it: what was said before
@@ -97,14 +104,7 @@ class Threads:
             if thread is not None and thread.saved(*spot) is not None:
                 return
         with self._stored:
-            self._stored.wait_for(lambda: self._is_here(tid, spot), _LATE)
-
-    async def await_(self, tid: str, spot: Spot) -> None:
-        """The same without a thread that waits: a loop has few, and the checkpoint may need one."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + _LATE
-        while tid in self._known and not self._is_here(tid, spot) and clock() < until:
-            await asyncio.sleep(_GATHER)
+            self._stored.wait_for(lambda: self._is_here(tid, spot), LATE)
 
     def _is_here(self, tid: str, spot: Spot) -> bool:
         thread = self._known.get(tid)
@@ -128,9 +128,6 @@ class Threads:
             self._stored.notify_all()
 
     def _settle(self, session: Session, thread: Thread, event: Event) -> None:
-        with self._stored:
-            if self._stored.wait_for(lambda: thread.stored >= event.seq, _GATHER):
-                return
         with self.lent.hub():
             if thread.stored >= event.seq:
                 return

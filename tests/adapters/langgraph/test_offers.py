@@ -1,0 +1,180 @@
+"""What tasks write goes into the journal with the checkpoint that follows it, in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+
+import ortet
+from ortet.backend.abc import EventRow
+from ortet.backend.sqlite import SqliteCatalog
+from ortet.errors import Conflict, Invalid
+from ortet.session.hub import Hub
+from ortet.surface.langgraph import OrtetSaver, offers
+
+OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as hub:
+        yield hub
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the host is, the checkpoint comes before the wait for it is over."""
+    monkeypatch.setattr(offers, "GATHER", 60.0)
+    monkeypatch.setattr(offers, "LATE", 60.0)
+
+
+@pytest.fixture
+def appends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many events each write had."""
+    found, real = list[int](), SqliteCatalog.append
+
+    def append(self: SqliteCatalog, line: str, events: Sequence[EventRow], **more: Any) -> None:
+        real(self, line, events, **more)
+        found.append(len(events))
+
+    monkeypatch.setattr(SqliteCatalog, "append", append)
+    return found
+
+
+def put(saver: OrtetSaver, config: RunnableConfig, n: int) -> Any:
+    made: Any = {**empty_checkpoint(), "id": str(uuid6()), "channel_values": {"n": n}}
+    made["channel_versions"] = {"n": n + 1}
+    meta: Any = {"source": "loop", "step": n, "parents": {}}
+    return saver.put(config, made, meta, made["channel_versions"])
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def offered(saver: OrtetSaver, count: int) -> None:
+    until(lambda: len(saver._threads.offers._waiting.get("t", ())) == count)
+
+
+def writes(saver: OrtetSaver, config: RunnableConfig) -> list[Any]:
+    found = saver.get_tuple(config)
+    assert found is not None
+    return list(found.pending_writes or ())
+
+
+@pytest.mark.usefixtures("patient")
+def test_writes_and_the_checkpoint_behind_them_are_one_write(
+    hub: Hub, tmp_path: Path, appends: list[int]
+) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    with ThreadPoolExecutor() as pool:
+        waiting = [
+            pool.submit(saver.put_writes, first, [("m", AIMessage(f"said {n}", id=f"{n}"))], f"{n}")
+            for n in range(2)
+        ]
+        offered(saver, 2)
+        appends.clear()
+        put(saver, first, 1)
+        for one in waiting:
+            one.result(60)
+    assert len(appends) == 1
+    with ortet.open(tmp_path / "store") as again:
+        found = writes(OrtetSaver(again), first)
+    assert sorted((task, value.content) for task, _, value in found) == [
+        ("0", "said 0"),
+        ("1", "said 1"),
+    ]
+
+
+@pytest.mark.usefixtures("patient")
+def test_in_an_event_loop_they_need_no_thread(hub: Hub, appends: list[int]) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+
+    async def run() -> None:
+        waiting = asyncio.create_task(saver.aput_writes(first, [("n", 7)], "task"))
+        while "t" not in saver._threads.offers._waiting:
+            await asyncio.sleep(0)
+        appends.clear()
+        await asyncio.to_thread(put, saver, first, 1)
+        await waiting
+
+    asyncio.run(run())
+    assert len(appends) == 1
+    assert writes(saver, first) == [("task", "n", 7)]
+
+
+def test_a_cancelled_one_is_not_stored_behind_our_back(hub: Hub) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+
+    async def run() -> None:
+        waiting = asyncio.create_task(saver.aput_writes(first, [("n", 7)], "task"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+    put(saver, first, 1)
+    assert not saver._threads.offers._waiting
+    assert writes(saver, first) == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_cannot_be_stored_is_told_to_who_wrote_it(hub: Hub) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    with ThreadPoolExecutor() as pool:
+        bad: Future[None] = pool.submit(
+            saver.put_writes, first, [("lock", threading.Lock())], "task"
+        )
+        offered(saver, 1)
+        put(saver, first, 1)
+        with pytest.raises(Invalid, match="channel 'lock'"):
+            bad.result(60)
+    latest = saver.get_tuple(OF)
+    assert latest is not None
+    assert latest.checkpoint["channel_values"] == {"n": 1}
+
+
+@pytest.mark.usefixtures("patient")
+def test_they_are_stored_though_the_checkpoint_that_took_them_is_not(hub: Hub) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(saver.put_writes, first, [("n", 7)], "task")
+        offered(saver, 1)
+        made: Any = {**empty_checkpoint(), "channel_values": {"lock": threading.Lock()}}
+        made["channel_versions"] = {"lock": 1}
+        with pytest.raises(Invalid, match="channel 'lock'"):
+            saver.put(first, made, {}, {"lock": 1})
+        waiting.result(60)
+    assert writes(OrtetSaver(hub), OF) == [("task", "n", 7)]
+
+
+def test_a_checkpoint_that_is_refused_takes_none(hub: Hub) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    put(saver, first, 1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(saver.put_writes, first, [("n", 7)], "task")
+        with pytest.raises(Conflict):
+            put(saver, first, 2)
+        waiting.result(60)
+    assert writes(saver, first) == [("task", "n", 7)]
