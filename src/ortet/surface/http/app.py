@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from ortet.errors import Invalid, NotFound, OrtetError
+from ortet.session.hub import Hub
 from ortet.settings import Serve
 from ortet.surface.http.answers import bug, refusal
 from ortet.surface.http.desk import Desk
@@ -54,8 +55,7 @@ def make_app(
     log = log or Log(to_stderr)
     tenants = Tenants(root, open_hub, settings, log.fault)
     home = open_hub(root, True)
-    gate = Gate(Tokens(home.catalog, home.clock, home.random), policy)
-    desk = Desk(gate, tenants, settings, log, cache=home.cache)
+    desk = Desk(_gate(home, policy), tenants, settings, log, cache=home.cache)
     streams = Streams(desk)
     health = Health(desk, home, reserve)
     count_all(desk, lambda: streams.count)
@@ -100,6 +100,10 @@ def make_app(
     app.state.health = health
     app.state.entry = Entry(app, desk, Table(table), declared(app.routes))
     return app
+
+
+def _gate(home: Hub, policy: Policy) -> Gate:
+    return Gate(Tokens(home.catalog, home.clock, home.random), policy)
 
 
 async def _forget_keys(desk: Desk) -> None:
