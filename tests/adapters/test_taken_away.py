@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from pathlib import Path
+
 import pytest
 
-from ortet.errors import Conflict
+import ortet
+from ortet.errors import Conflict, Unavailable
 from ortet.session.hub import Hub
+from ortet.surface.langgraph import OrtetStore
 from ortet.surface.lent import Lent
 
 
@@ -33,3 +39,45 @@ def test_a_session_that_is_at_work_cannot(hub: Hub) -> None:
         with pytest.raises(Conflict, match="active"):
             hub.archive(mine.id)
         mine.say("user", "on")
+
+
+def test_nothing_is_said_to_be_stored_in_a_store_that_was_deleted(store: Path) -> None:
+    hub = ortet.open(store)
+    lent, memory = Lent(hub), OrtetStore(hub)
+    with lent.writing("a") as session:
+        session.say("user", "one")
+    shutil.rmtree(store)
+    ortet.open(store).close()  # also where there is another in its place
+    with pytest.raises(Unavailable) as refused, lent.writing("a") as session:
+        session.say("user", "two")
+    assert refused.value.kind == "store_gone"
+    with pytest.raises(Unavailable):
+        memory.put(("a",), "k", {"v": 1})
+    lent.close()
+    hub.close()
+    with ortet.open(store) as other:
+        with Lent(other).writing("a") as session:
+            session.say("user", "three")
+        assert said(other, "a") == ["three"]
+
+
+def test_a_store_that_was_moved_away_and_back(store: Path, hub: Hub) -> None:
+    from agent_framework import WorkflowCheckpoint  # which takes a second to import
+
+    from ortet.surface.agent_framework import OrtetCheckpointStorage
+
+    storage = OrtetCheckpointStorage(hub)
+
+    def save(id_: str) -> str:
+        text = id_ * 100_000  # large enough for an object of its own
+        made = WorkflowCheckpoint("w", "hash", checkpoint_id=id_, state={"text": text})
+        return asyncio.run(storage.save(made))
+
+    save("1")
+    store.rename(store.with_name("elsewhere"))
+    with pytest.raises(Unavailable, match="see to the disk"):
+        save("2")
+    store.with_name("elsewhere").rename(store)
+    save("3")
+    assert asyncio.run(storage.list_checkpoint_ids(workflow_name="w")) == ["1", "3"]
+    assert hub.verify().problems == []

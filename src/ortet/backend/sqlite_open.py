@@ -26,6 +26,10 @@ OLDEST_SAFE = 3_051_003
 
 APPLICATION_ID = 1869771877
 
+_LOOK = getattr(os, "O_PATH", 0)
+"""How to look at a file without the locks on it: any other descriptor takes them along when it is
+closed."""
+
 
 class Handle:
     """One connection of this process under a lock: `with handle as connection`.
@@ -43,7 +47,9 @@ class Handle:
         self._lock = RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._connection: apsw.Connection | None = open_connection(self._path, create, busy_ms)
+        self._file = -1
+        self._connection: apsw.Connection | None = None
+        self._open(create=create)
         close_at_fork(self)
 
     def __enter__(self) -> apsw.Connection:
@@ -83,6 +89,7 @@ class Handle:
     def writing(self) -> Iterator[apsw.Connection]:
         """The connection, while no other thread of this process writes to the file."""
         with self as connection, self._turns.alone(self._wait()):
+            self._check()
             try:
                 yield connection
             except BaseException:
@@ -92,6 +99,7 @@ class Handle:
     def adding(self, add: Add) -> bool:
         """One insert, with those of other threads that come at the same time; whether it did."""
         with self as connection:
+            self._check()
             return self._turns.together(connection, add, self._wait())
 
     def _wait(self) -> float:
@@ -108,6 +116,25 @@ class Handle:
         if self._connection is not None and self._pid == os.getpid():
             self._connection.close()
             self._connection = None
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _open(self, *, create: bool) -> apsw.Connection:
+        made = self._connection = open_connection(self._path, create, self._busy_ms)
+        if _LOOK:
+            with suppress(OSError):
+                self._file = os.open(self._path, _LOOK)
+        return made
+
+    def _check(self) -> None:
+        """SQLite goes on writing to a file that was deleted, and says that all of it is stored."""
+        if self._file >= 0 and os.fstat(self._file).st_nlink == 0:
+            raise Unavailable(
+                "store_gone",
+                f"{self._path} was deleted while it was open: nothing was written; bring it back "
+                "from a copy or make another store, and open that",
+            )
 
     def _reopen(self) -> apsw.Connection:
         if self._closed:
@@ -119,8 +146,7 @@ class Handle:
                 "use os.fork or multiprocessing, or open the store only in the child",
             )
         self._pid, self._waits_ms = os.getpid(), self._busy_ms
-        self._connection = open_connection(self._path, False, self._busy_ms)
-        return self._connection
+        return self._open(create=False)
 
     def before_fork(self) -> None:
         """Waits for other threads' transactions: the child must not inherit half of one."""

@@ -153,7 +153,10 @@ class Space:
         """Refused("quota") or Refused("disk_reserve") when `size` more bytes are too many."""
         if self._quota is not None:
             self._check_quota(self._quota, size)
-        disk = os.statvfs(self._place)
+        try:
+            disk = os.statvfs(self._place)
+        except OSError as error:
+            raise storage_error(error, f"looking at {self._place}") from error
         self._free = disk.f_bavail * disk.f_frsize - self._reserve - size
         if self._reserve and self._free < 0:
             raise Refused(
