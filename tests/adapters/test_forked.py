@@ -96,3 +96,46 @@ def test_a_graph_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     with ortet.open(store) as hub:
         assert len(hub.get("t").records("langgraph.writes")) == 2
         assert hub.verify().problems == []
+
+
+_MEMORY = """
+import os, signal, sys, threading, warnings
+import ortet
+from ortet.surface.langgraph import OrtetStore
+
+warnings.simplefilter("ignore", DeprecationWarning)
+hub = ortet.open(sys.argv[1])
+memory = OrtetStore(hub)
+memory.put(("a",), "one", {"n": 1})
+assert len(memory.search(("a",))) == 1
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    with memory._lock:  # as who is in the middle of a search, or of a write
+        held.set()
+        over.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    memory.put(("a",), "two", {"n": 2})
+    assert [one.key for one in memory.search(("a",))] == ["one", "two"]
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+over.set()
+holder.join()
+memory.put(("a",), "three", {"n": 3})
+assert [one.key for one in memory.search(("a",))] == ["one", "two", "three"]
+hub.close()
+"""
+
+
+def test_a_memory_goes_on_in_a_forked_child(tmp_path: Path) -> None:
+    """Whose parent is in the middle of using it."""
+    store = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", _MEMORY, str(store)], check=True, timeout=240)
+    with ortet.open(store) as hub:
+        assert hub.verify().problems == []

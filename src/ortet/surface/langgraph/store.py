@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import struct
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
@@ -67,6 +69,7 @@ from ortet.surface.langgraph.store_match import listed
 from ortet.surface.langgraph.store_picture import Picture
 from ortet.surface.langgraph.store_puts import Change
 from ortet.surface.langgraph.store_search import Search
+from ortet.surface.lentkeeper import call
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
@@ -120,6 +123,15 @@ class OrtetStore(BaseStore):
         self._fields = _paths((index or {}).get("fields") or ["$"])
         self._hub = hub
         self._journal = ItemJournal(hub, name, agent)
+        self._look()
+        forked = weakref.WeakMethod(self._forked)
+        os.register_at_fork(after_in_child=lambda: call(forked))
+
+    def _forked(self) -> None:
+        self._journal.anew()
+        self._look()
+
+    def _look(self) -> None:
         self._picture = Picture(self._journal)
         self._search = Search(self._journal, self._picture)
         self._lock = self._journal.lock

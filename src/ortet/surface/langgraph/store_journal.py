@@ -56,8 +56,13 @@ class ItemJournal:
         self._minds = hub._minds()
         self._chain = self._minds.chain
         self._name, self._agent = name, agent
-        self.lock = RLock()
+        self.anew()
         self.session = self._begun(hub).id
+
+    def anew(self) -> None:
+        """Forget what is remembered. Also in a forked child: a thread of its parent may have been
+        in the middle of changing it, and holds the lock for ever there."""
+        self.lock = RLock()
         self._tip: tuple[str, Tip] = ("", Tip())
         self._ready: set[str] = set()
         self._line: tuple[str, Line] | None = None
