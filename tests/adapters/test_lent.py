@@ -426,3 +426,34 @@ def test_one_that_is_collected_in_the_middle_of_a_write_does_not_wait_for_it(
     assert done.wait(60)
     with Lent(hub).writing("left") as again:  # and it was let go all the same
         assert [m.content for m in again.messages()] == ["here"]
+
+
+_DROPPED = """
+import gc, sys, threading
+import ortet
+from ortet.surface.lent import Lent
+
+failed = []
+threading.excepthook = failed.append
+
+def use():
+    hub = ortet.open(sys.argv[1])
+    lent = Lent(hub)
+    with lent.writing("left") as session:
+        session.say("user", "here")
+        session.commit("sealed")
+    hub.ring = [hub, lent]
+
+use()
+gc.collect()
+for thread in threading.enumerate():
+    if thread.name == "ortet-lent-close":
+        thread.join()
+assert not failed, failed
+"""
+
+
+def test_one_that_is_collected_with_its_store_does_not_fail(store: Path) -> None:
+    subprocess.run([sys.executable, "-c", _DROPPED, str(store)], check=True, timeout=120)
+    with ortet.open(store) as hub, hub.session("left") as session:
+        assert [m.content for m in session.messages()] == ["here"]

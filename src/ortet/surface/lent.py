@@ -42,7 +42,7 @@ from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.foreign import session_name
-from ortet.surface.lentkeeper import Kept, call, how_opened, keep, opened, spoils, sum_up, wait_for
+from ortet.surface.lentkeeper import Kept, how_opened, keep, later, spoils, sum_up, wait_for, weakly
 
 __all__ = ["Lent", "session_name"]
 
@@ -71,24 +71,21 @@ class Lent:
     ) -> None:
         self.agent = check_agent(agent)
         self._patience, self._linger, self._turn, self._most = patience, linger, turn, most
-        self._url, self._how = opened(hub).url, how_opened(hub)
+        self._how, self._url = how_opened(hub), hub.url
         self._anew()
         self._left_behind: list[Any] = []  # what a child must neither close nor collect
-        ref = weakref.WeakMethod(self.close)
-        self._at_exit = lambda: call(ref)
+        self._at_exit = weakly(self.close)
         atexit.register(self._at_exit)
         self._closing = hub.closing
         self._closing.append(self._at_exit)
-        forked = weakref.WeakMethod(self._forked)
-        os.register_at_fork(after_in_child=lambda: call(forked))
+        os.register_at_fork(after_in_child=weakly(self._forked))
 
     def __del__(self) -> None:
         if not hasattr(self, "_closing") or self._closed:
             return
         # It may be collected in the middle of whatever this thread does, a write to the same store
         # too, which it would wait for without end.
-        with suppress(RuntimeError):  # at the end of the process, which closed it already
-            Thread(target=self.close, name="ortet-lent-close").start()
+        later(self.close)
 
     def _anew(self) -> None:
         self._lock = RLock()

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from ortet.backend.abc import Signal
@@ -92,6 +93,23 @@ def _was_told(signal: Signal, since: int, topic: str) -> bool:
         return False
 
 
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls it as long as what it is of is there."""
+    ref = weakref.WeakMethod(method)
+    return lambda: call(ref)
+
+
+def later(close: Callable[[], None]) -> None:
+    """In a thread of its own. What is collected meanwhile, its files too, may be closed before."""
+
+    def work() -> None:
+        with suppress(OSError):
+            close()
+
+    with suppress(RuntimeError):  # at the end of the process, which closed it already
+        Thread(target=work, name="ortet-lent-close").start()
+
+
 def opened(hub: Hub) -> Hub:
     """Invalid for what else an adapter may be given: the path of a store, most of the time."""
     if not isinstance(hub, Hub):
@@ -111,7 +129,7 @@ def sum_up(session: Session) -> None:
 
 def how_opened(hub: Hub) -> dict[str, Any]:
     """What its store is opened with once more."""
-    parts = hub._parts
+    parts = opened(hub)._parts
     return {
         "create": False,
         "clock": parts.clock,
