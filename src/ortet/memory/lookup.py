@@ -17,7 +17,10 @@ FIRST = 1 << 32
 
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _PLACE = "SELECT rowid, total FROM docs WHERE line = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
-_EXACTLY = "SELECT id FROM docs WHERE line = ? AND seq = ?"
+_TIMELINES = """SELECT name, no, known
+    FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
+_EXACTLY = """SELECT seq, docs.id FROM json_each(?) AS wanted
+    CROSS JOIN docs ON line IN (?, ?, ?) AND seq = wanted.value"""
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
@@ -26,6 +29,7 @@ _NEWEST = _HAVING + " DESC LIMIT ?"
 _REACHED = _HAVING + " LIMIT 1 OFFSET ?"
 _ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, scope,
     length, words, counts FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_BARE = _ENTRIES.replace("words, counts", "'', NULL")
 _CONTENTS = """SELECT docs.id, length, words, counts
     FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
 _WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
@@ -81,19 +85,21 @@ class Lookup:
         row = self._connection.execute(_TIMELINE, (name,)).get
         return (row[0], row[1]) if row else (0, 0)
 
+    def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """The same of many; those that are not known are left out."""
+        rows = self._connection.execute(_TIMELINES, (_json(names),))
+        return {name: (no, known) for name, no, known in rows}
+
     def place(self, timeline: int, tier: Tier, seq: int) -> Place:
         """The last document of this tier at or before an event."""
         line = timeline * LINES + TIERS.index(tier)
         row = self._connection.execute(_PLACE, (line, seq)).get if seq > 0 else None
         return Place(*row) if row else Place(line * FIRST, 0)
 
-    def exactly(self, timeline: int, seq: int) -> int:
-        """The id of the document at an event; 0: there is none."""
-        for tier in range(len(TIERS)):
-            row = self._connection.execute(_EXACTLY, (timeline * LINES + tier, seq)).get
-            if row is not None:
-                return int(row)
-        return 0
+    def exactly(self, timeline: int, seqs: Sequence[int]) -> dict[int, int]:
+        """The ids of the documents at events, as far as there are any."""
+        lines = (timeline * LINES + tier for tier in range(len(TIERS)))
+        return dict(self._connection.execute(_EXACTLY, (_json(seqs), *lines)))
 
     def seq(self, id_: int) -> int:
         """At which event a document is."""
@@ -135,21 +141,20 @@ class Lookup:
         rows = self._connection.execute(_WORDS, (low, high))
         return [(id_, words) for id_, words in rows]
 
-    def entries(self, ids: Iterable[int]) -> dict[int, Entry]:
-        """In the order of the ids."""
-        rows = self._connection.execute(_ENTRIES, (msgspec.json.encode(list(ids)).decode(),))
+    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+        """In the order of the ids; `bare`: without their words."""
+        rows = self._connection.execute(_BARE if bare else _ENTRIES, (_json(ids),))
         return {row[0]: Entry._make(row) for row in rows}
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
         """(id, length, words, counts) of documents."""
-        wanted = msgspec.json.encode(list(ids)).decode()
-        yield from self._connection.execute(_CONTENTS, (wanted,))
+        yield from self._connection.execute(_CONTENTS, (_json(ids),))
 
     def ends(self, keys: Iterable[str]) -> list[Ended]:
         wanted = sorted(set(keys))
         if not wanted:
             return []
-        rows = self._connection.execute(_ENDS, (msgspec.json.encode(wanted).decode(),))
+        rows = self._connection.execute(_ENDS, (_json(wanted),))
         return [Ended(*row) for row in rows]
 
     def hashes(
@@ -161,6 +166,10 @@ class Lookup:
             line = timeline * LINES + TIERS.index(tier)
             found += self._connection.execute(_HASHES, (line, after, upto))
         return sorted(found)
+
+
+def _json(values: Iterable[int] | Iterable[str]) -> str:
+    return msgspec.json.encode(list(values)).decode()
 
 
 def _ids(got: list[int] | int | None) -> list[int]:

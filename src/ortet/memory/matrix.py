@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortet.memory.coarse import Question, Rows, full
 from ortet.memory.records import Span, Tier
 
 Array = NDArray[np.float32]
+Exact = NDArray[np.float64]
+Whole = NDArray[np.int64]
 
 _CHUNK = 8192
-"""Rows of a block at most: growing never copies more, and a product of so many is fastest."""
-_ALONE = 32_768
-"""Numbers of a matrix that BLAS does not share out to threads."""
+"""Rows of a block at most: growing never copies more."""
 _ABSENT = 0
 _HERE = 1
 _NONE = 2
@@ -36,7 +38,7 @@ class Line:
         self.after = self.upto = after
         self.seqs = array("q")
         self._here = bytearray()
-        self._chunks: list[Array] = []
+        self._chunks: list[Rows] = []
 
     def add(self, seqs: Iterable[int], upto: int) -> None:
         """Documents behind the last, without their vectors."""
@@ -44,13 +46,20 @@ class Line:
         self._here.extend(bytes(len(self.seqs) - len(self._here)))
         self.upto = upto
 
-    def put(self, seq: int, vector: Array | None) -> None:
-        """Of a document; None when it has no meaning to be found by."""
-        row = bisect_left(self.seqs, seq)
-        if row < len(self.seqs) and self.seqs[row] == seq:
-            if vector is not None:
-                self._room_for(row, len(vector))[row % _CHUNK] = vector
-            self._here[row] = _NONE if vector is None else _HERE
+    def put(self, seqs: Sequence[int], vectors: Rows | None) -> None:
+        """Of documents, in order; None when they have no meaning to be found by."""
+        wanted = np.array(seqs, np.int64)
+        places = np.searchsorted(self._seqs(), wanted)
+        fits = places < len(self.seqs)
+        fits[fits] = self._seqs()[places[fits]] == wanted[fits]
+        places = places[fits]
+        if vectors is not None:
+            vectors = vectors.only(fits)
+            for number in np.unique(places // _CHUNK).tolist():
+                of = places // _CHUNK == number
+                at = places[of] % _CHUNK
+                self._room_for(number, int(at.max()), vectors).put(at, vectors.only(of))
+        np.frombuffer(self._here, np.uint8)[places] = _NONE if vectors is None else _HERE
 
     def rows(self, span: Span) -> range:
         return range(bisect_right(self.seqs, span.after), bisect_right(self.seqs, span.upto))
@@ -58,58 +67,60 @@ class Line:
     def absent(self, rows: range) -> int:
         return self._here.count(_ABSENT, rows.start, rows.stop)
 
-    def cosines(self, rows: range, query: Array) -> Array:
-        """Below any cosine where there is no vector."""
-        found = np.empty(len(rows), np.float32)
-        at = 0
-        for part, count in self._parts(rows):
-            _products(part, query, found[at : at + len(part)])
-            at += count
+    def bounds(self, rows: range, question: Question) -> tuple[Array, Array]:
+        """The least and the most each cosine may be; below any where there is no vector."""
+        least, most = (np.full(len(rows), -2, np.float32) for _ in range(2))
+        for number, at, place in self._parts(rows):
+            some = self._chunks[number].only(at)
+            to = slice(place - rows.start, place - rows.start + len(some.scale))
+            question.bound(some, least[to], most[to])
         if self._here.count(_HERE, rows.start, rows.stop) < len(rows):
             here = np.frombuffer(self._here[rows.start : rows.stop], np.uint8)
-            found[here != _HERE] = -2
+            least[here != _HERE] = most[here != _HERE] = -2
+        return least, most
+
+    def cosines(self, rows: Whole, query: Exact) -> Exact:
+        """Of rows in order, each on its own, so that what else is in memory changes no digit."""
+        found = np.empty(len(rows), np.float64)
+        for number in np.unique(rows // _CHUNK).tolist():
+            of = rows // _CHUNK == number
+            at = rows[of] % _CHUNK
+            half, length, *_ = self._chunks[number]
+            products = full(half[at], length[at]).astype(np.float64)
+            products *= query
+            found[of] = products.sum(axis=1)
         return found
 
-    def row(self, row: int) -> Array:
-        found: Array = self._chunks[row // _CHUNK][row % _CHUNK]
+    def seqs_at(self, rows: Whole) -> list[int]:
+        found: list[int] = self._seqs()[rows].tolist()
         return found
 
     @property
     def bytes(self) -> int:
-        return sum(chunk.nbytes for chunk in self._chunks)
+        return sum(part.nbytes for chunk in self._chunks for part in chunk)
 
-    def _parts(self, rows: range) -> Iterator[tuple[Array, int]]:
-        """Slices of chunks, and how many rows each stands for: some may have no room yet."""
+    def _seqs(self) -> Whole:
+        """Not to be kept: nothing can be added as long as it is."""
+        return np.frombuffer(self.seqs, np.int64)
+
+    def _parts(self, rows: range) -> Iterator[tuple[int, slice, int]]:
+        """Numbers and slices of chunks, and where each begins: some may have no room yet."""
         start = rows.start
         while start < rows.stop and start // _CHUNK < len(self._chunks):
-            stop = min(rows.stop, (start // _CHUNK + 1) * _CHUNK)
-            first = start % _CHUNK
-            yield self._chunks[start // _CHUNK][first : first + stop - start], stop - start
+            number, first = divmod(start, _CHUNK)
+            stop = min(rows.stop, (number + 1) * _CHUNK)
+            yield number, slice(first, first + stop - start), start
             start = stop
 
-    def _room_for(self, row: int, size: int) -> Array:
-        number, at = divmod(row, _CHUNK)
+    def _room_for(self, number: int, at: int, like: Rows) -> Rows:
         while len(self._chunks) <= number:
-            self._chunks.append(np.zeros((0, size), np.float32))
+            self._chunks.append(like.only(slice(0)))
         chunk = self._chunks[number]
-        if at >= len(chunk):
+        if at >= len(chunk.scale):
             known = len(self.seqs) - number * _CHUNK
-            grown = np.zeros((min(max(16, 2 * len(chunk), known), _CHUNK), size), np.float32)
-            grown[: len(chunk)] = chunk
-            self._chunks[number] = chunk = grown
+            count = min(max(16, 2 * len(chunk.scale), known), _CHUNK)
+            self._chunks[number] = chunk = chunk.grown(count)
         return chunk
-
-
-def _products(rows: Array, query: Array, out: Array) -> None:
-    """Of each row. In small groups, each of which BLAS does in this thread: threads that wait for
-    one another on a busy host took 14 to 95 ms for 100 000 rows of 256, this takes 4 to 5."""
-    size = len(query)
-    group = max(1, _ALONE // size)
-    whole = len(rows) // group * group
-    if whole:
-        np.matmul(rows[:whole].reshape(-1, group, size), query, out=out[:whole].reshape(-1, group))
-    if whole < len(rows):
-        np.matmul(rows[whole:], query, out=out[whole:])
 
 
 class _Seen(NamedTuple):
@@ -135,10 +146,11 @@ class Matrix:
         self._lines[key] = line  # now the one used last
         return line
 
-    def put(self, timeline: str, seq: int, tier: Tier, vector: Array | None) -> None:
+    def put(self, timeline: str, tier: Tier, seqs: Sequence[int], vectors: Rows | None) -> None:
+        """Of documents of a line, in order; None when they have none."""
         line = self._lines.get((timeline, tier))
-        if line is not None:
-            line.put(seq, vector)
+        if line is not None and seqs:
+            line.put(seqs, vectors)
 
     def shrink(self, spans: Sequence[Span]) -> None:
         """Gives up what is too much, but nothing of these spans."""
@@ -163,34 +175,26 @@ class Matrix:
 def nearest(seen: Sequence[_Seen], query: Array, limit: int) -> list[Near]:
     """The `limit` rows with the greatest cosine, the greatest first, then the latest.
 
-    The products of BLAS depend, in their last digits, on where in a matrix a row stands. They only
-    choose: whatever might be among the first is computed again, each row on its own, so that the
+    Whatever might be among them, by the bounds of its cosine, is computed, each row on its own: the
     same documents always have the same cosines and order, whatever else is in memory.
     """
     if not seen or limit < 1:
         return []
-    cosines = np.concatenate([one.line.cosines(one.rows, query) for one in seen])
-    least = -1.5
-    if len(cosines) > limit:
-        kth = np.partition(cosines, len(cosines) - limit)[len(cosines) - limit]
-        least = max(least, float(kth) - len(query) * 1.2e-7)  # twice the error of a product
-    chosen = np.flatnonzero(cosines >= least)
+    question = Question(query)
+    bounds = [one.line.bounds(one.rows, question) for one in seen]
+    least, most = (np.concatenate(some) for some in zip(*bounds, strict=True))
+    needed = -1.5
+    if len(least) > limit:
+        needed = max(needed, float(np.partition(least, len(least) - limit)[len(least) - limit]))
+    chosen = np.flatnonzero(most >= needed)
     starts = np.cumsum([0, *(len(one.rows) for one in seen)])
-    of = np.searchsorted(starts, chosen, side="right") - 1
-    exact = query.astype(np.float64)
+    cuts = np.searchsorted(chosen, starts)
     found: list[Near] = []
-    for begin in range(0, len(chosen), _CHUNK):  # a thousand times the same text is possible
-        places = [
-            (seen[one], seen[one].rows[int(at - starts[one])])
-            for one, at in zip(
-                of[begin : begin + _CHUNK], chosen[begin : begin + _CHUNK], strict=True
-            )
-        ]
-        rows: NDArray[Any] = np.array([one.line.row(row) for one, row in places], np.float64)
-        rows *= exact
-        found += [
-            Near(one.timeline, one.line.seqs[row], cosine)
-            for (one, row), cosine in zip(places, rows.sum(axis=1).tolist(), strict=True)
-        ]
+    for number in np.flatnonzero(np.diff(cuts)).tolist():
+        timeline, line, rows = seen[number]
+        at = chosen[cuts[number] : cuts[number + 1]] - starts[number] + rows.start
+        found += map(
+            Near, repeat(timeline), line.seqs_at(at), line.cosines(at, question.exact).tolist()
+        )
     found.sort(key=lambda near: (-near.cosine, -near.seq, near.timeline))
     return found[:limit]

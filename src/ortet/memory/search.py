@@ -143,17 +143,19 @@ def _by_meaning(
     lookup: Lookup, visible: Visible, near: Near, query: Query, hits: dict[int, _Hit]
 ) -> dict[int, float]:
     """Cosines of what is near and can be seen; what words did not find joins the hits."""
+    numbers = lookup.timelines({timeline for timeline, _, _ in near.places})
+    places: dict[str, list[int]] = {}
+    for timeline, seq, _ in near.places:
+        places.setdefault(timeline, []).append(seq)
+    ids = {name: lookup.exactly(numbers[name][0], places[name]) for name in numbers}
     cosines: dict[int, float] = {}
     seen: dict[int, Stretch] = {}
-    numbers: dict[str, int] = {}
     for timeline, seq, cosine in near.places:
-        if timeline not in numbers:
-            numbers[timeline] = lookup.timeline(timeline)[0]
-        id_ = lookup.exactly(numbers[timeline], seq)
+        id_ = ids.get(timeline, {}).get(seq, 0)
         stretch = visible.stretch(id_)
         if stretch is not None:
             cosines[id_], seen[id_] = cosine, stretch
-    new = lookup.entries(id_ for id_ in cosines if id_ not in hits)
+    new = lookup.entries((id_ for id_ in cosines if id_ not in hits), bare=True)
     for id_, entry in _living(lookup, visible, new, query).items():
         hits[id_] = _Hit(entry, seen[id_], 0.0, None)
     return {id_: cosine for id_, cosine in cosines.items() if id_ in hits}

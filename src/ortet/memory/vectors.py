@@ -2,7 +2,7 @@
 
 What a text means is asked once: vectors are kept in a file by embedder and hash of text, so that a
 fork, a restore or an index made anew finds them there. Half precision is kept (it moves a cosine
-by about 1e-4, and takes half the space); single precision is searched.
+by about 1e-4, and takes half the space); bytes are searched, see `coarse`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ortet.errors import OrtetError
 from ortet.ids import Clock, SystemClock
 from ortet.memory.backlog import Backlog, Want
+from ortet.memory.coarse import Rows, rows_of
 from ortet.memory.embedders import Embedder
 from ortet.memory.filling import Filler
 from ortet.memory.index import Index, Lost, text_hash
@@ -172,15 +173,12 @@ class Vectors:
         self, span: Span, tier: Tier, found: Sequence[tuple[int, bytes]]
     ) -> list[tuple[int, bytes]]:
         """Puts what the file has into its rows; returns what it has not."""
-        vectors = self._vectors(digest for _, digest in found)
-        missing = []
-        for seq, digest in found:
-            vector = vectors.get(digest)
-            if vector is None:
-                missing.append((seq, digest))
-            else:
-                self._matrix.put(span.timeline, seq, tier, vector)
-        return missing
+        places, vectors = self._vectors(digest for _, digest in found)
+        here = [(seq, places[digest]) for seq, digest in found if digest in places]
+        if vectors is not None:
+            some = vectors.only([place for _, place in here])
+            self._matrix.put(span.timeline, tier, [seq for seq, _ in here], some)
+        return [(seq, digest) for seq, digest in found if digest not in places]
 
     def _wanted_still(
         self, news: News, spans: Sequence[Span], new: Mapping[bytes, Want]
@@ -198,25 +196,26 @@ class Vectors:
 
     def _absorb(self) -> None:
         made = self._backlog.made()
-        vectors = self._vectors(digest for digest, fine in made.items() if fine)
+        places, vectors = self._vectors(digest for digest, fine in made.items() if fine)
         for digest, fine in made.items():
-            if not fine or digest in vectors:
+            if not fine or digest in places:
+                some = vectors.only([places[digest]]) if fine and vectors is not None else None
                 for span, tier, seq in self._absent.pop(digest, ()):
-                    self._matrix.put(span.timeline, seq, tier, vectors.get(digest))
+                    self._matrix.put(span.timeline, tier, [seq], some)
 
-    def _vectors(self, hashes: Iterable[bytes]) -> dict[bytes, Array]:
+    def _vectors(self, hashes: Iterable[bytes]) -> tuple[dict[bytes, int], Rows | None]:
+        """Those that the file has, and at which row each is."""
         raw = self._file.get(hashes)
         if not raw:
-            return {}
+            return {}, None
         size = max(map(len, raw.values()))
         made = np.frombuffer(b"".join(one.ljust(size) for one in raw.values()), np.float16)
-        rows = made.reshape(len(raw), -1).astype(np.float32)
-        lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
-        if not (np.abs(lengths - 1) < 0.01).all():  # what was kept had length 1
+        half = made.reshape(len(raw), -1)
+        length = np.sqrt(np.square(half, dtype=np.float64).sum(axis=1))
+        if not (np.abs(length - 1) < 0.01).all():  # what was kept had length 1
             self._file.empty()
-            return {}
-        rows /= lengths
-        return dict(zip(raw, rows, strict=True))
+            return {}, None
+        return {digest: place for place, digest in enumerate(raw)}, rows_of(half, length)
 
     def _keep(self, mark: bytes, made: Mapping[bytes, Array]) -> bool:
         size = len(next(iter(made.values())))
