@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortet.backend.abc import Lease
-from ortet.errors import Conflict, NotFound, Refused
+from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import Oid
 
 
@@ -71,4 +71,20 @@ def seq_taken(timeline: str, expect: int, found: int) -> Conflict:
         timeline=timeline,
         expect=expect,
         found=found,
+    )
+
+
+def bad_fork(timeline: str, at: int) -> Invalid:
+    return Invalid("bad_fork", f"timeline {timeline} has no event {at}: fork at one it has")
+
+
+def timeline_exists(timeline: str) -> Conflict:
+    return Conflict("timeline_exists", f"there is a timeline {timeline} already: take another id")
+
+
+def has_children(timeline: str) -> Conflict:
+    return Conflict(
+        "has_children",
+        f"other timelines began on {timeline}: drop those first",
+        timeline=timeline,
     )

@@ -10,11 +10,11 @@ import msgspec
 
 from ortet.backend import refusals
 from ortet.backend.abc import EventRow, Lease, RowChange, Timeline, Timelines
+from ortet.backend.bodies import LARGEST, packed, raw_id, unpacked
 from ortet.backend.keys import check_limit
 from ortet.backend.sqlite_open import Handle
 from ortet.backend.sqlite_rows import change_rows, check_lease, fetch_all
-from ortet.codec import COMPRESSED, Compressor, expand
-from ortet.errors import Conflict, Invalid
+from ortet.codec import Compressor
 from ortet.ids import Clock
 
 _BEGIN = "BEGIN IMMEDIATE"
@@ -57,9 +57,6 @@ _TRIM = """DELETE FROM events WHERE timeline = ?1 AND seq <= ?2
 _ERASE = """UPDATE events SET salt = NULL, body = NULL
     WHERE timeline = ? AND seq = ? AND body IS NOT NULL"""
 _FORKED = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
-_LARGEST = 1 << 30
-_SMALL = 128
-"""Bodies below this are stored as they are."""
 
 
 class SqliteTimelines(Timelines):
@@ -71,12 +68,12 @@ class SqliteTimelines(Timelines):
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
-            found = fetch_all(db, _TIMELINE, (_raw(id_),))
+            found = fetch_all(db, _TIMELINE, (raw_id(id_),))
         return Timeline(*found[0]) if found else None
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         with self._handle as db:
-            values = (_raw(id_), _raw(after) if after else b"", check_limit(limit))
+            values = (raw_id(id_), raw_id(after) if after else b"", check_limit(limit))
             return [Timeline(*row) for row in fetch_all(db, _CHILDREN, values)]
 
     def append(
@@ -102,8 +99,8 @@ class SqliteTimelines(Timelines):
     def _add_one(self, timeline: str, event: EventRow, lease: Lease | None) -> bool:
         """False, with nothing done, when something is amiss: the long way says what."""
         with self._handle:
-            body = _packed(event.body, self._zstd)
-        values = (_raw(timeline), event.seq, event.head, event.salt, body)
+            body = packed(event.body, self._zstd)
+        values = (raw_id(timeline), event.seq, event.head, event.salt, body)
 
         def add(db: apsw.Connection) -> bool:
             if lease is None:
@@ -123,8 +120,8 @@ class SqliteTimelines(Timelines):
         values: list[str | int | bytes] = []
         with self._handle:
             for event in events:
-                values += (event.head, event.salt, _packed(event.body, self._zstd))
-        raw, statement = _raw(timeline), _several(count, lease is not None)
+                values += (event.head, event.salt, packed(event.body, self._zstd))
+        raw, statement = raw_id(timeline), _several(count, lease is not None)
 
         def add(db: apsw.Connection) -> bool:
             held: tuple[str, str, int, int] = ("", "", 0, 0)
@@ -138,32 +135,32 @@ class SqliteTimelines(Timelines):
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
     ) -> list[EventRow]:
-        values = (_raw(timeline), after, min(check_limit(limit), _LARGEST))
+        values = (raw_id(timeline), after, min(check_limit(limit), LARGEST))
         with self._handle as db:
             found = fetch_all(db, _NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
-        return [EventRow(seq, head, salt, _unpacked(body)) for seq, head, salt, body in found]
+        return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
 
     def last_seq(self, timeline: str) -> int:
         with self._handle as db:
             return _last_seq(db, timeline)
 
     def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
-        ids = msgspec.json.encode([_raw(one).hex() for one in timelines]).decode()
+        ids = msgspec.json.encode([raw_id(one).hex() for one in timelines]).decode()
         with self._handle as db:
             return [head or b"" for (head,) in fetch_all(db, _LAST_HEADS, (ids,))]
 
     def trim_events(self, timeline: str, upto: int) -> int:
         with self._handle.writing() as db:
-            db.execute(_TRIM, (_raw(timeline), upto))
+            db.execute(_TRIM, (raw_id(timeline), upto))
             return db.changes()
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
         with self._handle.writing() as db:
             db.execute("PRAGMA secure_delete = ON")  # what is freed is overwritten with zeros
             db.execute(_BEGIN)
-            raw, count = _raw(timeline), 0
+            raw, count = raw_id(timeline), 0
             for seq in seqs:
                 db.execute(_ERASE, (raw, seq))
                 count += db.changes()
@@ -174,14 +171,10 @@ class SqliteTimelines(Timelines):
 
     def drop_timeline(self, timeline: str) -> None:
         with self._handle.writing() as db:
-            raw = _raw(timeline)
+            raw = raw_id(timeline)
             db.execute(_BEGIN)
             if db.execute(_FORKED, (raw,)).get:
-                raise Conflict(
-                    "has_children",
-                    f"other timelines began on {timeline}: drop those first",
-                    timeline=timeline,
-                )
+                raise refusals.has_children(timeline)
             db.execute("DELETE FROM events WHERE timeline = ?", (raw,))
             db.execute("DELETE FROM timelines WHERE id = ?", (raw,))
             db.execute(_COMMIT)
@@ -194,19 +187,17 @@ def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
         if line.parent and (line.parent, line.at) not in found:
             _check_point(db, line.parent, line.at)
             found.add((line.parent, line.at))
-        raw = _raw(line.id)
+        raw = raw_id(line.id)
         try:
-            db.execute(_ADD_TIMELINE, (raw, _raw(line.parent) if line.parent else None, line.at))
+            db.execute(_ADD_TIMELINE, (raw, raw_id(line.parent) if line.parent else None, line.at))
         except apsw.ConstraintError:
-            raise Conflict(
-                "timeline_exists", f"there is a timeline {line.id} already: take another id"
-            ) from None
+            raise refusals.timeline_exists(line.id) from None
 
 
 def _check_point(db: apsw.Connection, timeline: str, at: int) -> None:
     """Invalid unless a timeline can begin there. Most begin at an event that has a row."""
-    if not fetch_all(db, _HAS, (_raw(timeline), at)) and not 0 <= at <= _last_seq(db, timeline):
-        raise Invalid("bad_fork", f"timeline {timeline} has no event {at}: fork at one it has")
+    if not fetch_all(db, _HAS, (raw_id(timeline), at)) and not 0 <= at <= _last_seq(db, timeline):
+        raise refusals.bad_fork(timeline, at)
 
 
 def add_events(
@@ -216,8 +207,8 @@ def add_events(
     last = _last_seq(db, timeline)
     if [event.seq for event in events] != list(range(last + 1, last + 1 + len(events))):
         raise refusals.seq_taken(timeline, events[0].seq, last)
-    raw = _raw(timeline)
-    db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, _packed(e.body, zstd)) for e in events))
+    raw = raw_id(timeline)
+    db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, packed(e.body, zstd)) for e in events))
 
 
 @cache
@@ -227,31 +218,8 @@ def _several(count: int, held: bool) -> str:
     return _ADD_SEVERAL.format(rows) + (_HELD_BY if held else "")
 
 
-def _packed(body: bytes, zstd: Compressor) -> bytes:
-    """Compressed where it pays; and always what would be taken for compressed."""
-    mistaken = body.startswith(COMPRESSED)
-    if len(body) < _SMALL and not mistaken:
-        return body
-    less = zstd.compress(body)
-    return less if mistaken or len(less) < len(body) else body
-
-
-def _unpacked(body: bytes) -> bytes:
-    return expand(body, _LARGEST) if body.startswith(COMPRESSED) else body
-
-
 def _last_seq(db: apsw.Connection, timeline: str) -> int:
-    found = fetch_all(db, _LAST, (_raw(timeline),))
+    found = fetch_all(db, _LAST, (raw_id(timeline),))
     if not found:
         raise refusals.no_timeline(timeline)
     return int(found[0][0])
-
-
-def _raw(id_: str) -> bytes:
-    try:
-        raw = bytes.fromhex(id_)
-    except ValueError:
-        raw = b""
-    if len(raw) != 16:
-        raise Invalid("bad_timeline", f"{id_!r} is not a timeline: give 32 hexadecimal digits")
-    return raw

@@ -1,0 +1,124 @@
+"""What PostgreSQL says, in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import psycopg
+
+from ortet.backend import refusals
+from ortet.backend.abc import Lease
+from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavailable, Unsupported
+from ortet.ids import Oid
+
+OURS = "OR001"
+"""The state in which our functions refuse: the message is the kind, the detail is JSON."""
+NO_PARTITION = "23514"
+_MISSING = ("42883", "42P01", "42703", "3F000")
+_AGAIN = ("40001", "40P01")
+_LOST = ("08", "57P")
+"""Connection lost; the server shuts down, or starts, or a standby took its place."""
+_READ_ONLY = ("25006",)
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether it is not known if the statement was done."""
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state.startswith(_LOST) or state in _READ_ONLY
+
+
+def is_collision(error: psycopg.Error) -> bool:
+    """Two that were in each other's way: nothing was done, the same may be tried again."""
+    return error.sqlstate in _AGAIN
+
+
+def gone(place: str, error: object) -> Unavailable:
+    why = " ".join(str(error).split())
+    return Unavailable(
+        "database_gone",
+        f"the database {place} cannot be reached ({why}): check that PostgreSQL runs there and "
+        "lets this host in, then try again",
+    )
+
+
+def exhausted(place: str, most: int) -> Unavailable:
+    return Unavailable(
+        "busy",
+        f"all {most} connections of this process to {place} are in use: try again in a moment, or "
+        "add connections=N to the address",
+    )
+
+
+def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> OrtetError:
+    """Also for what our own functions refused; `lease` is what the caller showed."""
+    state = error.sqlstate or ""
+    if state == OURS:
+        values = msgspec.json.decode(error.diag.message_detail or "{}")
+        return _refused(error.diag.message_primary or "", values, lease)
+    if is_lost(error):
+        return gone(place, error)
+    if is_collision(error) or state.startswith("55P"):
+        return Unavailable(
+            "busy", f"others write the same rows of {place} at this moment: try again in a moment"
+        )
+    if state in _MISSING:
+        return Unsupported(
+            "newer_format",
+            f"{place} was changed by a newer Ortet while this one was at work ({error}): upgrade "
+            "Ortet and open the store again",
+        )
+    if state.startswith("53"):
+        return Unavailable(
+            "disk_full", f"{place} has no room left ({error}): give the database more, try again"
+        )
+    if state.startswith("42501") or state.startswith("28"):
+        return Refused("no_access", f"{place} does not let us in ({error}): ask who runs it")
+    if state.startswith("22") or isinstance(error, psycopg.DataError):
+        return Invalid("bad_value", f"PostgreSQL cannot keep this ({error}): change it")
+    if state.startswith("XX"):
+        return Corrupt(
+            "catalog_damaged",
+            f"{place} is damaged ({error}): restore the database from a copy; the objects are not "
+            "touched by this",
+        )
+    return OrtetError("postgres", f"{place}: {error}: please report this as a bug of Ortet")
+
+
+def _refused(kind: str, values: dict[str, Any], lease: Lease | None) -> OrtetError:
+    timeline = values.get("timeline", "").replace("-", "")
+    match kind:
+        case "head_moved":
+            expect, found = values["expect"], values["found"]
+            return refusals.head_moved(values["name"], _oid(expect), _oid(found))
+        case "row_moved":
+            return refusals.row_moved(**values)
+        case "lease_held":
+            return refusals.lease_held(
+                Lease(values["name"], values["owner"], values["fence"], values["expires"])
+            )
+        case "lease_lost" if lease is not None:
+            return refusals.lease_lost(lease)
+        case "no_timeline":
+            return refusals.no_timeline(timeline)
+        case "seq_taken":
+            return refusals.seq_taken(timeline, values["expect"], values["found"])
+        case "bad_fork":
+            return refusals.bad_fork(timeline, values["at"])
+        case "timeline_exists":
+            return refusals.timeline_exists(timeline)
+        case "has_children":
+            return refusals.has_children(timeline)
+        case "swept":
+            return Conflict(
+                "swept",
+                "the store was swept while this was being written: nothing was, repeat the call",
+                epoch=values["epoch"],
+            )
+    return OrtetError("postgres", f"{kind} {values}: please report this as a bug of Ortet")
+
+
+def _oid(text: str | None) -> Oid | None:
+    return None if text is None else Oid(bytes.fromhex(text))
