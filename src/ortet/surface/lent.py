@@ -254,7 +254,7 @@ class Lent:
             try:
                 hub = self._opened()
                 kept = self._kept.get(name)
-                if kept is not None and not kept.is_ours():
+                if kept is not None and not kept.is_ours(to_write=True):
                     self._leave(name, kept, lost=True)
                     kept = None
                 if kept is None:

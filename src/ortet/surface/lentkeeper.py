@@ -18,6 +18,8 @@ from ortet.session.session import Session
 
 _LONG = 1000
 """Events that are rather committed once than read by each who opens a session."""
+_MOMENT = 0.25
+"""Seconds for which nobody takes a lease that was just seen, unless by force."""
 
 
 class Kept:
@@ -27,19 +29,26 @@ class Kept:
         self.session = session
         self.since = self.used = time.monotonic()
         self.wanted = False
+        self._looked = 0.0
 
-    def is_ours(self) -> bool:
-        """As the catalog knows it: nobody ended it, or took it while this process slept."""
+    def is_ours(self, *, to_write: bool = False) -> bool:
+        """As the catalog knows it: nobody ended it, or took it while this process slept. Who is
+        about to write is told what was so a moment ago: a write shows the lease anyway."""
         holding = self.session.holding
         if holding.ended:
             return False
+        now = time.monotonic()
+        if to_write and now - self._looked < _MOMENT:
+            return True
         try:
             holding.beat()
         except Refused:
             return False
         held = self.session.hub.catalog.lease(holding.lease.name)
         mine = holding.lease
-        return held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
+        found = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
+        self._looked = now if found else 0.0
+        return found
 
 
 def call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
