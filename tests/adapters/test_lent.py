@@ -17,6 +17,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import check_session
+from ortet.surface import lentkeeper
 from ortet.surface.lent import Lent, session_name
 
 _OTHER = """
@@ -268,6 +269,24 @@ def test_a_lease_lost_in_sleep(lent: Lent, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "mine again")
     assert contents(lent, "a") == ["mine", "mine again"]
+
+
+def test_a_lease_taken_by_force_a_moment_after_it_was_seen(
+    lent: Lent, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lentkeeper, "_MOMENT", 60.0)
+    for text in ("one", "two"):  # with the second it was looked up
+        with lent.writing("a") as session:
+            session.say("user", text)
+            held = session.holding.lease
+    hub.catalog.seize(held)
+    hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
+    with pytest.raises(Refused) as refused, lent.writing("a") as session:
+        session.say("user", "too late")
+    assert refused.value.kind == "lease_lost"
+    with lent.writing("a") as session:
+        session.say("user", "three")
+    assert contents(lent, "a") == ["one", "two", "three"]
 
 
 def test_a_lease_lost_in_a_block_is_told(lent: Lent, hub: Hub) -> None:
