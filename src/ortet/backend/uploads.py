@@ -39,12 +39,14 @@ class Queued(msgspec.Struct, frozen=True):
 class QueuedBucket(Bucket):
     """`directory` is the queue: whoever opens it goes on with what is in it, one process at a time.
 
-    A key is taken if it is taken here or there; while the far bucket cannot be asked, here. That
-    another host took it meanwhile shows itself in `queued().trouble`, and nothing is overwritten.
+    A key is taken if it is taken here or there; while the far bucket cannot be asked, here. Who
+    makes keys that are never made twice need not `ask`. That another host took one meanwhile shows
+    itself in `queued().trouble`, and nothing is overwritten.
     """
 
-    def __init__(self, far: Bucket, directory: Path) -> None:
+    def __init__(self, far: Bucket, directory: Path, *, ask: bool = True) -> None:
         self._far = far
+        self._ask = ask
         self._near = FileBucket(directory / "objects")
         self._directory = directory
         self._wake = threading.Event()
@@ -77,12 +79,16 @@ class QueuedBucket(Bucket):
     def _putting(self, key: str) -> Iterator[None]:
         # Nothing leaves the queue meanwhile: what is not there yet is still here.
         with _locked(self._directory / "leaving", fcntl.LOCK_SH):
-            try:
-                self._far.size(key)
-            except (NotFound, Unavailable):
-                yield
-            else:
+            if self._ask and self._is_there(key):
                 raise exists(key)
+            yield
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self._far.size(key)
+        except (NotFound, Unavailable):
+            return False
+        return True
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         with suppress(NotFound):
@@ -116,12 +122,15 @@ class QueuedBucket(Bucket):
         return self._near.local_path(key) or self._far.local_path(key)
 
     def close(self) -> None:
-        """Stop uploading; what is left is durable, and for whoever opens it next."""
+        self.stop()
+        self._far.close()
+
+    def stop(self) -> None:
+        """Upload no more; what is left is durable, and for whoever opens it next."""
         self._over.set()
         self._wake.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(_PARTING)  # its upload may take longer: it is done again
-        self._far.close()
 
     # the queue
 

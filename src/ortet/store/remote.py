@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from ortet.backend.abc import Bucket
 from ortet.backend.epochs import Epochs
+from ortet.backend.uploads import Queued, QueuedBucket
 from ortet.codec import Hasher
 from ortet.ids import Clock, Oid, Random
 from ortet.store.gate import Gate
-from ortet.store.kept import Kept
+from ortet.store.kept import LIMIT, Kept
 from ortet.store.objects import LocalObjects
 from ortet.store.packs import Pack
 from ortet.store.remotegate import RemoteGate, refuse
@@ -22,9 +24,19 @@ from ortet.store.shelf import Shelf
 from ortet.store.tail import SEAL_AT, Tail
 from ortet.store.writer import Writer
 
+Durable = Literal["remote", "local"]
+
+_QUEUE = "local/uploads"
+
 
 class RemoteObjects(LocalObjects):
-    """A handle on a store that is shared with other hosts. `root` is what this host keeps."""
+    """A handle on a store that is shared with other hosts. `root` is what this host keeps, at most
+    `keep` bytes of what it read.
+
+    `durable` is what `flush` promises. With "local" it returns when all is on this host's disk, and
+    what was put goes to the bucket in the background: until then other hosts cannot read it, and if
+    this disk is lost so is what `queued` tells of. It may be changed at any time.
+    """
 
     remote = True
 
@@ -39,11 +51,19 @@ class RemoteObjects(LocalObjects):
         random: Random = os.urandom,
         reserve: int = 0,
         seal_at: int = SEAL_AT,
+        durable: Durable = "remote",
+        keep: int = LIMIT,
     ) -> None:
         self._epochs = epochs
+        self._keep = keep
+        self.durable: Durable = durable
+        self._queue: QueuedBucket | None = None
+        if durable == "local" or (root / _QUEUE).exists():  # which an earlier process may have left
+            # ids of packs are never given twice: nobody needs to be asked
+            self._queue = QueuedBucket(bucket, root / _QUEUE, ask=False)
         super().__init__(
             root,
-            bucket,
+            self._queue or bucket,
             hasher=hasher,
             clock=clock,
             random=random,
@@ -55,7 +75,7 @@ class RemoteObjects(LocalObjects):
         return RemoteGate(self.root.local, self._epochs)
 
     def _make_shelf(self, new_id: Callable[[], str]) -> Shelf:
-        self._kept = Kept(self.root.local / "kept")
+        self._kept = Kept(self.root.local / "kept", self._keep)
         return RemoteShelf(
             self.root, self.bucket, key_id=self.hasher.key_id, new_id=new_id, kept=self._kept
         )
@@ -67,6 +87,21 @@ class RemoteObjects(LocalObjects):
     def has(self, oid: Oid) -> bool:
         """As far as is known here: what others have put since costs putting it once more."""
         return oid in self._pending or self.shelf.find_sure(oid) is not None
+
+    def flush(self, *, sync: bool = True) -> None:
+        super().flush(sync=sync)
+        if sync and self.durable == "remote" and self._queue is not None:
+            self._queue.settle()
+
+    def queued(self) -> Queued:
+        """What other hosts cannot read yet."""
+        return Queued(0, 0) if self._queue is None else self._queue.queued()
+
+    def settle(self, patience: float = 60.0) -> None:
+        """Wait for the bucket to have all of it; Unavailable("not_uploaded_yet") when it has not by
+        then."""
+        if self._queue is not None:
+            self._queue.settle(patience)
 
     def check_ours(self, act: str) -> None:
         refuse(act)
@@ -81,6 +116,8 @@ class RemoteObjects(LocalObjects):
 
     def close(self) -> None:
         super().close()
+        if self._queue is not None:
+            self._queue.stop()
         self._kept.prune()
 
 
