@@ -10,34 +10,21 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from ortet.backend.abc import Append
 from ortet.errors import Invalid, OrtetError
-from ortet.ids import Oid
 from ortet.journal.compact import Compaction, data_of, digest_of, said
-from ortet.journal.events import Draft, Event, Tip, is_plain
+from ortet.journal.events import Draft, Event, is_plain
 from ortet.journal.things import Message
 from ortet.session import telling
-from ortet.session.guest import elsewhere, start_of
 from ortet.session.hub import Hub
-from ortet.session.points import commit_at
 from ortet.session.recollect import last_compaction
+from ortet.session.rewinding import go_before
 from ortet.session.session import Session
 from ortet.session.telling import Telling, had_apart, is_large
 from ortet.session.view import View
-from ortet.store.abc import Kind
 from ortet.surface.lent import Lent
 
 _OFTEN = 256
 """Events after which a conversation is committed."""
-_STAYS = frozenset(
-    {
-        *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
-        *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
-    }
-)
-"""Kinds of events that hold on when a message before them is taken back. Deeds and money are the
-family's, which forgets neither."""
-
 _NAMED = 20
 """Levels of data that the place of a bad value in it is told by."""
 
@@ -146,52 +133,8 @@ def whole_of(view: View, message: Message) -> Message:
 
 
 def take_back(session: Session, seq: int, instead: Sequence[dict[str, Any]] = ()) -> None:
-    """Go to before the message at an event, and say other messages `instead`: another timeline, in
-    one write. What was recorded since beside messages holds on; the way back is the commit that is
-    made first."""
-    sessions, hub, host = session._sessions, session.hub, session._host
-    later = [event for event in session.events(seq) if event.kind in _STAYS or "." in event.kind]
-    with hub.writing():
-        session.commit("before messages were taken back")
-        point = commit_at(sessions, session.row, session.line, seq - 1)
-        before = next(iter(session.line.rows(seq - 2, seq - 1)))
-        drafts = [*drafts_of(session, instead), *_again(later, seq + len(instead))]
-        timeline = start_of(sessions, elsewhere(sessions, session.row, point))
-        tip, rows = sessions.chain.tip(before), []
-        for draft in drafts:
-            row, event = sessions.chain.make(tip, session._ledger.hidden(draft), session._now())
-            tip = Tip(event.seq, event.hash, event.time)
-            rows.append(row)
-        with host.ahead(timeline, Append(timeline.id, rows)):
-            together = host.leaving(point)
-        hub.catalog.move(
-            [],
-            verb="rewind",
-            actor=hub.author,
-            lease=together.lease,
-            rows=together.rows,
-            timelines=together.timelines,
-            appends=together.appends if rows else [],
-        )
-        closing, host._moved = host._moved, session._moved
-        try:
-            host.arrived()  # a call whose result was taken back stays open: another may come
-        finally:
-            host._moved = closing
-        host.dirty = True
-
-
-def _again(events: Sequence[Event], seq: int) -> list[Draft]:
-    """The same events, at other numbers, from `seq` on."""
-    moved = {event.seq: seq + at for at, event in enumerate(events)}
-    drafts = []
-    for event in events:
-        data = event.data
-        if event.kind == "compaction":
-            data = {**data, "before": moved.get(data["before"], data["before"])}
-        refs = [(Oid(oid), Kind(kind)) for oid, kind in event.refs]
-        drafts.append(Draft(event.kind, data, event.actor, refs, event.version))
-    return drafts
+    """Go to before the message at an event, and say other messages `instead`; see go_before."""
+    go_before(session, seq, lambda: drafts_of(session, instead))
 
 
 def leave_out(session: Session, then: Sequence[dict[str, Any]] = ()) -> bool:

@@ -1,0 +1,56 @@
+"""Going back to before an event: what was said since is left, what was learned holds on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ortet
+from ortet.errors import NotFound
+from ortet.journal.events import Draft
+from ortet.session.hub import Hub
+from ortet.session.rewinding import go_before
+from ortet.session.view import View
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with ortet.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def said(view: View) -> list[object]:
+    return [message.content for message in view.messages()]
+
+
+def test_messages_are_left_and_facts_hold_on(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        s.say("assistant", "two")
+        s.learn("the sky is blue")
+        s.say("user", "three")
+        second = s.messages()[1].seq
+        other = {"role": "assistant", "content": "other"}
+        go_before(s, second, lambda: [Draft("message", other, hub.author)])
+        assert said(s) == ["one", "other"]
+        assert [fact.text for fact in s.facts()] == ["the sky is blue"]
+        s.say("user", "on")
+        (back,) = [
+            c for c in hub.log(s.row.branch) if c.message == "before messages were taken back"
+        ]
+    with hub.session("s") as s:
+        assert said(s) == ["one", "other", "on"]
+        s.restore(back.oid)
+        assert said(s) == ["one", "two", "three"]
+    assert hub.verify().problems == []
+
+
+def test_there_must_be_such_an_event(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        for seq in (0, 1, s.messages()[-1].seq + 1):
+            with pytest.raises(NotFound, match=f"event {seq}"):
+                go_before(s, seq)
+        assert said(s) == ["one"]
