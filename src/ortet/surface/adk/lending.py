@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.surface.lent import Lent, session_name
 from ortet.surface.lentkeeper import opened
+from ortet.surface.whole import whole
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def _bad_id(what: str, id_: object) -> Invalid:
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **given: Any) -> T:
-    return await asyncio.to_thread(function, *args, **given)
+    return await whole(function, *args, **given)
 
 
 def _is_text(id_: str) -> bool:

@@ -21,6 +21,7 @@ from ortet.surface.agent_framework.parts import Parts, joined
 from ortet.surface.agent_framework.values import Values
 from ortet.surface.lent import session_name
 from ortet.surface.spoken import add, lent_of
+from ortet.surface.whole import whole
 
 SAVED = "agent-framework.checkpoint"
 DELETED = "agent-framework.deleted"
@@ -65,7 +66,7 @@ class OrtetCheckpointStorage:
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Store it, on the disk when it returns; Invalid("not_storable") names the place of a value
         that cannot be."""
-        return await asyncio.to_thread(self._save, checkpoint)
+        return await whole(self._save, checkpoint)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
         check_text(checkpoint_id=checkpoint_id)
@@ -103,7 +104,7 @@ class OrtetCheckpointStorage:
     async def delete(self, checkpoint_id: str) -> bool:
         """It is found no more; the journal still knows it, until `hub.erase`."""
         check_text(checkpoint_id=checkpoint_id)
-        return await asyncio.to_thread(self._delete, checkpoint_id)
+        return await whole(self._delete, checkpoint_id)
 
     # in a thread
 

@@ -25,6 +25,7 @@ from ortet.surface.agent_framework.messages import (
 )
 from ortet.surface.lent import session_name
 from ortet.surface.spoken import lent_of, naming, say, whole_of
+from ortet.surface.whole import whole
 
 _COUNTS = {
     "input_token_count": "input_tokens",
@@ -95,7 +96,7 @@ class OrtetHistoryProvider(HistoryProvider):
         """Those that are new, all or none, on the disk when it returns."""
         del state, kwargs
         if messages:
-            await asyncio.to_thread(self._write, session_id, list(messages))
+            await whole(self._write, session_id, list(messages))
 
     async def after_run(
         self,
@@ -111,7 +112,7 @@ class OrtetHistoryProvider(HistoryProvider):
         if self._spend and used:
             usage = {word: used[key] for key, word in _COUNTS.items() if used.get(key)}
             model = getattr(response, "model", None) or "default"
-            await asyncio.to_thread(self._pay, context.session_id, str(model), usage)
+            await whole(self._pay, context.session_id, str(model), usage)
 
     # in a thread
 
@@ -144,7 +145,7 @@ class OrtetHistoryProvider(HistoryProvider):
             with naming("message", said):
                 say(session, said)
             waiting = {call.id for call in session.mind.core.calling}
-        self._ours = (self._ours - answered(new)) | waiting
+            self._ours = (self._ours - answered(new)) | waiting
 
     def _pay(self, session_id: str | None, model: str, usage: dict[str, Any]) -> None:
         with self._lent.writing(self.name_of(session_id), **self._options) as session:

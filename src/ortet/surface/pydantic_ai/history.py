@@ -29,6 +29,7 @@ from ortet.surface.pydantic_ai.messages import (
     result_of,
 )
 from ortet.surface.spoken import lent_of, naming, say, whole_of
+from ortet.surface.whole import whole
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 
@@ -57,23 +58,26 @@ class OrtetHistory:
         is there, and calls without a result are told as such."""
         before = await asyncio.to_thread(self.load)
         stored = 0
+
+        def keep(messages: Sequence[ModelMessage]) -> None:
+            nonlocal stored
+            self._store(dumped(messages[stored:]))
+            stored = len(messages)
+
         async with agent.iter(prompt, message_history=before, **given) as run:
             try:
                 async for _ in run:
-                    stored = await self._keep(run.new_messages(), stored)
+                    if len(new := run.new_messages()) > stored:
+                        await whole(keep, new)
             finally:
-                await self._keep(run.new_messages(), stored)
+                if len(new := run.new_messages()) > stored:
+                    await whole(keep, new)
         assert run.result is not None  # or the loop has raised
         return run.result
 
     def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
         """As `agent.run_sync`, with this history."""
         return run_here(lambda: self.run(agent, prompt, **given))
-
-    async def _keep(self, messages: Sequence[ModelMessage], stored: int) -> int:
-        if len(messages) > stored:
-            await asyncio.to_thread(self._store, dumped(messages[stored:]))
-        return len(messages)
 
     def load(self) -> list[ModelMessage]:
         """For `message_history=`: all in context, a summary first where something was compacted."""

@@ -1,0 +1,133 @@
+"""Who is cancelled in the middle of a write: it is done whole, once, and before the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from ortet.session.hub import Hub
+from ortet.surface.lent import Lent
+
+
+@contextmanager
+def held(lent: Lent) -> Iterator[Event]:
+    """Whatever is written waits, until the event that this gives is set."""
+    begun, over = Event(), Event()
+
+    def hold() -> None:
+        with lent.hub():
+            begun.set()
+            over.wait()
+
+    thread = Thread(target=hold)
+    thread.start()
+    begun.wait()
+    try:
+        yield over
+    finally:
+        over.set()
+        thread.join()
+
+
+async def cancelled(lent: Lent, write: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Cancelled twice while it waits: it ends when it is done."""
+    with held(lent) as over:
+        task = asyncio.create_task(write())
+        for _ in range(2):
+            for _ in range(10):
+                await asyncio.sleep(0)
+            task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        over.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def test_a_conversation_of_the_agent_framework(hub: Hub) -> None:
+    from agent_framework import Message
+
+    from ortet.surface.agent_framework import OrtetHistoryProvider
+
+    provider = OrtetHistoryProvider(hub)
+
+    async def work() -> list[str]:
+        await cancelled(
+            provider._lent, lambda: provider.save_messages("x", [Message("user", ["1"])])
+        )
+        await provider.save_messages("x", [Message("user", ["2"])])
+        return [one.text for one in await provider.get_messages("x")]
+
+    assert asyncio.run(work()) == ["1", "2"]
+
+
+def test_a_checkpoint_of_the_agent_framework(hub: Hub) -> None:
+    from agent_framework import WorkflowCheckpoint
+
+    from ortet.surface.agent_framework import OrtetCheckpointStorage
+
+    storage = OrtetCheckpointStorage(hub)
+    first, second = (WorkflowCheckpoint("w", "hash", checkpoint_id=id_) for id_ in "12")
+
+    async def work() -> list[str]:
+        await cancelled(storage._lent, lambda: storage.save(first))
+        await storage.save(second)
+        return await storage.list_checkpoint_ids(workflow_name="w")
+
+    assert asyncio.run(work()) == ["1", "2"]
+
+
+def test_an_event_of_adk(hub: Hub) -> None:
+    from google.adk.events import Event as AdkEvent
+
+    from ortet.surface.adk import OrtetSessionService
+
+    service = OrtetSessionService(hub)
+
+    async def work() -> tuple[list[str], list[str]]:
+        session = await service.create_session(app_name="a", user_id="u", session_id="x")
+        events = [AdkEvent(author="user", id=id_) for id_ in "12"]
+        await cancelled(service._lent, lambda: service.append_event(session, events[0]))
+        await service.append_event(session, events[1])  # it knows of the first
+        stored = await service.get_session(app_name="a", user_id="u", session_id="x")
+        assert stored is not None
+        return [one.id for one in session.events], [one.id for one in stored.events]
+
+    assert asyncio.run(work()) == (["1", "2"], ["1", "2"])
+
+
+def test_a_run_of_pydantic_ai(hub: Hub) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.test import TestModel
+
+    from ortet.surface.pydantic_ai import OrtetHistory
+
+    chat = OrtetHistory("x", hub)
+    agent = Agent(TestModel(custom_output_text="two"))
+    really = chat._store
+
+    async def work() -> None:
+        loop, storing, done = asyncio.get_running_loop(), asyncio.Event(), Event()
+
+        def store(*args: Any, **given: Any) -> int:
+            loop.call_soon_threadsafe(storing.set)
+            done.wait()
+            return really(*args, **given)
+
+        chat._store = store  # type: ignore[method-assign]
+        task = asyncio.create_task(chat.run(agent, "one"))
+        await storing.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        done.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
+    assert [message.content for message in hub.get("x").messages()] == ["one", "two"]
