@@ -26,6 +26,7 @@ from ortet.opening import (
 )
 from ortet.pointer import Pointer, find_pointer
 from ortet.settings import Settings
+from ortet.shared import SHARED, is_shared, open_shared
 
 if TYPE_CHECKING:
     from ortet.graph.tree import Trees
@@ -145,14 +146,9 @@ def store_path(url: str) -> Path:
         except RuntimeError as error:
             raise bad_url(url, str(error)) from error
     name = scheme[1].lower()
-    if name in REMOTE:
+    if name in (*REMOTE, *SHARED):
         raise Unsupported(
             "remote_store", f"a store at {name}:// has no directory here: do this at the server"
-        )
-    if name in ("postgresql", "postgres"):
-        raise Unsupported(
-            "backend_missing",
-            f"this release of ortet has no {name}:// stores: give a directory or http://HOST:PORT",
         )
     if name != "file":
         raise bad_url(url, f"unknown scheme {name}")
@@ -239,6 +235,9 @@ def open_hub(
 def _opened(
     url: str, *, clock: Clock, random: Random, create: bool, environ: Mapping[str, str]
 ) -> Opened:
+    if is_shared(url):
+        kept = cache_place(environ)
+        return open_shared(url, cache=kept, clock=clock, random=random, create=create)
     if not is_remote(url):
         return open_embedded(store_path(url), clock=clock, random=random, create=create)
     token = environ.get("ORTET_TOKEN", "").strip()

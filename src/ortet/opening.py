@@ -55,7 +55,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
 
     exists = _prepare(root, create=create)
     settings = read_settings(root)
-    hasher = Hasher(_key(settings.key_file, root))
+    hasher = Hasher(read_key(settings.key_file, root))
     if exists:
         open_root(root, hasher)  # a format or a key that is not ours: touch nothing
     with ExitStack() as undo:
@@ -94,9 +94,9 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
         undo.callback(catalog.close)
         hello = catalog.hello()
         catalog.epochs.hear(hello.epoch)
-        root = _place(cache, hello)
+        root = place_of(cache, hello.store)
         settings = read_settings(root)
-        hasher = Hasher(_key(options.get("key_file") or settings.key_file, root))
+        hasher = Hasher(read_key(options.get("key_file") or settings.key_file, root))
         _check(link.url, hello, hasher.key_id)
         bucket = HttpBucket(link)
         objects = RemoteObjects(
@@ -155,12 +155,13 @@ def _token(file: str | None) -> str:
         ) from None
 
 
-def _place(cache: Path, hello: Hello) -> Path:
+def place_of(cache: Path, store: str) -> Path:
+    """What this host keeps of the store with this id."""
     from ortet.machine.dirs import failure
 
-    if not hello.store.isalnum():
+    if not store.isalnum():
         raise Unsupported("bad_answer", "the server gave its store a strange id: upgrade ortet")
-    root = cache / "remote" / hello.store
+    root = cache / "remote" / store
     _check_length(root)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -235,7 +236,7 @@ def read_settings(root: Path) -> Settings:
         raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
 
 
-def _key(name: str | None, root: Path) -> bytes | None:
+def read_key(name: str | None, root: Path) -> bytes | None:
     if name is None:
         return None
     file = root / name

@@ -200,8 +200,8 @@ class TestErrors:
         done = ortet("log", "--json", cwd=tmp_path, code=4, env=env)
         assert done.error["kind"] == "no_store"
         assert not (tmp_path / "none").exists()
-        far = ortet("log", "--json", cwd=tmp_path, code=9, env={"ORTET_URL": "postgresql://x/y"})
-        assert far.error["kind"] == "backend_missing"
+        far = ortet("log", "--json", cwd=tmp_path, code=2, env={"ORTET_URL": "postgresql://x/y"})
+        assert far.error["kind"] == "bad_url"
 
 
 class TestInterrupt:

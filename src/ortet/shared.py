@@ -1,0 +1,207 @@
+"""From the address of a database to a store that many hosts share: rows in PostgreSQL, packs in a
+bucket, wake-ups by Valkey. Reads no environment."""
+# ruff: noqa: PLC0415 - one kind of store must not load what the other needs
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
+from ortet.ids import Clock, Random
+from ortet.opening import MIB, Opened, place_of, read_key, read_settings
+
+if TYPE_CHECKING:
+    from ortet.backend.abc import Bucket, Cache, Catalog, Signal
+
+SHARED = ("postgresql", "postgres")
+_OPTIONS = ("bucket", "signal", "schema", "connections", "key_file")
+_STORE = ("store", "id")
+_FORMAT = ("store", "format")
+_MARK = "stores/"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What the address of a shared store says; `database` is for the driver."""
+
+    database: str
+    bucket: str
+    signal: str = ""
+    schema: str = "ortet"
+    connections: int = 16
+    key_file: str | None = None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """As the FORMAT file of a store in a directory."""
+
+    format: int
+    key_id: bytes
+
+
+def is_shared(url: str) -> bool:
+    return "://" in url and url.partition("://")[0].lower() in SHARED
+
+
+def address_of(url: str) -> Address:
+    """What is ours of an address; all else behind the question mark goes to the driver."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise Invalid("bad_url", f"this is no address of a database ({error})") from error
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in pairs if name in _OPTIONS}
+    rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
+    if not ours.get("bucket"):
+        raise Invalid(
+            "bad_url",
+            "a store in PostgreSQL needs a place for its files: add ?bucket=s3://BUCKET/PREFIX, or "
+            "?bucket=file:///DIRECTORY where all its hosts see that directory",
+        )
+    try:
+        return msgspec.convert(
+            {**ours, "database": urlunsplit(parts._replace(query=rest))}, Address, strict=False
+        )
+    except msgspec.ValidationError as error:
+        raise Invalid("bad_url", f"this is no address of a database ({error})") from error
+
+
+def bucket_of(url: str) -> Bucket:
+    """A directory that all hosts see, or a bucket of S3, Google or Azure."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() == "file" and parts.netloc in ("", "localhost") and parts.path:
+        from ortet.backend.files import FileBucket
+
+        place = Path(unquote(parts.path, errors="surrogateescape"))
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return FileBucket(place)
+    from ortet.backend.s3 import S3Bucket
+
+    return S3Bucket(url)
+
+
+def signal_of(url: str, *, space: str, root: Path) -> tuple[Signal, Cache | None]:
+    """Those of a Valkey or Redis server. Without one only processes of this host wake each other;
+    the others look by themselves."""
+    if not url:
+        from ortet.backend.signals import HostSignal
+
+        return HostSignal(root / "local" / "signal"), None
+    from ortet.backend import valkey
+
+    return valkey.signal_of(url, space=space), valkey.cache_of(url, space=space)
+
+
+def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: bool) -> Opened:
+    """Rows in PostgreSQL, packs in a bucket; what is read of them, and machines, below `cache`."""
+    try:
+        from ortet.backend.postgres import PostgresCatalog
+    except ImportError as error:
+        raise Unsupported(
+            "extra_missing",
+            f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
+        ) from error
+    from ortet.codec import Hasher, checksum
+    from ortet.session.parts import host_id
+    from ortet.store.remote import RemoteObjects
+
+    address = address_of(url)
+    bucket = bucket_of(address.bucket)
+    with ExitStack() as undo:
+        undo.callback(bucket.close)
+        try:
+            catalog = PostgresCatalog(
+                address.database,
+                clock,
+                schema=address.schema,
+                connections=address.connections,
+                create=create,
+            )
+        except Corrupt as error:
+            raise _no_store() if error.kind == "no_catalog" else error from None
+        undo.callback(catalog.close)
+        store = _identity(catalog, create=create)
+        root = place_of(cache, store)
+        settings = read_settings(root)
+        hasher = Hasher(read_key(address.key_file or settings.key_file, root))
+        _check(catalog, hasher.key_id)
+        objects = RemoteObjects(
+            root,
+            bucket,
+            epochs=catalog.epochs,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            reserve=settings.reserve * MIB,
+        )
+        undo.callback(objects.close)
+        _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)
+        signal, shared = signal_of(address.signal, space=store, root=root)
+        undo.pop_all()
+    # machines lie in `root`: another user's, or another cache, is another host to them
+    host = checksum(f"{host_id()}\n{root}".encode()).hex()
+    return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared)
+
+
+def _identity(catalog: Catalog, *, create: bool) -> str:
+    """The id of the store, made by who comes first."""
+    row = catalog.row(*_STORE)
+    if row is None:
+        if not create:
+            raise _no_store()
+        with suppress(Conflict):  # another was faster
+            catalog.put_row(*_STORE, os.urandom(16).hex().encode(), expect=0)
+        return _identity(catalog, create=False)
+    return row.value.decode()
+
+
+def _no_store() -> NotFound:
+    return NotFound("no_store", "there is no store in this database: run `ortet init` first")
+
+
+def _check(catalog: Catalog, key_id: bytes) -> None:
+    """Nothing is touched of a store that is newer, or made with another key."""
+    from ortet.codec import FORMAT_VERSION
+
+    row = catalog.row(*_FORMAT)
+    if row is None:
+        with suppress(Conflict):
+            made = msgspec.msgpack.encode(_Format(FORMAT_VERSION, key_id))
+            catalog.put_row(*_FORMAT, made, expect=0)
+        return _check(catalog, key_id)
+    found = msgspec.msgpack.decode(row.value, type=_Format)
+    if found.format > FORMAT_VERSION:
+        raise Unsupported(
+            "newer_format",
+            f"this store has format {found.format}, this ortet knows {FORMAT_VERSION}: upgrade "
+            "ortet",
+        )
+    if found.key_id != key_id:
+        raise Refused(
+            "wrong_key",
+            f"this store has key {found.key_id.hex()}, not {key_id.hex()}: add &key_file=PATH with "
+            "a copy of the store's key",
+        )
+    return None
+
+
+def _check_bucket(bucket: Bucket, store: str, note: Path, url: str) -> None:
+    """That the packs of this store are there, and not those of others: looked up once a host."""
+    if note.exists() and note.read_text("utf-8") == url:
+        return
+    marks = [found.key for found in bucket.list(_MARK)]
+    if not marks:
+        with suppress(Conflict):
+            bucket.put(f"{_MARK}{store}", b"")
+    elif f"{_MARK}{store}" not in marks:
+        raise Invalid(
+            "wrong_bucket",
+            "this bucket holds the files of another store: give the bucket of this one, or another "
+            "prefix",
+        )
+    note.write_text(url, "utf-8")

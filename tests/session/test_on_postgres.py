@@ -1,0 +1,171 @@
+"""Sessions of a store in PostgreSQL with a bucket beside it, from several hosts: a cache directory
+of its own makes a process another host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+
+from ortet.config import open_hub
+from ortet.errors import Invalid, NotFound, Refused
+from ortet.session.hub import Hub
+from ortet.testing.processes import WAIT
+
+Host = Callable[[str], Hub]
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    schema = new_schema()
+    yield schema
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def url(tmp_path: Path, schema: str) -> str:
+    return f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+
+
+@pytest.fixture
+def host(tmp_path: Path, url: str) -> Iterator[Host]:
+    """A hub as a host of this name opens it."""
+    hubs: list[Hub] = []
+
+    def opened(name: str) -> Hub:
+        hubs.append(open_hub(url, environ=environ(tmp_path, name)))
+        return hubs[-1]
+
+    yield opened
+    for hub in hubs:
+        hub.close()
+
+
+def environ(tmp_path: Path, name: str) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)}
+
+
+def test_a_session_goes_from_host_to_host(host: Host) -> None:
+    with host("one").session("s", goal="move") as s:
+        s.say("user", "the door is green")
+        then = s.commit("first")
+        s.say("user", "the door is red")
+    other = host("two")
+    with other.session("s") as s:
+        assert [m.content for m in s.messages()] == ["the door is green", "the door is red"]
+        s.say("assistant", "so it is")
+        s.commit("second")
+        (kid,) = s.fork(machine=False)
+        kid.say("user", "only in the fork")
+        kid.pause()
+        s.restore(then.oid)
+        assert [m.content for m in s.messages()] == ["the door is green"]
+        found = s.recall("door")
+        assert any("green" in one.text for one in found)
+    with host("one").session(kid.name) as s:
+        assert [m.content for m in s.messages()][-1] == "only in the fork"
+    assert other.catalog.check() == []
+
+
+def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "file").write_text("content " * 1000)
+    with host("one").session("s", workspace=tmp_path / "work") as s:
+        commit = s.commit("with files")
+    host("two").restore(commit.oid, to=tmp_path / "out")
+    assert (tmp_path / "out" / "file").read_text() == "content " * 1000
+
+
+def test_one_writer_at_a_time(host: Host) -> None:
+    with host("one").session("s") as s:
+        s.say("user", "mine")
+        with pytest.raises(Refused) as caught:
+            host("two").session("s")
+        assert caught.value.kind == "lease_held"
+    with host("two").session("s") as s:
+        assert len(s.messages()) == 1
+
+
+_WRITER = """
+import sys, ortet
+s = ortet.open(sys.argv[1]).session("s")
+for number in range(3):
+    s.say("user", str(number))
+print("said", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_what_was_said_before_kill_9_is_taken_over(
+    host: Host, tmp_path: Path, url: str, schema: str, name: str
+) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, url],
+        env=environ(tmp_path, "one"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"said\n"
+        with pytest.raises(Refused):
+            host(name).session("s")
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(WAIT)
+    if name != "one":  # another host cannot know; it waits for the end of the lease, which we hurry
+        with pytest.raises(Refused):
+            host(name).session("s")
+        with psycopg.connect(shared().url(), autocommit=True) as connection:
+            connection.execute(f'UPDATE "{schema}".leases SET expires = expires - 30000000000')
+    with host(name).session("s") as s:
+        assert [m.content for m in s.messages()] == ["0", "1", "2"]
+        s.say("user", "3")
+
+
+def test_a_bucket_belongs_to_one_store(tmp_path: Path, url: str, schema: str, host: Host) -> None:
+    with host("one").session("s") as s:
+        s.commit("c")
+    other = new_schema()
+    try:
+        with pytest.raises(Invalid) as caught:
+            open_hub(url.replace(schema, other), environ=environ(tmp_path, "one"))
+        assert caught.value.kind == "wrong_bucket"
+    finally:
+        drop_schema(shared().url(), other)
+
+
+def test_no_store_is_made_unasked(tmp_path: Path, url: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        open_hub(url, create=False, environ=environ(tmp_path, "one"))
+    assert caught.value.kind == "no_store"
+
+
+def test_a_bucket_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="bucket=") as caught:
+        open_hub(shared().url(), environ=environ(tmp_path, "one"))
+    assert caught.value.kind == "bad_url"
+
+
+def test_it_says_what_to_install() -> None:
+    """Without the driver, which is hidden from a process of its own."""
+    code = """
+import sys
+sys.modules["psycopg"] = None
+import ortet, ortet.errors
+try:
+    ortet.open("postgresql://localhost/x?bucket=file:///tmp/x")
+except ortet.errors.Unsupported as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT
+    )
+    assert 'pip install "ortet[postgres]"' in done.stdout
