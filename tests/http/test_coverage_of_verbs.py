@@ -192,6 +192,7 @@ LOCAL_STORE = {
     **dict.fromkeys(("fork", "fork_with", "forks_by", "how", "row_at"), _WITHIN),
     **dict.fromkeys(("hidden", "known_secrets", "without_secrets"), _WITHIN),
     **dict.fromkeys(("check_here", "is_here"), _WITHIN),
+    **dict.fromkeys(("pull", "push"), "between two stores: whoever can reach both does it"),
     **dict.fromkeys(
         ("inplace", "private", "locate", "reopen"), "finds the workspace of a caller's directory"
     ),

@@ -66,7 +66,7 @@ def export(
     head = build_head(objects.hasher.key_id, named, heirs)
     with Part(path, head, objects.hasher.key_id) as part:
         resumed = len(part.held)
-        for oid, data in _read(objects, order, part.held):
+        for oid, data in read_checked(objects, order, part.held):
             part.add(oid, order[oid], data)
             if progress:
                 progress(part.count, len(order))
@@ -107,7 +107,7 @@ def import_(
         for lead in file.leads:
             for oid, data in _cut(file, lead):
                 if kinds[oid] in ERASABLE and objects.heir(oid) != oid:
-                    _check_heir(objects, oid)
+                    check_heir(objects, oid)
                 elif not objects.has(oid) and objects.put(kinds[oid], bytes(data)) != oid:
                     raise file.bad("it was changed while it was read")
             reach("import.after-frame")
@@ -143,7 +143,7 @@ def _following(walk: Walk, heirs: dict[Oid, tuple[Oid, Kind]]) -> Walk:
     return follow
 
 
-def _check_heir(objects: Objects, oid: Oid) -> None:
+def check_heir(objects: Objects, oid: Oid) -> None:
     if not objects.has(objects.heir(oid)):
         raise Refused(
             "erased",
@@ -195,7 +195,7 @@ def _closure(objects: Objects, refs: Mapping[str, Oid], walk: Walk) -> dict[Oid,
     """Every object the refs need, children first: an import that is cut short leaves no holes."""
 
     def links_of(link: Link) -> list[Link]:
-        return list(walk(link.kind, _get(objects, link.oid)))
+        return list(walk(link.kind, get_checked(objects, link.oid)))
 
     order: dict[Oid, Kind] = {}
     for link, _ in descend([Link(oid, Kind.COMMIT) for oid in refs.values()], links_of):
@@ -203,7 +203,7 @@ def _closure(objects: Objects, refs: Mapping[str, Oid], walk: Walk) -> dict[Oid,
     return order
 
 
-def _read(
+def read_checked(
     objects: Objects, order: Mapping[Oid, Kind], held: set[Oid]
 ) -> Iterator[tuple[Oid, bytes]]:
     """Blobs as they lie in the store, which is fastest, then all else in order."""
@@ -212,10 +212,10 @@ def _read(
         yield oid, _checked(objects, oid, data)
     for oid, kind in order.items():
         if kind is not Kind.BLOB and oid not in held:
-            yield oid, _get(objects, oid)
+            yield oid, get_checked(objects, oid)
 
 
-def _get(objects: Objects, oid: Oid) -> bytes:
+def get_checked(objects: Objects, oid: Oid) -> bytes:
     return _checked(objects, oid, objects.get(oid))
 
 

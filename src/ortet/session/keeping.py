@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ortet.machine.leftovers import Leftover
     from ortet.session.hub import Hub
     from ortet.session.machines import Machines
+    from ortet.session.pulling import Pulled
     from ortet.session.registry import Registry, WorkspaceRow
     from ortet.store.sweep import SweepReport
     from ortet.store.verify import VerifyReport
@@ -134,6 +135,38 @@ class Keeping:
         must_be(PATH, path=path)
         may_be(CALL, progress=progress)
         return import_bundle(self._whole, Path(path), progress)
+
+    def pull(
+        self, other: Hub, refs: str | Sequence[str] = (), *, progress: Progress | None = None
+    ) -> Pulled:
+        """Bring branches and tags of another hub here, these or all: only objects that are missing
+        travel, verified, and what an interrupted call brought is not sent again. A branch that has
+        gone on there goes on here; one that is another here, or that somebody works on, gets a
+        number."""
+        return self._transfer(other, self._whole, refs, forward=False, progress=progress)
+
+    def push(
+        self, other: Hub, refs: str | Sequence[str] = (), *, progress: Progress | None = None
+    ) -> Pulled:
+        """The same the other way. A branch that is another there, or that somebody works on there,
+        is Conflict("not_forward"), and nothing is sent."""
+        return self._transfer(self._whole, other, refs, forward=True, progress=progress)
+
+    def _transfer(
+        self,
+        source: Hub,
+        target: Hub,
+        refs: str | Sequence[str],
+        *,
+        forward: bool,
+        progress: Progress | None,
+    ) -> Pulled:
+        from ortet.session.pulling import transfer
+
+        names = [refs] if isinstance(refs, str) else refs
+        must_be(SEVERAL, refs=names)
+        may_be(CALL, progress=progress)
+        return transfer(source, target, names, forward=forward, progress=progress)
 
     # inside
 

@@ -1,0 +1,85 @@
+"""clone, pull, push: commits between this store and another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from ortet.errors import Conflict
+from ortet.session.pulling import Pulled
+from ortet.surface import render
+from ortet.surface.call import Call, verb
+
+
+@verb()
+@click.argument("url")
+@click.argument("directory", metavar="DIR")
+def clone(call: Call, url: str, directory: str) -> None:
+    """Make a store in DIR with all branches and tags of another.
+
+    URL is the directory of a store, or http://HOST:PORT of a server. When it is interrupted, the
+    same again goes on: what has arrived does not travel twice.
+
+    \b
+    Example:
+      ortet clone http://build-host:8750 ./copy
+    """
+    place = call.here / directory
+    taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
+    if taken and not (place / "FORMAT").exists():
+        raise Conflict("exists", f"{place} is there and is no store: choose another directory")
+    other = call.open_hub(url, create=False)
+    hub = call.open_hub(str(place), create=True)
+    with call.progress("clone") as progress:
+        found = hub.pull(other, progress=progress)
+    call.emit({"store": str(place), **render.fields(found)}, _lines(found))
+
+
+@verb()
+@click.argument("url")
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
+    """Bring branches and tags of another store here, these or all.
+
+    Only what is missing travels, and is verified. A branch that has gone on there goes on here; one
+    that is another here, or that you work on, gets a number.
+
+    \b
+    Example:
+      ortet pull http://build-host:8750
+      ortet pull ../other-store fix-42
+    """
+    hub, other = call.open_hub(create=True), call.open_hub(url, create=False)
+    with call.progress("pull") as progress:
+        found = hub.pull(other, refs, progress=progress)
+    call.emit(found, _lines(found))
+
+
+@verb()
+@click.argument("url")
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
+    """Send branches and tags to another store, these or all.
+
+    Only what is missing there travels, and is verified. A branch that is another there, or that
+    somebody works on there, is refused, and nothing is sent.
+
+    \b
+    Example:
+      ortet push http://build-host:8750 fix-42
+    """
+    other = call.open_hub(url, create=False)
+    with call.progress("push") as progress:
+        found = call.hub.push(other, refs, progress=progress)
+    call.emit(found, _lines(found))
+
+
+def _lines(found: Pulled) -> Iterator[str]:
+    for name in found.moved:
+        oid = found.branches.get(name) or found.tags[name]
+        yield f"{render.safe(name)} is {render.short(oid)}"
+    for name in found.kept:
+        yield f"tag {render.safe(name)} is another there: left as it is"
+    what = f"{render.plural(found.objects, 'object')}, {render.size(found.bytes)}"
+    yield f"sent {what}" if found.objects else "nothing to send"

@@ -1,0 +1,230 @@
+"""Commits between stores: embedded ones, and one behind a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.remote_server import serving
+
+from ortet.config import open_hub
+from ortet.errors import Conflict, NotFound, Unsupported
+from ortet.ids import from_hex
+from ortet.session.hub import Hub
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Hub]:
+    with open_hub(tmp_path / "here") as hub:
+        yield hub
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Hub]:
+    with open_hub(tmp_path / "there") as hub:
+        yield hub
+
+
+def grow(hub: Hub, work: Path, text: str) -> str:
+    """A commit with files and a mind, on branch `s`."""
+    work.mkdir(exist_ok=True)
+    (work / "file.txt").write_text(text)
+    with hub.session("s", workspace=work, files="inplace") as session:
+        session.say("user", text)
+        return session.commit(text).oid
+
+
+def branch_of(hub: Hub) -> str:
+    [row] = hub.sessions()
+    return row.branch
+
+
+def test_only_what_is_missing_travels(here: Hub, there: Hub, tmp_path: Path) -> None:
+    grow(here, tmp_path / "w", "one")
+    steps: list[tuple[int, int]] = []
+    first = there.pull(here, progress=lambda done, of: steps.append((done, of)))
+    name = branch_of(here)
+    assert first.moved == [name]
+    assert steps[-1] == (first.objects, first.objects)
+    assert first.objects > 5
+    again = there.pull(here)
+    assert (again.moved, again.objects, again.bytes) == ([], 0, 0)
+    oid = grow(here, tmp_path / "w", "two")
+    second = there.pull(here)
+    assert second.branches == {name: oid}
+    assert 0 < second.objects < first.objects + 5
+    assert there.verify().commits == here.verify().commits
+    there.restore(oid, tmp_path / "out")
+    assert (tmp_path / "out" / "file.txt").read_text() == "two"
+
+
+def test_the_mind_comes_along(here: Hub, there: Hub, tmp_path: Path) -> None:
+    grow(here, tmp_path / "w", "said before")
+    there.pull(here)
+    with there.session("mine") as session:
+        session.adopt(branch_of(here))
+        assert [m.content for m in session.messages()] == ["said before"]
+
+
+def test_tags_and_names(here: Hub, there: Hub, tmp_path: Path) -> None:
+    oid = from_hex(grow(here, tmp_path / "w", "one"))
+    here.refs.create("v1", oid, kind="tag")
+    here.refs.create("other", oid)
+    found = there.pull(here, "v1")
+    assert (found.branches, list(found.tags)) == ({}, ["v1"])
+    with pytest.raises(NotFound) as caught:
+        there.pull(here, ["nothing"])
+    assert caught.value.kind == "no_ref"
+    newer = from_hex(grow(here, tmp_path / "w", "two"))
+    here.refs.delete("v1", kind="tag")
+    here.refs.create("v1", newer, kind="tag")
+    found = there.pull(here)
+    assert found.kept == ["v1"]
+    assert found.tags == {"v1": oid.hex()}
+
+
+def test_a_branch_that_is_another_gets_a_number_or_is_refused(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
+    ours = grow(here, tmp_path / "a", "ours")
+    theirs = grow(there, tmp_path / "b", "theirs")
+    here.refs.create("shared", from_hex(ours))
+    there.refs.create("shared", from_hex(theirs))
+    with pytest.raises(Conflict) as caught:
+        here.push(there, "shared")
+    assert caught.value.kind == "not_forward"
+    assert not there.objects.has(from_hex(ours))  # nothing was sent
+    found = there.pull(here, "shared")
+    assert found.branches == {"shared-2": ours}
+    assert there.pull(here, "shared").branches == {"shared-2": ours}
+    head = there.refs.get("shared")
+    assert head is not None
+    assert head.oid.hex() == theirs
+
+
+def test_a_branch_that_has_gone_on_there_stays(here: Hub, there: Hub, tmp_path: Path) -> None:
+    oid = grow(here, tmp_path / "w", "one")
+    name = branch_of(here)
+    there.pull(here)
+    newer = grow(here, tmp_path / "w", "two")
+    here.refs.create("old", from_hex(oid))
+    there.pull(here, name)
+    there.refs.create("old", from_hex(newer))
+    assert here.push(there, "old").branches == {"old": newer}
+
+
+def test_a_branch_that_somebody_works_on_is_not_moved(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
+    """Its files would not be those of its head any more."""
+    oid = grow(here, tmp_path / "w", "one")
+    name = branch_of(here)
+    there.pull(here)
+    grow(there, tmp_path / "w2", "mine")
+    newer = grow(here, tmp_path / "w", "two")
+    del oid
+    found = there.pull(here, name)
+    [moved] = found.moved
+    assert found.branches[moved] == newer
+
+
+def test_what_was_erased_stays_erased(here: Hub, there: Hub, tmp_path: Path) -> None:
+    grow(here, tmp_path / "w", "keep")
+    with here.session("s", workspace=tmp_path / "w", files="inplace") as session:
+        event = session.say("user", "a secret thing")
+        session.commit("with it")
+    here.erase("s", seqs=[event.seq])
+    there.pull(here)
+    assert there.verify().commits == here.verify().commits
+    with there.session("mine") as session:
+        session.adopt(branch_of(here))
+        assert "secret" not in str([m.content for m in session.messages()])
+
+
+def test_stores_with_other_keys(here: Hub, tmp_path: Path) -> None:
+    grow(here, tmp_path / "w", "one")
+    other = tmp_path / "keyed"
+    other.mkdir()
+    (other / "key").write_text("ab" * 32)
+    (other / "config.toml").write_text('key_file = "key"\n')
+    with open_hub(other) as keyed, pytest.raises(Unsupported) as caught:
+        keyed.pull(here)
+    assert caught.value.kind == "other_key"
+
+
+def test_to_and_from_a_server(here: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    oid = grow(here, tmp_path / "w", "one")
+    name = branch_of(here)
+    with serving(tmp_path / "team") as url:
+        with open_hub(url) as team:
+            assert here.push(team).branches == {name: oid}
+            assert here.push(team).objects == 0
+        newer = grow(here, tmp_path / "w", "two")
+        with open_hub(url) as team, open_hub(tmp_path / "third") as third:
+            here.push(team, name)
+            assert third.pull(team).branches == {name: newer}
+            assert third.verify().commits == here.verify().commits
+
+
+_KILLED = """
+import sys
+from ortet.config import open_hub
+from ortet.graph import transfer
+transfer.PART = 1
+with open_hub(sys.argv[1]) as hub, open_hub(sys.argv[2]) as other:
+    hub.pull(other)
+"""
+
+
+def test_killed_in_the_middle_it_goes_on(here: Hub, tmp_path: Path) -> None:
+    work = tmp_path / "w"
+    work.mkdir()
+    for n in range(20):
+        (work / f"{n}.bin").write_bytes(os.urandom(2000))
+    grow(here, work, "one")
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, tmp_path / "there", tmp_path / "here"],
+        env={**os.environ, "ORTET_FAULT": "carry.after-object:kill:10"},
+        check=False,
+        capture_output=True,
+        timeout=600,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with open_hub(tmp_path / "there") as there:
+        assert there.refs.branches() == []
+        found = there.pull(here)
+        assert found.known >= 9  # did not travel again
+        assert there.verify().commits == here.verify().commits
+
+
+def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
+    oid = grow(here, tmp_path / "w", "one")
+
+    def ortet(*words: str, store: str = "copy") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ortet", *words],
+            cwd=tmp_path,
+            env={**os.environ, "ORTET_URL": str(tmp_path / store)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    cloned = ortet("clone", "--json", "here", "copy")
+    assert cloned.returncode == 0, cloned.stderr
+    assert json.loads(cloned.stdout)["branches"] == {branch_of(here): oid}
+    for words in (("clone", "here", "copy"), ("pull", "here"), ("push", "here")):
+        done = ortet(*words)
+        assert (done.returncode, done.stdout) == (0, "nothing to send\n"), done.stderr
+    refused = ortet("clone", "here", "w")
+    assert refused.returncode == 5
+    assert "is no store" in refused.stderr
