@@ -101,6 +101,20 @@ def test_writes_and_the_checkpoint_behind_them_are_one_write(
     ]
 
 
+def test_who_waits_in_vain_takes_others_along(hub: Hub, tmp_path: Path, appends: list[int]) -> None:
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    tid, other = saver._offer(first, [("n", 1)], "other", "")
+    saver._threads.offers._add(tid, other)
+    appends.clear()
+    saver.put_writes(first, [("n", 2)], "task")
+    assert other.is_stored
+    assert len(appends) == 1
+    with ortet.open(tmp_path / "store") as again:
+        found = writes(OrtetSaver(again), first)
+    assert sorted(found) == [("other", "n", 1), ("task", "n", 2)]
+
+
 @pytest.mark.usefixtures("patient")
 def test_in_an_event_loop_they_need_no_thread(hub: Hub, appends: list[int]) -> None:
     saver = OrtetSaver(hub)

@@ -219,12 +219,16 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         return tid, Offer((ns, id_), add)
 
     def _write(self, tid: str, offer: Offer) -> None:
-        """Writes that no checkpoint took along."""
+        """Writes that no checkpoint took along, with those of other tasks."""
         self._threads.wait_for(tid, offer.spot)
         if self._threads.is_refused(tid, offer.spot):
             raise _moved(tid)
-        with self._threads.writing(tid) as (session, thread):
+        with (
+            self._threads.writing(tid) as (session, thread),
+            self._threads.with_offers(tid, session, thread),
+        ):
             offer.take(session, thread)
+            self._threads.flush(session, thread)
         offer.settle()
 
     def delete_thread(self, thread_id: str) -> None:

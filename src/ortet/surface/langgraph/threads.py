@@ -87,9 +87,14 @@ class Threads:
         event = append(session, thread, make, record=record, thread_id=thread_id, now=False)
         return lambda: self._settle(session, thread, event)
 
+    def flush(self, session: Session, thread: Thread) -> None:
+        """All that was added is durable on return."""
+        session._ledger.flush()
+        self._note(thread, thread.seq)
+
     @contextmanager
     def with_offers(self, tid: str, session: Session, thread: Thread) -> Iterator[None]:
-        """Around a record that is written, in one write with what tasks offer."""
+        """Around what is written: in one write with what tasks offer."""
         taken, is_stored = self.offers.take(tid, session, thread), False
         try:
             yield
