@@ -76,13 +76,13 @@ def in_child(act):
 def is_not_stored():
     assert saver.get_tuple(first).pending_writes == []
 
-def settle(*args):
+def flush(*args):
     in_child(is_not_stored)
     really(*args)
 
-really, threads._settle = threads._settle, settle
+really, threads.flush = threads.flush, flush
 saver.put_writes(first, [("k", 1)], "parent")
-threads._settle = really
+threads.flush = really
 in_child(lambda: saver.put_writes(first, [("k", 2)], "child"))
 assert [one[0] for one in saver.get_tuple(first).pending_writes] == ["child", "parent"]
 hub.close()
