@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ortet.backend.abc import Bucket
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError
+from ortet.ids import Oid
 from ortet.store.group import SUFFIX as GROUP
 from ortet.store.index import Index, encode_index, write_index
 from ortet.store.kept import Kept
@@ -18,11 +19,13 @@ from ortet.store.recovery import create
 from ortet.store.remotepack import WHOLE, RemotePack, RemoteTail
 from ortet.store.root import Root
 from ortet.store.shelf import Shelf
-from ortet.store.source import File
+from ortet.store.source import File, Spot
 from ortet.store.tail import SUFFIX as TAIL
 from ortet.store.tail import Tail, pack_key, storage_error
 
 _PREFIX = "packs/"
+GONE = ".gone"
+"""Beside a pack: a sweep is about to delete it, and has copied what lives."""
 _STRANGE = 16
 """So many packs without an index here are worth fetching those that cover many."""
 
@@ -44,6 +47,7 @@ class RemoteShelf(Shelf):
         kept: Kept,
     ) -> None:
         super().__init__(root, bucket, key_id=key_id, new_id=new_id)
+        self.condemned: frozenset[str] = frozenset()
         self._kept = kept
         self._drop_left_tails()
 
@@ -55,6 +59,16 @@ class RemoteShelf(Shelf):
                 if tail.is_free():
                     path.unlink()
 
+    def find_sure(self, oid: Oid) -> Spot | None:
+        """Not in a pack that is about to go: whoever writes must not rely on it."""
+        spot = super().find_sure(oid)
+        if spot is None or spot[0].id not in self.condemned:
+            return spot
+        return next((spot for spot in self.copies(oid) if spot[0].id not in self.condemned), None)
+
+    def find(self, oid: Oid) -> Spot | None:
+        return super().find(oid) or (super().find_sure(oid) if self.condemned else None)
+
     def refresh_if_changed(self) -> bool:
         self.refresh()
         return True
@@ -63,6 +77,7 @@ class RemoteShelf(Shelf):
         with self._lock:
             listed = list(self._bucket.list(_PREFIX))
             sizes = packs_in(listed)
+            self.condemned = frozenset(packs_in(listed, GONE))
             known = {pack.id: pack for pack in self.packs if not anew or pack.sealed}
             packs: list[Pack] = []
             for id_, size in sizes.items():

@@ -65,7 +65,7 @@ def sweep(
     """
     try:
         with objects.gate.busy(alone=True):
-            run = _Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+            run = Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
             run.mark(progress)
             run.copy()
             if not dry_run:
@@ -76,7 +76,9 @@ def sweep(
         raise storage_error(error, "sweeping") from error
 
 
-class _Sweep:
+class Sweep:
+    """One of them, phase by phase."""
+
     def __init__(
         self,
         objects: LocalObjects,
@@ -132,7 +134,7 @@ class _Sweep:
     def copy(self) -> None:
         """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
         alive = self._marks.oids
-        self._victims, kept = choose(self._sealed, alive, min_garbage=self._min_garbage)
+        self._victims, kept = self._choose()
         self._repacker.avoid(kept)
         self._marks.fresh.clear()
         try:
@@ -152,6 +154,9 @@ class _Sweep:
         self._examined = sum(len(victim) for victim in self._victims)
         reach("sweep.after-copy")
 
+    def _choose(self) -> tuple[list[Source], list[Source]]:
+        return choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+
     def finish(self, patience: float) -> None:
         """Phase three, alone: nothing that became reachable meanwhile may go."""
         if not self._victims:
@@ -160,19 +165,23 @@ class _Sweep:
         with objects.gate.exclusive(patience):
             reach("sweep.locked")
             objects.shelf.refresh()
-            self._marks.add(self._roots())
-            self._mark_tails([])
-            for victim in self._victims:
-                found = ((oid, victim.find(oid)) for oid in self._marks.fresh)
-                spots = ((oid, spot) for oid, spot in found if spot is not None)
-                self._repacker.copy(spots, self._marks.fresh)
-            self._repacker.seal()
+            self._copy_fresh()
             reach("sweep.before-epoch")
             # Before the first deletion: a writer that sees the old epoch may rely on any old pack.
             epoch = objects.gate.bump()
             reach("sweep.after-epoch")
             self._delete()
             objects.forget(epoch)
+
+    def _copy_fresh(self) -> None:
+        """What became reachable since it was marked."""
+        self._marks.add(self._roots())
+        self._mark_tails([])
+        for victim in self._victims:
+            found = ((oid, victim.find(oid)) for oid in self._marks.fresh)
+            spots = ((oid, spot) for oid, spot in found if spot is not None)
+            self._repacker.copy(spots, self._marks.fresh)
+        self._repacker.seal()
 
     def _delete(self) -> None:
         for victim in self._victims:

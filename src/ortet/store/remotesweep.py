@@ -1,0 +1,102 @@
+"""Freeing what nothing refers to in a bucket that many hosts write to, none of which can be locked
+out: what is about to go is marked, then writers who may not have seen the mark are refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from ortet.errors import Conflict, Unsupported
+from ortet.ids import Clock
+from ortet.store.abc import Walk
+from ortet.store.faults import reach
+from ortet.store.remote import RemoteObjects
+from ortet.store.remoteshelf import GONE, RemoteShelf
+from ortet.store.repack import choose
+from ortet.store.source import Source
+from ortet.store.sweep import MIN_GARBAGE, Progress, Roots, Sweep, SweepReport
+from ortet.store.tail import pack_key
+
+GRACE = 3600.0
+"""Seconds for which a pack may belong to a commit in the making."""
+
+
+class Fence(Protocol):
+    """What the catalog does for a sweep."""
+
+    def __call__(self) -> int:
+        """Raise the epoch, durably, and wait for writes that began before; returns the new one.
+
+        From then on a write that relies on an older epoch is refused.
+        """
+
+
+def sweep_remote(
+    objects: RemoteObjects,
+    roots: Roots,
+    walk: Walk,
+    *,
+    fence: Fence,
+    clock: Clock,
+    grace: float = GRACE,
+    dry_run: bool = False,
+    min_garbage: float = MIN_GARBAGE,
+    progress: Progress | None = None,
+) -> SweepReport:
+    """As `sweep`, beside writers on any number of hosts. Only one may run at a time: the caller
+    holds a lease for it.
+
+    Packs younger than `grace` seconds stay. A writer that is refused repeats its commit, and puts
+    again what it had found in a pack that goes. A sweep that is killed leaves marks, and the next
+    one goes on where it was.
+    """
+    run = _RemoteSweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+    run.prepare(clock.now_ns() - int(grace * 1e9), progress)
+    if not dry_run:
+        run.end(fence)
+    return run.report()
+
+
+class _RemoteSweep(Sweep):
+    def prepare(self, before: int, progress: Progress | None) -> None:
+        """Beside writers: what lives in packs that are to go is in others, too."""
+        self.mark(progress)
+        self._sealed = [pack for pack in self._sealed if _made(pack.id) < before]
+        self._total = sum(len(pack) for pack in self._sealed)
+        self.copy()
+
+    def _choose(self) -> tuple[list[Source], list[Source]]:
+        victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+        marked = [pack for pack in kept if pack.id in self._shelf.condemned]
+        return [*victims, *marked], [pack for pack in kept if pack not in marked]
+
+    @property
+    def _shelf(self) -> RemoteShelf:
+        shelf = self._objects.shelf
+        if not isinstance(shelf, RemoteShelf):
+            raise Unsupported("local_store", "this store is on this host: sweep it as such")
+        return shelf
+
+    def end(self, fence: Callable[[], int]) -> None:
+        """Whoever writes with the new epoch has looked at the bucket after the marks were there."""
+        bucket = self._objects.bucket
+        for victim in self._victims:
+            with contextlib.suppress(Conflict):  # of a sweep before this one
+                bucket.put(f"packs/{victim.id}{GONE}", b"")
+        reach("sweep.after-marks")
+        if self._victims:
+            epoch = fence()
+            reach("sweep.after-epoch")
+            self._copy_fresh()
+            bucket.delete([pack_key(victim.id) for victim in self._victims])
+            reach("sweep.after-delete")
+            self._objects.forget(epoch)
+        packs = {found.key for found in bucket.list("packs/")}
+        marks = [key for key in packs if key.endswith(GONE)]
+        bucket.delete([key for key in marks if key.removesuffix(GONE) + ".pack" not in packs])
+
+
+def _made(id_: str) -> int:
+    """When, in nanoseconds: what the clock of its writer said."""
+    return int(id_[:12], 16) * 1_000_000
