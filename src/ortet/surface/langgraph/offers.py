@@ -80,11 +80,15 @@ class Offers:
         offer.told = gate.release
         self._add(tid, offer)
         last, until = self._is_here(tid, offer.spot), time.monotonic() + LATE
-        while not gate.acquire(timeout=GATHER):
-            if (last or time.monotonic() > until) and self._withdraw(tid, offer):
-                return False
-            last = last or self._is_here(tid, offer.spot)
-        return True
+        try:
+            while not gate.acquire(timeout=GATHER):
+                if (last or time.monotonic() > until) and self._withdraw(tid, offer):
+                    return False
+                last = last or self._is_here(tid, offer.spot)
+            return True
+        except BaseException:  # by a signal: nobody waits for it any more
+            self._withdraw(tid, offer)
+            raise
 
     async def ataken(self, tid: str, offer: Offer) -> bool:
         """The same without a thread that waits: a loop has few, and the checkpoint may need one."""
