@@ -49,6 +49,11 @@ class Machines:
         for engine in self._used.values():
             engine.close()
 
+    @property
+    def used(self) -> bool:
+        """Whether there is anything to close."""
+        return bool(self._used)
+
     def _engine(self, name: str) -> Engine:
         if name not in self._used:
             self._used[name] = self._find(name)

@@ -24,6 +24,7 @@ from ortet.session.view import View
 from ortet.surface.http.drives import Drives
 from ortet.surface.http.readers import Readers
 from ortet.surface.http.room import Opened, Room
+from ortet.surface.http.strays import Strays
 
 Told = Callable[[str, BaseException], None]
 """Hears what failed where nobody can be told."""
@@ -64,6 +65,7 @@ class Rooms:
         self._closed = False
         self._keeper: Thread | None = None
         self._door = self._open_hub()
+        self._strays = Strays(self._door.catalog)
         self._calls = self._door.signal.narrowed(WANTED)  # not every event wakes the keeper
 
     def _open_hub(self) -> Hub:
@@ -169,9 +171,8 @@ class Rooms:
 
     def _make(self, agent: str, name: str, opened: Opened) -> SessionRow:
         """A new session, in its room if nobody was faster to enter that."""
-        hub = self._open_hub()
-        keep = False
-        try:
+        taken: list[Hub] = []
+        with self._readers.lent(kept=lambda hub: hub in taken) as hub:
             try:
                 session = opened(hub)
             except Refused as error:
@@ -183,11 +184,8 @@ class Rooms:
             with self._room(row.id) as room, room.at_once() as alone:
                 if alone and room.session is None:
                     room.take(hub, session)
-                    keep = True
+                    taken.append(hub)
             return row
-        finally:
-            if not keep:
-                hub.close()
 
     @contextmanager
     def enter(
@@ -253,10 +251,10 @@ class Rooms:
             if room.beats():
                 return room.session
             self._empty(room)  # it was ended, or another took it while this process slept
-        until = time.monotonic() + self._patience
+        self._strays.end(row.id)
         signal, topic = self._calls, left(row.id)
-        hub = self._open_hub()
-        try:
+        with self._readers.lent(kept=lambda hub: room.hub is hub) as hub:
+            until = time.monotonic() + self._patience  # whatever it took to open a hub
             while True:
                 token = signal.token(topic)
                 try:
@@ -269,9 +267,6 @@ class Rooms:
                         raise
                     ask_for(self._door.signal, row.id)
                     signal.wait(topic, token, min(rest, SOON))
-        finally:
-            if room.hub is not hub:
-                hub.close()
 
     def _make_space(self) -> None:
         """Leave the rooms that were not used for longest, where there are too many."""
@@ -308,18 +303,20 @@ class Rooms:
             room.lock.release()
 
     def _empty(self, room: Room) -> None:
-        """Let its session go. What fails then is told to the log, not to whoever is next: a lease
-        that could not be given back runs out by itself."""
+        """Let its session go. What fails then is told to the log, not to whoever is next."""
         if room.row is not None:
             self._ids.pop(room.row.name, None)
+        held = room.session.holding.lease if room.session is not None else None
         hub = room.leave()
         if hub is None:
             return
         try:
-            hub.close()
+            self._readers.give_back(hub)
         except OrtetError as error:
             self._told("leaving a session", error)
         finally:
+            if held is not None:
+                self._strays.left(room.id, held)
             self._notify(left(room.id))
 
     def _tidy(self, room: Room) -> None:
@@ -342,6 +339,8 @@ class Rooms:
                 before, token = token, signal.token(WANTED)
                 for room in list(self._rooms.values()):
                     self._look_after(room, signal.wait(wanted(room.id), before, 0))
+                self._readers.rest()
+                self._strays.end_all()
             except Exception as error:
                 self._told("keeping rooms", error)
                 with self._changed:
