@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ortet.errors import Invalid, Unavailable
 from ortet.memory.index import VERSION, Index, Lost, text_hash
 from ortet.memory.indexfile import IndexFile
-from ortet.memory.lookup import FIRST
-from ortet.memory.records import TIERS, Doc, End
+from ortet.memory.lookup import FIRST, LINES, Lookup, Place, end_of
+from ortet.memory.records import TIERS, Doc, End, Tier
 
 LINE = "1" * 32
 OTHER = "2" * 32
@@ -70,7 +70,7 @@ def count(index: Index, term: str, timeline: str = LINE) -> int:
     """How many messages of a timeline have it."""
     with index.reading() as lookup:
         number, _ = lookup.timeline(timeline)
-        last = lookup.place(number, "working", 1 << 30)
+        last = _place(lookup, number, "working", 1 << 30)
         low = last.id // FIRST * FIRST + 1
         return len(lookup.having(term, low, max(low, last.id)))
 
@@ -133,18 +133,18 @@ class TestTakingIn:
         index.add(LINE, 10, 30, docs[10:], [])
         with index.reading() as lookup:
             for tier in TIERS:
-                start, end = lookup.place(1, tier, 0), lookup.place(1, tier, 30)
+                start, end = _place(lookup, 1, tier, 0), _place(lookup, 1, tier, 30)
                 assert (end.id - start.id, end.total) == (10, 30)
                 assert lookup.hashes(1, [tier], 0, 30)[0][1] == text_hash("three little words")
 
     def test_ids_by_time(self, index: Index) -> None:
         fill(index)
         with index.reading() as lookup:
-            start, end = lookup.place(1, "working", 0), lookup.place(1, "working", 40)
+            start, end = _place(lookup, 1, "working", 0), _place(lookup, 1, "working", 40)
             assert lookup.until(start, end, 9) == start
             assert lookup.until(start, end, 10).id == start.id + 1
             assert lookup.until(start, end, 255).id == start.id + 25
-            assert lookup.until(start, end, 255) == lookup.place(1, "working", 25)
+            assert lookup.until(start, end, 255) == _place(lookup, 1, "working", 25)
             assert lookup.until(start, end, 10_000) == end
 
 
@@ -154,7 +154,7 @@ def test_every_token_is_found(words_index: Index, text: str) -> None:
     known = words_index.known(LINE)
     words_index.add(LINE, known, known + 1, [said(known + 1, text)], [])
     with words_index.reading() as lookup:
-        place = lookup.place(1, "working", known + 1)
+        place = _place(lookup, 1, "working", known + 1)
         (entry,) = lookup.entries([place.id]).values()
         tokens = words_index.words.tokens(text)
         assert entry.length == len(tokens)
@@ -407,3 +407,9 @@ class TestDropping:
         index.drop()
         assert self.leftovers(path) == []
         assert not index.in_memory
+
+
+def _place(lookup: Lookup, timeline: int, tier: Tier, seq: int) -> Place:
+    end = end_of(timeline, seq)
+    first = Place((timeline * LINES + TIERS.index(tier)) * FIRST, 0)
+    return lookup.places([tier], [end])[tier].get(end, first)

@@ -89,6 +89,11 @@ class Index:
             row = connection.execute(_KNOWN, (timeline,)).get
             return int(row[1]) if row else 0
 
+    def known_of(self, timelines: Iterable[str]) -> dict[str, int]:
+        """The same of many; those of which nothing was taken in are left out."""
+        with self.reading() as lookup:
+            return {name: known for name, (_, known) in lookup.timelines(timelines).items()}
+
     def mark(self) -> bytes:
         """To be asked for before events are read: see `add`."""
         with self._file.transaction() as connection:

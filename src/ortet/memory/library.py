@@ -51,14 +51,15 @@ class Library:
         raise last
 
     def _catch_up(self, paths: Sequence[Path], news: News) -> None:
+        ends = self._index.known_of({span.timeline for path in paths for span in path.spans})
         for path in paths:
             for span in path.spans:
-                known = self._index.known(span.timeline)
+                known = ends.get(span.timeline, 0)
                 if known < span.upto:
                     mark = self._index.mark()
-                    for upto, docs, ends in news(span, max(known, span.after)):
-                        self._index.add(span.timeline, known, upto, docs, ends, mark=mark)
-                        known = upto
+                    for upto, docs, gone in news(span, max(known, span.after)):
+                        self._index.add(span.timeline, known, upto, docs, gone, mark=mark)
+                        known = ends[span.timeline] = upto
 
     def _meanings(self, news: News) -> Asked | _Missing | None:
         if self._vectors is None and self._embedder is not None:

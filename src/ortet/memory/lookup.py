@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import apsw
@@ -15,12 +15,18 @@ LINES = 4
 FIRST = 1 << 32
 """The ids of line n are n * FIRST + 1 and so on."""
 
+_BITS = 32
+"""Of the number of an event, where it stands in one number with its line."""
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
-_PLACE = "SELECT rowid, total FROM docs WHERE line = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 _TIMELINES = """SELECT name, no, known
     FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
 _EXACTLY = """SELECT seq, docs.id FROM json_each(?) AS wanted
     CROSS JOIN docs ON line IN (?, ?, ?) AND seq = wanted.value"""
+_LINE = f"(wanted.value >> {_BITS}) * {LINES} + tiers.value"
+_PLACES = f"""SELECT tiers.value, wanted.value, docs.id, total
+    FROM json_each(?) AS tiers CROSS JOIN json_each(?) AS wanted CROSS JOIN docs ON line = {_LINE}
+    AND seq = (SELECT max(seq) FROM docs
+        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << _BITS) - 1})"""
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
@@ -74,6 +80,11 @@ def tier_of(id_: int) -> Tier:
     return TIERS[(id_ // FIRST) % LINES]
 
 
+def end_of(timeline: int, seq: int) -> int:
+    """An event of a timeline, by their numbers, as one."""
+    return timeline << _BITS | min(seq, (1 << _BITS) - 1)
+
+
 class Lookup:
     """Good while the transaction lasts that it was made in."""
 
@@ -90,11 +101,14 @@ class Lookup:
         rows = self._connection.execute(_TIMELINES, (_json(names),))
         return {name: (no, known) for name, no, known in rows}
 
-    def place(self, timeline: int, tier: Tier, seq: int) -> Place:
-        """The last document of this tier at or before an event."""
-        line = timeline * LINES + TIERS.index(tier)
-        row = self._connection.execute(_PLACE, (line, seq)).get if seq > 0 else None
-        return Place(*row) if row else Place(line * FIRST, 0)
+    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+        """The last document of each tier at or before each of `end_of`, as far as there is one."""
+        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        numbers = (TIERS.index(tier) for tier in found)
+        rows = self._connection.execute(_PLACES, (_json(numbers), _json(ends)))
+        for tier, end, id_, total in rows:
+            found[TIERS[tier]][end] = Place(id_, total)
+        return found
 
     def exactly(self, timeline: int, seqs: Sequence[int]) -> dict[int, int]:
         """The ids of the documents at events, as far as there are any."""

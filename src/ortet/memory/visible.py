@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ortet.memory.indexfile import lost
-from ortet.memory.lookup import FIRST, Ended, Lookup, Place, tier_of
+from ortet.memory.lookup import FIRST, Ended, Lookup, Place, end_of, tier_of
 from ortet.memory.records import EVERYONE, TIERS, Path, Query, Span, Tier
 
 
@@ -108,19 +108,21 @@ class _Piece(NamedTuple):
 
 def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     """Raises Lost when the index does not hold a span to its end."""
-    numbers = {
-        span.timeline: _number(lookup, span)
-        for path in paths
-        for span in path.spans
-        if span.upto > span.after
-    }
+    numbers = _numbers(lookup, paths)
+    spans = (span for path in paths for span in path.spans if span.timeline in numbers)
+    places = lookup.places(
+        query.tiers,
+        {end_of(numbers[span.timeline], seq) for span in spans for seq in (span.after, span.upto)},
+    )
     claimed: dict[int, list[tuple[int, int]]] = {}
     stretches: list[Stretch] = []
     nearer = 0
     tokens = dict.fromkeys(TIERS, 0)
     for path in paths:
-        for tier in dict.fromkeys(tier for tier in query.tiers if tier in path.tiers):
-            pieces = list(_pieces(lookup, path, tier, query.at, numbers))
+        for tier, known in places.items():
+            if not known or tier not in path.tiers:
+                continue
+            pieces = list(_pieces(lookup, path, known, at=query.at, numbers=numbers))
             totals = _totals(lookup, pieces)
             for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
                 tokens[tier] += totals(stretch.high) - totals(stretch.low - 1)
@@ -137,22 +139,28 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     return visible
 
 
-def _number(lookup: Lookup, span: Span) -> int:
-    number, known = lookup.timeline(span.timeline)
-    if known < span.upto:
-        raise lost(f"timeline {span.timeline} is in the index of memories only up to {known}")
-    return number
+def _numbers(lookup: Lookup, paths: Iterable[Path]) -> dict[str, int]:
+    """Of their timelines: a store has many, and they are asked for at once."""
+    spans = [span for path in paths for span in path.spans if span.upto > span.after]
+    found = lookup.timelines({span.timeline for span in spans})
+    for span in spans:
+        _, known = found.get(span.timeline, (0, 0))
+        if known < span.upto:
+            raise lost(f"timeline {span.timeline} is in the index of memories only up to {known}")
+    return {name: number for name, (number, _) in found.items()}
 
 
 def _pieces(
-    lookup: Lookup, path: Path, tier: Tier, at: int, numbers: dict[str, int]
+    lookup: Lookup, path: Path, places: Mapping[int, Place], *, at: int, numbers: Mapping[str, int]
 ) -> Iterator[_Piece]:
     for span in path.spans:
         if span.upto <= span.after:
             continue
         number = numbers[span.timeline]
-        low = lookup.place(number, tier, span.after)
-        high = lookup.place(number, tier, span.upto)
+        high = places.get(end_of(number, span.upto))
+        if high is None:
+            continue
+        low = places.get(end_of(number, span.after)) or Place(high.id // FIRST * FIRST, 0)
         if at:
             high = lookup.until(low, high, at)
         if low.id < high.id:
@@ -191,9 +199,11 @@ def _along(
 
 
 def _unclaimed(
-    low: int, high: int, claimed: Iterable[tuple[int, int]]
+    low: int, high: int, claimed: Collection[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """The gaps between what others have, the last first."""
+    if not claimed:
+        return iter([(low, high)] if low <= high else [])
     borders = [(low - 1, low - 1), *sorted(claimed), (high + 1, high + 1)]
     gaps = []
     reach = low - 1

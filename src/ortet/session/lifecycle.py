@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ import msgspec
 from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, Invalid, NotFound
+from ortet.journal.line import Span
+from ortet.session.paths import Paths
 
 OPEN, ACTIVE, PAUSED, CLOSED, ARCHIVED = "open", "active", "paused", "closed", "archived"
 LEGAL: dict[str, tuple[str, ...]] = {
@@ -78,6 +80,7 @@ class Roll:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._forked: dict[str, int] = {}  # by session id: the greatest number seen
+        self._paths = Paths(catalog)
 
     def get(self, id_: str) -> SessionRow:
         row = self._catalog.row("session", id_) if id_ else None
@@ -113,6 +116,10 @@ class Roll:
                 found.append(msgspec.structs.replace(value, version=row.version))
             after = page[-1].key
         return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
+
+    def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[Span]]]:
+        """The timelines that sessions are made of, as `Line.path` has them, of many at once."""
+        return zip(rows, self._paths.to_ends([row.timeline for row in rows]), strict=True)
 
     def seen(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
         """As `meant`, of the agents to be seen; a name that is no default agent's may be that of

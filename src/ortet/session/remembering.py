@@ -121,14 +121,14 @@ def reach_everywhere(
     chosen = sessions.roll.get(sessions.roll.meant(session)) if session is not None else None
     rows = [chosen] if chosen else sessions.all() if among is None else among
     rows = [row for row in rows if agent is None or row.agent in agents]
+    rows = [row for row in rows if not _is_away(sessions, row)]
     found: list[Reach] = []
-    names: set[str] = set()
-    for number, row in enumerate(rows):
-        if row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}"):
-            continue  # its events are in its bundle
-        if word in (None, ""):
-            path = Path("", _spans_here(sessions, row), believer=number)
+    if word in (None, ""):
+        for number, (row, spans) in enumerate(_spans_here(sessions, rows)):
+            path = Path("", spans, believer=number)
             found.append(Reach(path, partial(line_of, sessions, row), row))
+    names: set[str] = set()
+    for row in rows:
         names |= {name_of(row.agent, one) for one in ({AGENT, *row.scopes} if not word else {word})}
     if word == "":
         names = set()
@@ -149,13 +149,20 @@ def line_of(sessions: Sessions, row: SessionRow) -> Line:
     return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
 
 
-def _spans_here(sessions: Sessions, row: SessionRow) -> list[Span]:
-    """Those of a session, from rows alone unless some are another host's: a store has many."""
-    hub = sessions.hub
-    path = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline).path()
-    if path and path[0].after:
-        return spans_of(sessions, line_of(sessions, row))
-    return [Span(span.timeline, span.after, span.upto) for span in path]
+def _is_away(sessions: Sessions, row: SessionRow) -> bool:
+    """Whether its events are in its bundle."""
+    return row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}")
+
+
+def _spans_here(
+    sessions: Sessions, rows: Sequence[SessionRow]
+) -> Iterator[tuple[SessionRow, list[Span]]]:
+    """Those of sessions, from rows alone unless some are another host's: a store has many."""
+    for row, path in sessions.roll.paths(rows):
+        if path and path[0].after:
+            yield row, spans_of(sessions, line_of(sessions, row))
+        else:
+            yield row, [Span(span.timeline, span.after, span.upto) for span in path]
 
 
 def _shared(sessions: Sessions, known: Known, tiers: tuple[Tier, ...] = TIERS) -> Reach:
