@@ -251,3 +251,22 @@ def test_types_that_are_not_allowed_are_not_made(key: str) -> None:
     for mark in ("object", "told", "named", "enum", "type"):
         with pytest.raises(Refused):
             Values().decode({"!": mark, "t": key, "v": {}})
+
+
+def test_the_latest_where_a_clock_was_set_back(hub: Hub) -> None:
+    kept = OrtetCheckpointStorage(hub)
+    times = ["2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:01+00:00"]
+    for number, at in enumerate(times):
+        before = str(number - 1) if number else None
+        run(
+            kept.save(
+                WorkflowCheckpoint(
+                    "w",
+                    "hash",
+                    checkpoint_id=str(number),
+                    timestamp=at,
+                    previous_checkpoint_id=before,
+                )
+            )
+        )
+    assert run(kept.get_latest(workflow_name="w")).checkpoint_id == "2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -97,7 +97,7 @@ class OrtetCheckpointStorage:
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
         def load(view: View) -> WorkflowCheckpoint | None:
             events = self._of(view, workflow_name)
-            return self._made(view, max(events, key=_when)) if events else None
+            return self._made(view, _latest(events)) if events else None
 
         return await asyncio.to_thread(self._read, load)
 
@@ -175,6 +175,16 @@ class _Book:
                 self._known[event.data["checkpoint_id"]] = event
         self._seq = here
         return self._known
+
+
+def _latest(events: Sequence[Event]) -> Event:
+    """By their times, as the framework's own storages have it; but what goes on from a checkpoint
+    is later than that, though a clock was set back in between."""
+    after = {event.data["previous_checkpoint_id"]: event for event in events}
+    found = max(events, key=_when)
+    while (next_ := after.get(found.data["checkpoint_id"])) and next_.seq > found.seq:
+        found = next_
+    return found
 
 
 def _when(event: Event) -> tuple[datetime, int]:
