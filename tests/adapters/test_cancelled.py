@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from ortet.session.hub import Hub
-from ortet.surface.lent import Lent
+from ortet.surface.langgraph import OrtetStore
 
 
 @contextmanager
-def held(lent: Lent) -> Iterator[Event]:
+def held(lock: AbstractContextManager[Any]) -> Iterator[Event]:
     """Whatever is written waits, until the event that this gives is set."""
     begun, over = Event(), Event()
 
     def hold() -> None:
-        with lent.hub():
+        with lock:
             begun.set()
             over.wait()
 
@@ -34,9 +34,11 @@ def held(lent: Lent) -> Iterator[Event]:
         thread.join()
 
 
-async def cancelled(lent: Lent, write: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def cancelled(
+    lock: AbstractContextManager[Any], write: Callable[[], Coroutine[Any, Any, Any]]
+) -> None:
     """Cancelled twice while it waits: it ends when it is done."""
-    with held(lent) as over:
+    with held(lock) as over:
         task = asyncio.create_task(write())
         for _ in range(2):
             for _ in range(10):
@@ -59,7 +61,7 @@ def test_a_conversation_of_the_agent_framework(hub: Hub) -> None:
 
     async def work() -> list[str]:
         await cancelled(
-            provider._lent, lambda: provider.save_messages("x", [Message("user", ["1"])])
+            provider._lent.hub(), lambda: provider.save_messages("x", [Message("user", ["1"])])
         )
         await provider.save_messages("x", [Message("user", ["2"])])
         return [one.text for one in await provider.get_messages("x")]
@@ -76,7 +78,7 @@ def test_a_checkpoint_of_the_agent_framework(hub: Hub) -> None:
     first, second = (WorkflowCheckpoint("w", "hash", checkpoint_id=id_) for id_ in "12")
 
     async def work() -> list[str]:
-        await cancelled(storage._lent, lambda: storage.save(first))
+        await cancelled(storage._lent.hub(), lambda: storage.save(first))
         await storage.save(second)
         return await storage.list_checkpoint_ids(workflow_name="w")
 
@@ -93,7 +95,7 @@ def test_an_event_of_adk(hub: Hub) -> None:
     async def work() -> tuple[list[str], list[str]]:
         session = await service.create_session(app_name="a", user_id="u", session_id="x")
         events = [AdkEvent(author="user", id=id_) for id_ in "12"]
-        await cancelled(service._lent, lambda: service.append_event(session, events[0]))
+        await cancelled(service._lent.hub(), lambda: service.append_event(session, events[0]))
         await service.append_event(session, events[1])  # it knows of the first
         stored = await service.get_session(app_name="a", user_id="u", session_id="x")
         assert stored is not None
@@ -131,3 +133,15 @@ def test_a_run_of_pydantic_ai(hub: Hub) -> None:
 
     asyncio.run(work())
     assert [message.content for message in hub.get("x").messages()] == ["one", "two"]
+
+
+def test_an_item_of_a_langgraph_store(hub: Hub) -> None:
+    memory = OrtetStore(hub)
+
+    async def work() -> Any:
+        await cancelled(memory._lock, lambda: memory.aput(("a",), "k", {"n": 1}))
+        await memory.aput(("a",), "k", {"n": 2})
+        return await memory.aget(("a",), "k")
+
+    assert asyncio.run(work()).value == {"n": 2}
+    assert [one.value for one in memory.history(("a",), "k")] == [{"n": 1}, {"n": 2}]

@@ -70,6 +70,7 @@ from ortet.surface.langgraph.store_picture import Picture
 from ortet.surface.langgraph.store_puts import Change
 from ortet.surface.langgraph.store_search import Search
 from ortet.surface.lentkeeper import call
+from ortet.surface.whole import whole
 
 if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
@@ -167,7 +168,7 @@ class OrtetStore(BaseStore):
             queries = list(texts.queries)
             found = await asyncio.gather(*map(self.embeddings.aembed_query, queries))
             texts.queries = self._embedded(queries, found)
-        return await asyncio.to_thread(self._run, given, texts)
+        return await whole(self._run, given, texts)
 
     def _run(self, ops: Sequence[Op], texts: _Texts) -> list[Result]:
         puts = {checked_id(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
