@@ -379,3 +379,18 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported) as caught:
         valkeylink.load()
     assert "pip install 'ortet[valkey]'" in str(caught.value)
+
+
+def test_caches_of_a_process_share_a_link(server: Server) -> None:
+    caches = [cache_of(server.url, space=f"space-{n}") for n in range(20)]
+    for one in caches:
+        one.put("key", b"value")
+    until(lambda: _clients(server) <= 1)
+    for one in caches[1:]:
+        one.close()
+    until(lambda: _clients(server) <= 1)
+    caches[0].close()
+    until(lambda: _clients(server) == 0)
+    again = cache_of(server.url, space="space-0")
+    until(lambda: again.take("n", rate=1, burst=99) == 0.0)
+    again.close()

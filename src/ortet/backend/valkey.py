@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortet.backend.abc import Cache, Signal
 from ortet.backend.valkeyaddress import SCHEMES, address_of
 from ortet.backend.valkeycache import ValkeyCache
-from ortet.backend.valkeylink import Link
+from ortet.backend.valkeylink import joined
 from ortet.backend.valkeysignal import ValkeySignal
 
 __all__ = ["cache_of", "is_valkey", "signal_of"]
@@ -20,12 +20,13 @@ def signal_of(url: str, *, space: str) -> Signal:
     """For the store whose id is `space`. Refused where the server is there but does not let us in;
     one that is gone is no error: it is heard when it is back."""
     address = address_of(url)
-    Link(address).check()
-    return ValkeySignal(address, space)
+    link = joined(address)
+    try:
+        return ValkeySignal(address, space)
+    finally:
+        link.leave()
 
 
 def cache_of(url: str, *, space: str) -> Cache:
     """The same of a cache, which is empty as long as the server is gone."""
-    link = Link(address_of(url))
-    link.check()
-    return ValkeyCache(link, space)
+    return ValkeyCache(joined(address_of(url)), space)

@@ -64,7 +64,7 @@ class Debt(NamedTuple):
 
 
 class ValkeyCache(Cache):
-    """Keys of one `space`: others of the same server are not seen."""
+    """Keys of one `space`: others of the same server are not seen. The link was joined for it."""
 
     def __init__(self, link: Link, space: str, *, limit: int = LIMIT) -> None:
         self._link = link
@@ -95,7 +95,7 @@ class ValkeyCache(Cache):
         return None if told is None else float(told)
 
     def close(self) -> None:
-        self._link.close()
+        self._link.leave()
 
     def _got(self, line: Line, key: str) -> bytes | None:
         self._settle(line, key)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -90,6 +91,7 @@ class Link:
         self.address = address
         self.trouble = ""
         self.patience = patience
+        self._users = 0
         self._redis = load()
         self._start()
 
@@ -143,7 +145,7 @@ class Link:
     def check(self) -> None:
         """Refused where the server is there but does not let us in; a server that is gone is no
         error."""
-        line = self.connect()
+        line = self.connect(self.patience)
         try:
             line.greet()
         except self._redis.AuthenticationError as error:
@@ -156,12 +158,22 @@ class Link:
         finally:
             line.close()
 
-    def close(self) -> None:
-        if self._pid == os.getpid():
-            with self._lock:
-                free, self._free, self._closed = self._free, [], True
-            for line in free:
-                line.close()
+    def join(self) -> bool:
+        """One more uses it, and closes it by `leave`; False when the last one just has."""
+        with self._lock:
+            self._users += not self._closed
+            return not self._closed
+
+    def leave(self) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            free, self._free, self._closed = self._free, [], True
+        for line in free:
+            line.close()
 
     @property
     def troubles(self) -> tuple[type[Exception], ...]:
@@ -207,6 +219,22 @@ class Link:
             self._again = time.monotonic() + REST
         for other in free:
             other.close()
+
+
+_LINKS: WeakValueDictionary[Address, Link] = WeakValueDictionary()
+"""Of this process: a server opens a hub for each session, and one that found the server slow has
+found it so for all."""
+
+
+def joined(address: Address) -> Link:
+    """A link that all of this process share; Refused by a server that does not let us in."""
+    found = _LINKS.get(address)
+    if found is None or not found.join():
+        found = Link(address)
+        found.check()
+        found.join()
+        _LINKS[address] = found
+    return found
 
 
 class _Redis(msgspec.Struct, frozen=True):
