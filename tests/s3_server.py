@@ -123,11 +123,13 @@ Fault = Callable[["Relay"], bool]
 
 
 class Proxy:
-    """Passes requests on, unless one of `faults` takes them: each takes one, then it is gone."""
+    """Passes requests on, unless one of `faults` takes them: each takes one, then it is gone. When
+    there is none left it is for `always`."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream.removeprefix("http://")
         self.faults: list[Fault] = []
+        self.always: Fault = passes
         self.seen: list[str] = []
         self.lock = threading.Lock()
         self.over = threading.Event()
@@ -156,7 +158,7 @@ class Proxy:
             self.seen.append(relay.command)
             faults = self.faults  # which a test may replace meanwhile
             fault = faults.pop(0) if faults else None
-        return fault is not None and fault(relay)
+        return (fault or self.always)(relay)
 
 
 class Relay(BaseHTTPRequestHandler):
@@ -247,6 +249,11 @@ def breaks_off(relay: Relay) -> bool:
     relay.answer(status, headers, body, len(body) // 2)
     relay.hang_up()
     return True
+
+
+def takes_nothing(relay: Relay) -> bool:
+    """Reading works, and no object is made."""
+    return relay.command == "PUT" and fails(503, "SlowDown")(relay)
 
 
 def passes(relay: Relay) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Cache, Catalog, Signal
 
 SHARED = ("postgresql", "postgres")
-_OPTIONS = ("bucket", "signal", "schema", "connections", "key_file")
+_OPTIONS = ("bucket", "durable", "signal", "schema", "connections", "key_file")
 _STORE = ("store", "id")
 _FORMAT = ("store", "format")
 _MARK = "stores/"
@@ -31,6 +31,7 @@ class Address(msgspec.Struct, frozen=True):
 
     database: str
     bucket: str
+    durable: Literal["remote", "local"] = "remote"  # where a commit is when it returns
     signal: str = ""
     schema: str = "ortet"
     connections: int = 16
@@ -71,20 +72,6 @@ def address_of(url: str) -> Address:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
 
 
-def bucket_of(url: str) -> Bucket:
-    """A directory that all hosts see, or a bucket of S3, Google or Azure."""
-    parts = urlsplit(url)
-    if parts.scheme.lower() == "file" and parts.netloc in ("", "localhost") and parts.path:
-        from ortet.backend.files import FileBucket
-
-        place = Path(unquote(parts.path, errors="surrogateescape"))
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return FileBucket(place)
-    from ortet.backend.s3 import S3Bucket
-
-    return S3Bucket(url)
-
-
 def signal_of(url: str, *, space: str, root: Path) -> tuple[Signal, Cache | None]:
     """Those of a Valkey or Redis server. Without one only processes of this host wake each other;
     the others look by themselves."""
@@ -106,6 +93,7 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             "extra_missing",
             f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
         ) from error
+    from ortet.backend.buckets import bucket_of
     from ortet.codec import Hasher, checksum
     from ortet.session.parts import host_id
     from ortet.store.remote import RemoteObjects
@@ -138,6 +126,7 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             clock=clock,
             random=random,
             reserve=settings.reserve * MIB,
+            durable=address.durable,
         )
         undo.callback(objects.close)
         _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)

@@ -28,4 +28,6 @@ def bucket_of(url: str) -> Bucket:
         raise Invalid("bad_url", "bucket=file:///PATH takes nothing behind the path")
     from ortet.backend.files import FileBucket
 
-    return FileBucket(Path(unquote(parts.path)))
+    place = Path(unquote(parts.path, errors="surrogateescape"))
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FileBucket(place)
