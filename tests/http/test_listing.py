@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import get_args
+
 import pytest
 from tests.http.conftest import Client, Server
 
 import ortet
+from ortet.surface.http.listing import Sort, in_line
 
 AGENT = "listed"
 
@@ -78,3 +82,17 @@ def test_a_cursor_of_another_order_is_refused(client: Client, names: list[str]) 
     reply = client.ask("GET", "/sessions", sort="activity", after=cursor)
     assert (reply.status, reply.kind) == (422, "bad_cursor")
     assert client.ask("GET", "/sessions", sort="nonsense").status == 422
+
+
+def test_those_of_one_moment_have_an_order(tmp_path: Path) -> None:
+    with ortet.open(tmp_path / "store") as hub:
+        with hub.session("root") as session:
+            for kid in session.fork(12, machine=False):  # all at once
+                kid.pause()
+        for sort in get_args(Sort):
+            line = in_line(hub.catalog, hub.sessions(), sort)
+            keys = [line.key(row) for row in line.rows]
+            assert keys == sorted(keys) and len(keys) == 13
+            places = [line.cursor(n) for n in range(13)]
+            assert [line.behind(one) for one in places] == list(range(1, 14))
+            assert [line.before(one) for one in places] == list(range(13))

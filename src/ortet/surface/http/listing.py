@@ -25,41 +25,59 @@ name, then by it and by id. Plain: there may be tens of thousands."""
 
 
 class Line(NamedTuple):
-    """Sessions in order; `touched`, where they are by activity: when each last did something."""
+    """Sessions in order; `times` are what they are ordered by, unless that is their name, and where
+    it is activity, `touched` says of each when it last did something."""
 
     sort: Sort
     rows: list[SessionRow]
-    keys: list[Key]
-    touched: dict[str, int]
+    times: dict[str, int]
+
+    @property
+    def touched(self) -> dict[str, int]:
+        return self.times if self.sort == "activity" else {}
+
+    def key(self, row: SessionRow) -> Key:
+        if self.sort == "name":
+            return 0, 0, row.name.casefold(), row.id
+        return -self.times[row.id], len(row.name), row.name, row.id
 
     def only(self, ids: Collection[str]) -> Line:
-        chosen = [n for n, row in enumerate(self.rows) if row.id in ids]
-        rows, keys = [self.rows[n] for n in chosen], [self.keys[n] for n in chosen]
-        return self._replace(rows=rows, keys=keys)
+        return self._replace(rows=[row for row in self.rows if row.id in ids])
 
     def behind(self, place: str) -> int:
         """The index of what follows a cursor."""
-        return bisect_right(self.keys, _key_of(place, self.sort))
+        return bisect_right(self.rows, _key_of(place, self.sort), key=self.key)
 
     def before(self, place: str) -> int:
         """The index of the first that a cursor does not precede."""
-        return bisect_left(self.keys, _key_of(place, self.sort))
+        return bisect_left(self.rows, _key_of(place, self.sort), key=self.key)
 
     def cursor(self, index: int) -> str:
         """Of the session at an index."""
-        time, length, name, id_ = self.keys[index]
+        time, length, name, id_ = self.key(self.rows[index])
         return cursor(self.sort, *divmod(-time, _SECOND), length, id_, name)
 
 
 def in_line(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> Line:
-    touched = last_active(catalog, rows) if sort == "activity" else {}
     if sort == "name":
-        keys: list[Key] = [(0, 0, row.name.casefold(), row.id) for row in rows]
-    else:
-        times = touched or {row.id: row.created for row in rows}
-        keys = [(-times[row.id], len(row.name), row.name, row.id) for row in rows]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
-    return Line(sort, [rows[n] for n in order], [keys[n] for n in order], touched)
+        line = Line(sort, list(rows), {})
+        line.rows.sort(key=line.key)
+        return line
+    active = sort == "activity"
+    times = last_active(catalog, rows) if active else {row.id: row.created for row in rows}
+    line = Line(sort, sorted(rows, key=lambda row: -times[row.id]), times)
+    _sort_moments(line)
+    return line
+
+
+def _sort_moments(line: Line) -> None:
+    """Those of one moment by the rest of the key, which of most is never made."""
+    rows, times, start = line.rows, line.times, 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or times[rows[end].id] != times[rows[start].id]:
+            if end - start > 1:
+                rows[start:end] = sorted(rows[start:end], key=line.key)
+            start = end
 
 
 def _key_of(place: str, sort: Sort) -> Key:

@@ -6,6 +6,7 @@ Rows of all sessions are cheap; a goal, a cost and a last event are read of thos
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
@@ -90,7 +91,8 @@ def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool
     rows = seen_rows(hub, caller)
     agents = sorted({row.agent for row in rows})
     kept = [row for row in rows if ask.agent in ("", row.agent)]
-    counts = {name: sum(row.status == name for row in kept) for name in STATUSES}
+    count = Counter(row.status for row in kept)
+    counts = {name: count[name] for name in STATUSES}
     kept = [row for row in kept if ask.status in ("", row.status)]
     line, words, found = in_line(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
     heard = MOST_HEARD if words and len(kept) > MOST_HEARD else 0
