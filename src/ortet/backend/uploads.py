@@ -50,6 +50,7 @@ class QueuedBucket(Bucket):
         self._near = FileBucket(directory / "objects")
         self._directory = directory
         self._wake = threading.Event()
+        self._hurry = threading.Event()  # somebody waits for it
         self._over = threading.Event()
         self._trouble = ""
         self._refused: dict[str, str] = {}
@@ -128,6 +129,7 @@ class QueuedBucket(Bucket):
     def stop(self) -> None:
         """Upload no more; what is left is durable, and for whoever opens it next."""
         self._over.set()
+        self._hurry.set()
         self._wake.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(_PARTING)  # its upload may take longer: it is done again
@@ -145,6 +147,7 @@ class QueuedBucket(Bucket):
         with nothing lost, when it is not by then."""
         keys = {found.key for found in self._near.list()}
         if keys:
+            self._hurry.set()
             self._start()
         deadline = time.monotonic() + patience
         while keys:
@@ -175,7 +178,8 @@ class QueuedBucket(Bucket):
                 wait = _FIRST
                 self._wake.wait(_IDLE)
             else:
-                self._over.wait(wait)
+                self._hurry.wait(wait)
+                self._hurry.clear()
                 wait = min(wait * 2, _LONGEST)
 
     def _round(self) -> bool:
