@@ -56,6 +56,12 @@ def address_of(url: str) -> Address:
     except ValueError as error:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
     pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if parts.password is not None or "password" in dict(pairs):
+        raise Invalid(  # which does not repeat it
+            "bad_url",
+            "an address holds no password, which would be seen in logs: put it into ~/.pgpass, add "
+            "&passfile=PATH, or set PGPASSWORD",
+        )
     ours = {name: value for name, value in pairs if name in _OPTIONS}
     rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
     if not ours.get("bucket"):

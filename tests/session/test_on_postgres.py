@@ -154,6 +154,13 @@ def test_a_bucket_must_be_named(tmp_path: Path) -> None:
     assert caught.value.kind == "bad_url"
 
 
+@pytest.mark.parametrize("url", ["postgresql://a:secret@h/d", "postgresql://h/d?password=secret"])
+def test_a_password_is_kept_out_of_addresses(tmp_path: Path, url: str) -> None:
+    with pytest.raises(Invalid, match="PGPASSWORD") as caught:
+        open_hub(url, environ=environ(tmp_path, "one"))
+    assert "secret" not in caught.value.message
+
+
 def test_it_says_what_to_install() -> None:
     """Without the driver, which is hidden from a process of its own."""
     code = """
