@@ -14,6 +14,7 @@ from tests.cut_proxy import Cut
 from tests.postgres_server import Server, drop_schema, new_schema, shared
 
 from ortet.backend.abc import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
+from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unavailable, Unsupported
 from ortet.ids import SystemClock
@@ -122,7 +123,7 @@ def test_a_name_that_cannot_be_indexed(catalog: PostgresCatalog) -> None:
 
 
 def test_all_connections_in_use(catalog: PostgresCatalog, schema: str) -> None:
-    narrow = PostgresCatalog(shared().url(), schema=schema, connections=1, wait=0.2)
+    narrow = PostgresCatalog(shared().url(), schema=schema, connections=1)
     narrow.put_row("kind", "key", b"")
     with psycopg.connect(shared().url(), options=f"-csearch_path={schema}") as other:
         other.execute("LOCK TABLE records")
@@ -131,8 +132,8 @@ def test_all_connections_in_use(catalog: PostgresCatalog, schema: str) -> None:
         while not other.execute(
             "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass"
         ).fetchall():
-            pass
-        with pytest.raises(Unavailable) as caught:
+            assert waiting.is_alive()
+        with pytest.raises(Unavailable) as caught, patient(0.1):
             narrow.head("h")
         assert caught.value.kind == "busy"
     waiting.join(WAIT)
@@ -302,20 +303,20 @@ def test_what_another_did_stays_a_conflict(schema: str, cut: Cut) -> None:
 def test_a_server_that_is_gone_and_back() -> None:
     server = Server()
     try:
-        catalog = PostgresCatalog(server.url(), wait=0.2)
+        catalog = PostgresCatalog(server.url())
         catalog.put_row("kind", "key", b"1")
         server.stop()
-        with pytest.raises(Unavailable) as caught:
+        with pytest.raises(Unavailable) as caught, patient(0.1):
             catalog.put_row("kind", "key", b"2")
         assert caught.value.kind == "database_gone"
         server.start()
-        patient = PostgresCatalog(server.url())
-        assert patient.put_row("kind", "key", b"3").version == 2
+        lasting = PostgresCatalog(server.url())
+        assert lasting.put_row("kind", "key", b"3").version == 2
         server.stop()
         server.start()
-        assert patient.put_row("kind", "key", b"4").version == 3
-        assert isinstance(patient.acquire("w", "me", HOUR), Lease)
+        assert lasting.put_row("kind", "key", b"4").version == 3
+        assert isinstance(lasting.acquire("w", "me", HOUR), Lease)
         catalog.close()
-        patient.close()
+        lasting.close()
     finally:
         server.end()
