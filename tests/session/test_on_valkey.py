@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import msgspec
 import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
 from tests.valkey_server import Server, valkey_server
 
 from ortet.backend.valkeyaddress import address_of
@@ -127,3 +129,29 @@ def test_servers_share_a_rate_and_have_their_own_without_it(server: Server) -> N
         two.admit(caller)
     for cache in caches:
         cache.close()
+
+
+def test_hosts_of_one_address(tmp_path: Path, server: Server) -> None:
+    """PostgreSQL, a bucket and Valkey, of which the last one may stand still."""
+    schema = new_schema()
+    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}&signal={server.url}"
+    hosts = [{**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("a", "b", "c")]
+    with ExitStack() as last:
+        last.callback(drop_schema, shared().url(), schema)
+        one, two = (last.enter_context(open_hub(url, environ=host)) for host in hosts[:2])
+        with one.session("s", goal="g") as session:
+            session.say("user", "hello")
+            session.commit("turn")
+        assert one.get("s").working() == two.get("s").working()
+        token = two.signal.token("topic")
+        one.tell("topic")
+        assert two.signal.wait("topic", token, WAIT) is True
+        server.pause()
+        with two.session("s") as session:
+            session.say("user", "again")
+        three = last.enter_context(open_hub(url, environ=hosts[2]))
+        for hub in (one, three):
+            assert [m["content"] for m in hub.get("s").working().messages] == ["hello", "again"]
+        with open_hub(tmp_path / "copy") as copy:
+            assert copy.pull(three).objects > 0
+            assert copy.push(one).objects == 0

@@ -91,6 +91,7 @@ class _Post:
         self._some = Condition()
         self._topics: dict[str, None] = {}
         self._telling = False
+        self._lost = False  # what was told last
         self._thread: Thread | None = None
         self._closed = False
 
@@ -104,7 +105,7 @@ class _Post:
 
     def flush(self) -> None:
         with self._some:
-            self._some.wait_for(lambda: not self._topics and not self._telling, _LAST)
+            self._some.wait_for(lambda: self._lost or not (self._topics or self._telling), _LAST)
 
     def ear(self, prefix: str) -> _Ear:
         found = self._ears.get(prefix)
@@ -138,9 +139,11 @@ class _Post:
                     line = None
             if line is None:  # lost, which a hint may be
                 with self._some:
-                    self._telling = False
+                    self._lost, self._telling = True, False
                     self._some.notify_all()
                     self._some.wait_for(lambda: self._closed, _LOOK)
+            else:
+                self._lost = False
         if line is not None:
             line.close()
 
