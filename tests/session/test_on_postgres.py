@@ -74,6 +74,12 @@ def test_a_session_goes_from_host_to_host(host: Host) -> None:
     assert other.catalog.check() == []
 
 
+def test_a_hub_is_shown_without_its_options(host: Host) -> None:
+    hub = host("one")
+    assert "?" in hub.url
+    assert "?" not in repr(hub)
+
+
 def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content " * 1000)

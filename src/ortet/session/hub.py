@@ -64,7 +64,8 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
         parts.objects.heirs = lambda oid: heir_of(parts.catalog, oid)
 
     def __repr__(self) -> str:
-        return f"<Hub {self.url}>"
+        # what stands behind the question mark of an address may be a password
+        return f"<Hub {self.url.partition('?')[0] if '://' in self.url else self.url}>"
 
     def __enter__(self) -> Hub:
         return self
