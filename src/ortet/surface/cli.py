@@ -70,6 +70,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Store": {
         "cmd_store": ("verify", "sweep", "export", "import", "stats"),
         "cmd_transfer": ("clone", "pull", "push"),
+        "cmd_migrate": ("migrate",),
         "cmd_doctor": ("doctor",),
         "cmd_agent": ("agent",),
         "cmd_complete": ("completion",),
