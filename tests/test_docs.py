@@ -6,16 +6,21 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
+from tests import postgres_server, s3_server, valkey_server
 
 from ortet.machine.mounts import privileged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FOR_ROOT = {"live.md"}
+WITH_SERVERS = {"scale-out.md"}
 NOT_EXECUTED = {"text", "toml"}
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 MARK = "<<step %d ended with %d>>"
@@ -118,13 +123,48 @@ def execute(page: Path, place: Path) -> None:
             )
 
 
+@pytest.fixture
+def servers(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, str]]:
+    """What a page of many hosts finds in its environment: real servers of its own."""
+    if page.name not in WITH_SERVERS:
+        yield {}
+        return
+    s3_server.set_environ(monkeypatch)
+    (tmp_path / "s3").mkdir()
+    database = postgres_server.shared()
+    names = [postgres_server.new_schema() for _ in range(2)]
+    with ExitStack() as last:
+        admin = last.enter_context(psycopg.connect(database.url(), autocommit=True))
+        for name in names:
+            admin.execute(f"CREATE DATABASE {name}")
+            last.callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
+        endpoint = last.enter_context(s3_server.s3_server(tmp_path / "s3"))
+        s3_server.make_bucket(endpoint, "team")
+        signal = last.enter_context(valkey_server.valkey_server())
+        yield {
+            "DATABASE": database.url(names[0]),
+            "RESTORED": database.url(names[1]),
+            "BUCKET": f"s3://team/ortet?endpoint={endpoint}",
+            "ENDPOINT": endpoint,
+            "SIGNAL": signal.url,
+            "PATH": f"{postgres_server.programs()}:{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
+) -> None:
     if page.name in FOR_ROOT and not privileged():
         pytest.skip("live machines need root")
     home, place = tmp_path / "home", tmp_path / "place"
     home.mkdir()
     place.mkdir()
+    for name, value in servers.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))

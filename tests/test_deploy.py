@@ -1,0 +1,133 @@
+"""What deploy/ shows is what Ortet takes: command lines, addresses, a unit that systemd knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from ortet.backend import s3address, valkeyaddress
+from ortet.shared import address_of
+from ortet.surface.cli import cli
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+UNIT = DEPLOY / "ortet.service"
+
+
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return loaded
+
+
+def servers() -> dict[str, Any]:
+    found = compose()["services"].items()
+    return {name: service for name, service in found if service["image"] == "ortet"}
+
+
+def unit_command() -> list[str]:
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return shlex.split(line)
+
+
+def image_command() -> list[str]:
+    (line,) = re.findall(r"^CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    command: list[str] = yaml.safe_load(line)
+    return command
+
+
+def readme_commands() -> list[list[str]]:
+    text = (DEPLOY / "README.md").read_text()
+    return [
+        shlex.split(found) for found in re.findall(r"\bortet (?:access|migrate)\b[^\n`]*", text)
+    ]
+
+
+def parsed(command: list[str]) -> dict[str, Any]:
+    """The options as the real command line understands them; nothing is run."""
+    program, name, *rest = command
+    assert Path(program).name == "ortet"
+    top = click.Context(cli, info_name="ortet")
+    verb = cli.get_command(top, name)
+    assert verb is not None, name
+    if isinstance(verb, click.Group):
+        return parsed_below(verb, rest, parent=top)
+    return verb.make_context(name, rest, parent=top).params
+
+
+def parsed_below(group: click.Group, words: list[str], *, parent: click.Context) -> dict[str, Any]:
+    ctx = click.Context(group, parent=parent)
+    verb = group.get_command(ctx, words[0])
+    assert verb is not None, words
+    return verb.make_context(words[0], words[1:], parent=ctx).params
+
+
+def test_command_lines_are_understood() -> None:
+    assert set(servers()) == {"one", "two"}
+    commands = [service["command"] for service in servers().values()]
+    commands += [unit_command(), image_command(), *readme_commands()]
+    assert len(commands) >= 6
+    for command in commands:
+        parsed(command)
+    with pytest.raises(click.UsageError):
+        parsed(["ortet", "serve", "--hots", "0.0.0.0"])
+
+
+def test_a_server_asks_for_tokens_where_others_reach_it() -> None:
+    for command in (servers()["one"]["command"], unit_command(), image_command()):
+        assert parsed(command)["no_auth"] is False
+    believed = parsed(servers()["one"]["command"])["behind"]
+    assert [ip_network(one) for one in believed] == [
+        ip_network(one["subnet"]) for one in compose()["networks"]["default"]["ipam"]["config"]
+    ]
+
+
+def test_the_address_leads_to_the_other_services() -> None:
+    services, environment = compose()["services"], servers()["one"]["environment"]
+    address = address_of(environment["ORTET_URL"])
+    assert re.fullmatch(r"postgresql://ortet@database/ortet", address.database)
+    bucket, signal = s3address.address_of(address.bucket), valkeyaddress.address_of(address.signal)
+    assert bucket.endpoint == "http://objects:8333"
+    assert f"-name {bucket.bucket} " in services["prepare"]["command"][0]
+    assert {"database", "objects", signal.host} <= set(services)
+    assert services["signal"]["command"][1:3] == ["--save", ""]  # what was erased must not stay
+
+
+def test_the_proxy_knows_each_server() -> None:
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    port = parsed(servers()["one"]["command"])["port"]
+    found = re.findall(r"^\s+server (\w+) (\w+):(\d+)$", text, re.MULTILINE)
+    assert found == [(name, name, str(port)) for name in servers()]
+
+
+def test_servers_have_disks_of_their_own() -> None:
+    named = [service["volumes"][0].partition(":")[0] for service in servers().values()]
+    assert len(set(named)) == len(named)
+    assert set(named) <= set(compose()["volumes"])
+
+
+def test_no_password_is_written_down() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    for line in re.findall(r"^.*(?:PASSWORD|SECRET)[A-Z_]*: .*$", text, re.MULTILINE):
+        assert re.search(r": \$\{[A-Z_]+:\?set it in .env\}$", line), line
+
+
+def test_systemd_knows_the_unit(tmp_path: Path) -> None:
+    for line in UNIT.read_text().splitlines():
+        assert re.fullmatch(r"#.*|\[\w+\]|[A-Z]\w+=.*|", line), line
+    if shutil.which("systemd-analyze") is None:  # a host without it has no use for the unit either
+        return
+    program = Path(sys.executable).with_name("ortet")
+    copy = tmp_path / "ortet.service"
+    copy.write_text(UNIT.read_text().replace(unit_command()[0], str(program)))
+    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(copy)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert "ortet.service" not in done.stderr, done.stderr  # it may lack what it knows of others
