@@ -6,8 +6,39 @@ from ortet.codec import COMPRESSED, Compressor, expand
 from ortet.errors import Invalid
 
 LARGEST = 1 << 30
-_SMALL = 128
-"""Bodies below this are stored as they are."""
+_REMEMBERED = 1 << 20
+_SMALL = 192
+"""Bodies below this are stored as they are: of a sentence, not thirty bytes would be saved."""
+_WORTH = 8
+"""So are those of which not an eighth is saved: to expand one takes longer than to read all else
+of its event."""
+
+
+class Packer(Compressor):
+    """Remembers what it compressed last, by how that is stored: events are read again soon, to be
+    sealed, and a zstd context for each costs more than all else of reading it. What a row does not
+    hold any more, because it was erased, is not found by this."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        super().__init__()
+        self._most = most
+        self._size = 0
+        self._new: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+
+    def compress(self, data: bytes) -> bytes:
+        less = super().compress(data)
+        self._new[less] = data
+        self._size += len(less) + len(data)
+        if self._size > self._most // 2:
+            self.forget(self._new)
+        return less
+
+    def expand(self, data: bytes) -> bytes:
+        return self._new.get(data) or self._old.get(data) or expand(data, LARGEST)
+
+    def forget(self, but: dict[bytes, bytes] | None = None) -> None:
+        self._old, self._new, self._size = but or {}, {}, 0
 
 
 def packed(body: bytes, zstd: Compressor) -> bytes:
@@ -16,11 +47,13 @@ def packed(body: bytes, zstd: Compressor) -> bytes:
     if len(body) < _SMALL and not mistaken:
         return body
     less = zstd.compress(body)
-    return less if mistaken or len(less) < len(body) else body
+    return less if mistaken or len(less) <= len(body) - len(body) // _WORTH else body
 
 
-def unpacked(body: bytes) -> bytes:
-    return expand(body, LARGEST) if body.startswith(COMPRESSED) else body
+def unpacked(body: bytes, zstd: Packer | None = None) -> bytes:
+    if not body.startswith(COMPRESSED):
+        return body
+    return expand(body, LARGEST) if zstd is None else zstd.expand(body)
 
 
 def raw_id(id_: str) -> bytes:

@@ -20,6 +20,7 @@ from ortet.backend.abc import (
     RowChange,
     Timeline,
 )
+from ortet.backend.bodies import Packer
 from ortet.backend.keys import check_limit, check_name
 from ortet.backend.sqlite_events import SqliteTimelines, add_events, add_timelines
 from ortet.backend.sqlite_open import Handle
@@ -36,7 +37,6 @@ from ortet.backend.sqlite_rows import (
     find_row,
     put_row,
 )
-from ortet.codec import Compressor
 from ortet.errors import Invalid
 from ortet.ids import OID_BYTES, Clock, Oid, SystemClock
 
@@ -81,7 +81,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         self, path: Path, clock: Clock | None = None, *, create: bool = True, busy_ms: int = 30_000
     ) -> None:
         self._clock = clock or SystemClock()
-        self._zstd = Compressor()
+        self._zstd = Packer()
         self._handle = Handle(path, create=create, busy_ms=busy_ms)
 
     # heads

@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.backend import refusals
 from ortet.backend.abc import EventRow, Lease, RowChange, Timeline, Timelines
-from ortet.backend.bodies import LARGEST, packed, raw_id, unpacked
+from ortet.backend.bodies import LARGEST, Packer, packed, raw_id, unpacked
 from ortet.backend.keys import check_limit
 from ortet.backend.sqlite_open import Handle
 from ortet.backend.sqlite_rows import change_rows, check_lease, fetch_all
@@ -64,7 +64,7 @@ class SqliteTimelines(Timelines):
 
     _handle: Handle
     _clock: Clock
-    _zstd: Compressor  # used while the handle is held
+    _zstd: Packer  # compresses while the handle is held
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
@@ -140,7 +140,8 @@ class SqliteTimelines(Timelines):
             found = fetch_all(db, _NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
-        return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
 
     def last_seq(self, timeline: str) -> int:
         with self._handle as db:
@@ -158,6 +159,7 @@ class SqliteTimelines(Timelines):
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
         with self._handle.writing() as db:
+            self._zstd.forget()
             db.execute("PRAGMA secure_delete = ON")  # what is freed is overwritten with zeros
             db.execute(_BEGIN)
             raw, count = raw_id(timeline), 0
