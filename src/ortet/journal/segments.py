@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from ortet.backend.abc import EventRow
-from ortet.codec import decode, encode
+from ortet.codec import Record, decode, encode
 from ortet.errors import Corrupt
 from ortet.graph.records import Bodies, Header, Segment
 from ortet.ids import Oid
-from ortet.journal.events import Body
 from ortet.store.abc import Kind, Objects
+
+
+class _Named(Record, frozen=True):
+    """A Body of which only what it names is read."""
+
+    data: msgspec.Raw
+    refs: list[tuple[bytes, int]] = []
+
 
 _ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), `ortet erase`)"
 
@@ -49,7 +58,7 @@ def _put(objects: Objects, timeline: str, rows: Sequence[EventRow], before: Oid)
     refs: dict[tuple[bytes, int], None] = {}
     for row in rows:
         if row.salt:
-            refs.update(dict.fromkeys(decode(Body, row.body).refs))
+            refs.update(dict.fromkeys(decode(_Named, row.body).refs))
     segment = Segment(
         timeline=bytes.fromhex(timeline),
         heads=[row.head for row in rows],
