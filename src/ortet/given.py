@@ -45,7 +45,10 @@ DICT = Sort("a dict", lambda value: isinstance(value, Mapping))
 CALL = Sort("a function", callable)
 BYTES = Sort("text or bytes", lambda value: isinstance(value, str | bytes))
 SEVERAL = Sort(
-    "a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    "a list",
+    lambda value: (
+        type(value) is list or (isinstance(value, Iterable) and not isinstance(value, str | bytes))
+    ),
 )
 
 

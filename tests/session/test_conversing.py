@@ -78,3 +78,13 @@ def test_a_secret_that_is_known_by_now_makes_no_other_turn(hub: Hub) -> None:
         s.say_all(said, key="t2")
         s.say_all(said, key="t2")
         assert len(s.messages()) == 2
+
+
+def test_a_secret_in_one_of_several_is_hidden_and_the_others_stay(hub: Hub) -> None:
+    hub.vault.put("door", "swordfish-4711")
+    with hub.session("s") as s:
+        s.say_all([("user", "hello"), ("user", "open swordfish-4711"), ("assistant", "it is open")])
+        assert contents(hub, s.id) == ["hello", "open [door]", "it is open"]
+        with pytest.raises(Invalid):
+            s.say_all([("user", "swordfish-4711"), ("user", {1})])
+        assert len(s.messages()) == 3

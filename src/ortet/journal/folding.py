@@ -68,17 +68,22 @@ TRANSIENT = frozenset({"message", "thought", "note", "model"})
 
 def fold(mind: Mind, events: Iterable[Event]) -> Mind:
     """Bring a mind forward."""
-    for event in events:
-        change = _FOLDS.get(event.kind)
-        if change is not None and not event.erased:
-            try:
-                change(mind, event, event.data)
-                if scope := event.data.get("scope") if event.kind in SHAREABLE else None:
-                    mind.change(shared={**mind.core.shared, scope: event.seq})
-            except (KeyError, TypeError, ValueError):
-                if event.version <= 1:
-                    raise  # a later schema that does not fit changes nothing, and is kept
-        mind.change(events=event.seq, last=event.hash[:_ENOUGH])
+    last: Event | None = None
+    try:
+        for event in events:
+            change = _FOLDS.get(event.kind)
+            if change is not None and not event.erased:
+                try:
+                    change(mind, event, event.data)
+                    if scope := event.data.get("scope") if event.kind in SHAREABLE else None:
+                        mind.change(shared={**mind.core.shared, scope: event.seq})
+                except (KeyError, TypeError, ValueError):
+                    if event.version <= 1:
+                        raise  # a later schema that does not fit changes nothing, and is kept
+            last = event
+    finally:
+        if last is not None:
+            mind.change(events=last.seq, last=last.hash[:_ENOUGH])
     return mind
 
 
@@ -94,9 +99,11 @@ def message_of(event: Event) -> Message:
 
 
 def _message(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    del data
-    calling = unanswered(mind.core.calling, message_of(event))
-    if calling != mind.core.calling:
+    before = mind.core.calling
+    if not before and data.get("role") != "assistant":
+        return  # nothing waits for it, and it asks for nothing
+    calling = unanswered(before, message_of(event))
+    if calling != before:
         mind.change(calling=calling)
 
 

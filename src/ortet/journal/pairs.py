@@ -9,6 +9,7 @@ from typing import Any
 from ortet.journal.events import Draft
 from ortet.journal.things import Call, Message
 
+_ARRAYS = (list, tuple)
 LOST = "No result: the process ended before this call did. It may or may not have been done."
 
 
@@ -135,9 +136,9 @@ def _extra(message: Message, key: str) -> Any:
 
 
 def _dicts(value: Any) -> Iterable[dict[str, Any]]:
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, _ARRAYS):
         return ()
-    return (item for item in value if isinstance(item, dict))
+    return [item for item in value if isinstance(item, dict)]
 
 
 def _name(call: dict[str, Any]) -> str:

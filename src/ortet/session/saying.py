@@ -61,7 +61,7 @@ class Saying(View):
             role, content, extra = "", None, {}
             if isinstance(message, tuple) and len(message) == 2:
                 role, content = message
-            elif isinstance(message, Mapping):
+            elif type(message) is dict or isinstance(message, Mapping):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
             said.append(_message(role, content, extra))

@@ -26,6 +26,8 @@ _ANSWERED = {
 """Calls for which a result can be made up; by the type of that."""
 _ROLES = ("user", "system", "developer")
 _OF_USER = {"mcp_approval_response"}
+_NOTHING: list[dict[str, Any]] = [{"message": {}}]
+"""What a text has to say that its message does not."""
 
 
 def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
@@ -33,13 +35,14 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     group: _Group | None = None
     for number, item in enumerate(items):
-        if not isinstance(item, Mapping):
+        if type(item) is not dict and not isinstance(item, Mapping):
             raise Invalid(
                 "bad_item",
                 f"item {number} is {type(item).__name__}: give dicts, as result.to_input_list() "
                 "has them",
             )
-        alone = _alone(dict(item))
+        own = dict(item)
+        alone = _alone(own)
         if alone is not None:
             group = None
             found.append(alone)
@@ -47,9 +50,9 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
         if group is None or not group.takes(item):
             group = _Group()
             found.append(group.message)
-        group.add(dict(item))
+        group.add(own)
     for message in found:
-        if message.get(OWN) == [{"message": {}}] and isinstance(message["content"], str):
+        if message.get(OWN) == _NOTHING and isinstance(message["content"], str):
             del message[OWN]
     return found
 
