@@ -100,6 +100,7 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
         ) from error
     from ortet.backend.buckets import bucket_of
+    from ortet.backend.owing import Owing
     from ortet.codec import Hasher, checksum
     from ortet.session.parts import host_id
     from ortet.store.remote import RemoteObjects
@@ -124,6 +125,8 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
         settings = read_settings(root)
         hasher = Hasher(read_key(address.key_file or settings.key_file, root))
         _check(catalog, hasher.key_id)
+        # machines lie in `root`: another user's, or another cache, is another host to them
+        host = checksum(f"{host_id()}\n{root}".encode()).hex()
         objects = RemoteObjects(
             root,
             bucket,
@@ -133,13 +136,12 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             random=random,
             reserve=settings.reserve * MIB,
             durable=address.durable,
+            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
         )
         undo.callback(objects.close)
         _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)
         signal, shared = signal_of(address.signal, space=store, root=root)
         undo.pop_all()
-    # machines lie in `root`: another user's, or another cache, is another host to them
-    host = checksum(f"{host_id()}\n{root}".encode()).hex()
     return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared)
 
 

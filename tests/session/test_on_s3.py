@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +13,8 @@ from tests.postgres_server import drop_schema, new_schema, shared
 from tests.s3_server import Proxy, make_bucket, passes, s3_server, set_environ, takes_nothing
 
 from ortet.config import open_hub
-from ortet.errors import Invalid, NotFound
+from ortet.errors import Invalid, NotFound, Unavailable
+from ortet.ids import from_hex
 from ortet.session.hub import Hub
 from ortet.store.remote import RemoteObjects
 
@@ -70,6 +72,7 @@ def test_a_commit_may_be_durable_here_before_it_is_there(
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content")
     hub = host("one", "local")
+    other = host("two")
     assert isinstance(hub.objects, RemoteObjects)
     with hub.session("s", workspace=tmp_path / "work") as s:
         s.say("user", "first")
@@ -79,12 +82,77 @@ def test_a_commit_may_be_durable_here_before_it_is_there(
         proxy.always = takes_nothing
         commit = s.commit("while the bucket is ill")
         assert hub.objects.queued().objects > 0
-        with pytest.raises(NotFound):  # the head is there, and not what it names
-            host("two").restore(commit.oid, to=tmp_path / "early")
+        for ref in (commit.oid, s.row.branch):  # the head is there, and not what it names
+            with pytest.raises(Unavailable) as caught:
+                other.restore(ref, to=tmp_path / "early")
+            assert caught.value.kind == "not_uploaded_yet"
+            assert os.uname().nodename in caught.value.message
         proxy.always = passes
         hub.objects.settle()
-    host("two").restore(commit.oid, to=tmp_path / "out")
+    other.restore(commit.oid, to=tmp_path / "out")
     assert (tmp_path / "out" / "file").read_text() == "changed"
+
+
+def test_each_commit_says_where_it_must_be(host: Host, proxy: Proxy, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "file").write_text("content")
+    hub = host("one")  # where commits are in the bucket, if nothing is said
+    with hub.session("s", workspace=tmp_path / "work") as s:
+        s.commit("there")
+        assert not hub.objects.queued().objects
+        proxy.always = takes_nothing
+        s.say("user", "second")
+        local = s.commit("here", durable="local")
+        (tmp_path / "work" / "file").write_text("changed")
+        files = s.machine.commit("here too", durable="local")
+        queued = hub.objects.queued()
+        assert (queued.objects, queued.bytes > 0) == (2, True)
+        assert hub.catalog.rows("uploads")
+        proxy.always = passes
+        assert s.commit("nothing new, and waits", durable="remote").oid == files.oid
+        assert not hub.objects.queued().objects
+    other = host("two")
+    other.restore(files.oid, to=tmp_path / "out")
+    assert (tmp_path / "out" / "file").read_text() == "changed"
+    assert other.history.info(from_hex(local.oid)).message == "here"
+
+
+def test_what_was_uploaded_is_owed_no_more(host: Host, proxy: Proxy, tmp_path: Path) -> None:
+    hub, other = host("one"), host("two")
+    strange = "ab" * 32
+    with hub.session("s") as s:
+        proxy.always = takes_nothing
+        s.say("user", "first")
+        s.commit(durable="local")
+        with pytest.raises(Unavailable):  # for all that it knows
+            other.restore(strange, to=tmp_path / "out")
+        with pytest.raises(NotFound):  # who owes it has it
+            hub.restore(strange, to=tmp_path / "out")
+        proxy.always = passes
+        hub.close()  # which does not wait for all: whoever opens the store next goes on
+    host("one")
+    deadline = time.monotonic() + 60
+    while other.catalog.rows("uploads"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(NotFound):
+        other.restore(strange, to=tmp_path / "out")
+    assert [m.content for m in other.session("s").messages()] == ["first"]
+
+
+def test_where_a_commit_must_be_is_one_of_two(host: Host, tmp_path: Path) -> None:
+    for hub in (host("one"), open_hub(str(tmp_path / "store"))):
+        with hub, hub.session("s") as s, pytest.raises(Invalid) as caught:
+            s.commit("x", durable="perhaps")  # type: ignore[arg-type]
+        assert caught.value.kind == "bad_durable"
+
+
+def test_the_store_of_one_host_is_both(tmp_path: Path) -> None:
+    with open_hub(str(tmp_path / "store")) as hub, hub.session("s") as s:
+        for durable in ("remote", "local"):
+            s.say("user", durable)
+            s.commit(durable=durable)
+        assert not hub.objects.queued().objects
 
 
 def test_how_durable_is_one_of_two(host: Host) -> None:

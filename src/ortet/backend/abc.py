@@ -27,6 +27,7 @@ __all__ = [
     "Listing",
     "Move",
     "Op",
+    "Queued",
     "Row",
     "RowChange",
     "Signal",
@@ -44,6 +45,14 @@ _LOOK = 1.0
 class Listing(msgspec.Struct, frozen=True):
     key: str
     size: int
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """What is on this disk only, and why, if something is wrong."""
+
+    objects: int = 0
+    bytes: int = 0
+    trouble: str = ""
 
 
 class Bucket(ABC):

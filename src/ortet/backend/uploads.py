@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
-from ortet.backend.abc import Bucket, Listing
+from ortet.backend.abc import Bucket, Listing, Queued
 from ortet.backend.files import FileBucket
+from ortet.backend.owing import Owing
 from ortet.backend.refusals import exists
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError, Unavailable
 
@@ -26,14 +25,7 @@ _IDLE = 5.0
 """Seconds after which a process that died may have left something."""
 _PARTING = 10.0
 _PIECE = 8 << 20
-
-
-class Queued(msgspec.Struct, frozen=True):
-    """What is on this disk only, and why, if something is wrong."""
-
-    objects: int
-    bytes: int
-    trouble: str = ""
+_TOLD, _ENDING = b"told", b"ending"
 
 
 class QueuedBucket(Bucket):
@@ -41,26 +33,37 @@ class QueuedBucket(Bucket):
 
     A key is taken if it is taken here or there; while the far bucket cannot be asked, here. Who
     makes keys that are never made twice need not `ask`. That another host took one meanwhile shows
-    itself in `queued().trouble`, and nothing is overwritten.
+    itself in `queued().trouble`, and nothing is overwritten. Other hosts are told by `owing` that
+    there is something, before it is. While it is `direct`, what is put goes to the far one at once.
     """
 
-    def __init__(self, far: Bucket, directory: Path, *, ask: bool = True) -> None:
+    def __init__(
+        self, far: Bucket, directory: Path, *, ask: bool = True, owing: Owing | None = None
+    ) -> None:
+        self.direct = False
         self._far = far
         self._ask = ask
+        self._owing = owing
+        self._told = False
         self._near = FileBucket(directory / "objects")
         self._directory = directory
+        self._note = directory / "told"
         self._wake = threading.Event()
         self._hurry = threading.Event()  # somebody waits for it
         self._over = threading.Event()
+        self._left = threading.Event()  # by all else that it needs
         self._trouble = ""
         self._refused: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
-        if self.queued().objects:
+        if self._note.exists() or self.queued().objects:
             self._start()
 
     def put(self, key: str, data: bytes) -> None:
+        if self.direct:
+            self._far.put(key, data)
+            return
         with self._putting(key):
             try:
                 self._near.put(key, data)
@@ -69,6 +72,9 @@ class QueuedBucket(Bucket):
         self._start()
 
     def put_file(self, key: str, path: Path) -> None:
+        if self.direct:
+            self._far.put_file(key, path)
+            return
         with self._putting(key):
             try:
                 self._near.put_file(key, path)
@@ -82,7 +88,25 @@ class QueuedBucket(Bucket):
         with _locked(self._directory / "leaving", fcntl.LOCK_SH):
             if self._ask and self._is_there(key):
                 raise exists(key)
+            self._tell()
             yield
+
+    def _tell(self) -> None:
+        # A note of a process before us may be older than a power cut: only ours is believed.
+        if self._owing is not None and not (self._told and _read(self._note) == _TOLD):
+            self._owing.tell()
+            self._note.write_bytes(_TOLD)
+            self._told = True
+
+    def _end(self) -> None:
+        """Take back what was told, once nothing is left."""
+        if self._owing is None or self._left.is_set() or not self._note.exists():
+            return
+        with _locked(self._directory / "leaving", fcntl.LOCK_EX):
+            if self._note.exists() and not any(True for _ in self._near.list()):
+                self._note.write_bytes(_ENDING)
+                self._owing.done()
+                self._note.unlink()
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -133,6 +157,7 @@ class QueuedBucket(Bucket):
         self._wake.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(_PARTING)  # its upload may take longer: it is done again
+        self._left.set()
 
     # the queue
 
@@ -191,6 +216,7 @@ class QueuedBucket(Bucket):
                 if found.key not in self._refused:
                     self._upload(found.key)
                     self._trouble = ""
+            self._end()
         except BlockingIOError:  # another process is at it
             return False
         except (OrtetError, OSError) as error:
@@ -228,6 +254,13 @@ class QueuedBucket(Bucket):
             )
         except (NotFound, Corrupt):
             return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortet.codec import encode
-from ortet.errors import NotFound
+from ortet.errors import NotFound, Unavailable
 from ortet.graph.records import Entry, Image, System
 from ortet.machine.abc import Loss, Spec
 from ortet.machine.ground import Ground
@@ -92,8 +92,8 @@ class Lens:
         try:
             root = upper.scan(mapped, quiet=quiet)
             self._blind = upper.restated
-        except NotFound as error:
-            if error.kind != "no_object":
+        except (NotFound, Unavailable) as error:
+            if error.kind not in ("no_object", "not_uploaded_yet"):
                 raise
             self._blind = True  # the layers' own trees are gone from the store
         if self._blind:

@@ -28,6 +28,7 @@ from ortet.store.faults import reach
 
 if TYPE_CHECKING:
     from ortet.session.workspace import Workspace
+    from ortet.store.objects import Durable
 
 _SPENT = "the budget is spent"
 _WITHOUT = "make it without (variables of a kernel: declare others)"
@@ -59,7 +60,9 @@ class Making(Outside):
     def _must_move(self, verb: str) -> None: ...
 
     @abstractmethod
-    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo: ...
+    def commit(
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+    ) -> CommitInfo: ...
 
     # money
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ortet.session.undoing import Undone, Way
     from ortet.session.view import View
     from ortet.session.workspace import Workspace
+    from ortet.store.objects import Durable
 
 
 class Moving(Surrounded):
@@ -47,12 +48,18 @@ class Moving(Surrounded):
     @abstractmethod
     def machine(self) -> Workspace: ...
 
-    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
+    def commit(
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+    ) -> CommitInfo:
         """Record mind and files together; with nothing new, the head is returned. One that would
-        hold a secret that is known is Refused("secret_found"), unless you allow it."""
+        hold a secret that is known is Refused("secret_found"), unless you allow it.
+
+        `durable` is where it is on return, in a store that hosts share: "remote", in its bucket, or
+        "local", on this host's disk, from where it is uploaded later; None: as the store was
+        opened. Until then other hosts cannot read it, and it is lost with this disk."""
         check_text(message=message)
         must_be(FLAG, allow_secrets=allow_secrets)
-        with self._hub.allowing(allow_secrets):
+        with self._hub.allowing(allow_secrets), self._hub.objects.promising(durable):
             return self._commit(message)
 
     def _commit(self, message: str) -> CommitInfo:

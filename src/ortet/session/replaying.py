@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ortet.ids import Oid
     from ortet.session.hits import Hit
     from ortet.session.workspace import Workspace
+    from ortet.store.objects import Durable
 
 _RERUN = ("pure", "idempotent")
 
@@ -255,15 +256,16 @@ class Rehearsal(Session):
             raise _replaying("use a machine")
         return super().machine
 
-    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
+    def commit(
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+    ) -> CommitInfo:
         """While replaying nothing is new: the head."""
         cursor, head = self._ledger.cursor, self.head
-        if cursor is None:
-            return super().commit(message, allow_secrets=allow_secrets)
-        if head is not None and (cursor.expected is not None or not self._live_then):
-            return head
-        self._must_be_live("commit")
-        return super().commit(message, allow_secrets=allow_secrets)
+        if cursor is not None:
+            if head is not None and (cursor.expected is not None or not self._live_then):
+                return head
+            self._must_be_live("commit")
+        return super().commit(message, allow_secrets=allow_secrets, durable=durable)
 
     def _must_move(self, verb: str) -> None:
         self._must_be_live(verb)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ortet.graph.textmerge import Favor
     from ortet.session.hub import Hub
     from ortet.session.merging import MergeResult
+    from ortet.store.objects import Durable
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -94,12 +95,16 @@ class Workspace(Undoing):
 
     # commit
 
-    def commit(self, message: str = "", *, allow_secrets: bool = False) -> CommitInfo:
+    def commit(
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+    ) -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned. One that would hold
-        a secret that is known is Refused("secret_found"), unless you allow it."""
+        a secret that is known is Refused("secret_found"), unless you allow it. `durable`: see
+        Session.commit."""
         must_be(TEXT._replace(kind="bad_message"), message=message)
         must_be(FLAG, allow_secrets=allow_secrets)
-        with self.hub.allowing(allow_secrets), self._looking():
+        promise = self.hub.objects.promising(durable)
+        with self.hub.allowing(allow_secrets), promise, self._looking():
             check_message(self.hub.objects, message)
             return self._record(self._freeze(), message)
 

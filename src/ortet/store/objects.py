@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from ortet.backend.abc import Bucket
+from ortet.backend.abc import Bucket, Queued
 from ortet.codec import Hasher
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
 from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
@@ -23,6 +24,9 @@ from ortet.store.shelf import Shelf
 from ortet.store.source import FrameCache, Spot, kind_of, no_object
 from ortet.store.tail import SEAL_AT, Tail, storage_error
 from ortet.store.writer import Writer
+
+Durable = Literal["remote", "local"]
+"""Where a commit is when it returns: in the bucket, or on this host's disk."""
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -112,6 +116,18 @@ class LocalObjects(Objects):
 
     def distrust(self) -> None:
         """Read from the bucket itself from now on, not what this host keeps of it."""
+
+    @contextmanager
+    def promising(self, durable: Durable | None) -> Iterator[None]:
+        """During the block `flush` promises this, and with "remote" at its end all that was put
+        before is in the bucket. None: as it was opened. One host's own store is both."""
+        if durable not in (None, "remote", "local"):
+            raise Invalid("bad_durable", f'durable is {durable!r}: give "remote" or "local"')
+        yield
+
+    def queued(self) -> Queued:
+        """What other hosts cannot read yet."""
+        return Queued()
 
     def swept_since(self, epoch: int) -> bool:
         """Whether a sweep, which others may run, has deleted packs since it was `epoch`."""

@@ -4,18 +4,21 @@ bucket when `flush` returns; what was read is kept on this host."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
-from ortet.backend.abc import Bucket
+from ortet.backend.abc import Bucket, Queued
 from ortet.backend.epochs import Epochs
-from ortet.backend.uploads import Queued, QueuedBucket
+from ortet.backend.owing import Owing
+from ortet.backend.uploads import QueuedBucket
 from ortet.codec import Hasher
-from ortet.ids import Clock, Oid, Random
+from ortet.errors import NotFound
+from ortet.ids import OID_BYTES, Clock, Oid, Random
+from ortet.store.abc import Kind
 from ortet.store.gate import Gate
 from ortet.store.kept import LIMIT, Kept
-from ortet.store.objects import LocalObjects
+from ortet.store.objects import Durable, LocalObjects
 from ortet.store.packs import Pack
 from ortet.store.remotegate import RemoteGate, refuse
 from ortet.store.remotepack import RemotePack
@@ -24,9 +27,7 @@ from ortet.store.shelf import Shelf
 from ortet.store.tail import SEAL_AT, Tail
 from ortet.store.writer import Writer
 
-Durable = Literal["remote", "local"]
-
-_QUEUE = "local/uploads"
+_QUEUE = "local/queue"
 
 
 class RemoteObjects(LocalObjects):
@@ -35,7 +36,8 @@ class RemoteObjects(LocalObjects):
 
     `durable` is what `flush` promises. With "local" it returns when all is on this host's disk, and
     what was put goes to the bucket in the background: until then other hosts cannot read it, and if
-    this disk is lost so is what `queued` tells of. It may be changed at any time.
+    this disk is lost so is what `queued` tells of. It may be changed at any time. By `owing` other
+    hosts are told of it, and this one of what they have.
     """
 
     remote = True
@@ -53,17 +55,17 @@ class RemoteObjects(LocalObjects):
         seal_at: int = SEAL_AT,
         durable: Durable = "remote",
         keep: int = LIMIT,
+        owing: Owing | None = None,
     ) -> None:
         self._epochs = epochs
         self._keep = keep
-        self.durable: Durable = durable
-        self._queue: QueuedBucket | None = None
-        if durable == "local" or (root / _QUEUE).exists():  # which an earlier process may have left
-            # ids of packs are never given twice: nobody needs to be asked
-            self._queue = QueuedBucket(bucket, root / _QUEUE, ask=False)
+        self._owing = owing
+        # ids of packs are never given twice: nobody needs to be asked
+        self._queue = QueuedBucket(bucket, root / _QUEUE, ask=False, owing=owing)
+        self.durable = durable
         super().__init__(
             root,
-            self._queue or bucket,
+            self._queue,
             hasher=hasher,
             clock=clock,
             random=random,
@@ -84,24 +86,60 @@ class RemoteObjects(LocalObjects):
         key_id = self.hasher.key_id
         return RemoteWriter(self.shelf, self.space, self.cache, key_id=key_id, seal_at=seal_at)
 
+    @property
+    def durable(self) -> Durable:
+        return "remote" if self._queue.direct else "local"
+
+    @durable.setter
+    def durable(self, durable: Durable) -> None:
+        self._queue.direct = durable == "remote"
+
+    @contextmanager
+    def promising(self, durable: Durable | None) -> Iterator[None]:
+        before = self.durable
+        with super().promising(durable):
+            self.durable = durable or before
+            try:
+                yield
+            finally:
+                self.durable = before
+        if durable == "remote":  # also what an earlier commit left, when this one had nothing new
+            self._queue.settle()
+
+    def _get_again(self, oid: Oid) -> bytes:
+        try:
+            return super()._get_again(oid)
+        except NotFound:
+            self._check_late(oid)
+            raise
+
+    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
+        found = super().find(prefix)
+        if not found and len(prefix) == 2 * OID_BYTES:  # shorter, it may be anything else
+            self._check_late(Oid(bytes.fromhex(prefix)))
+        return found
+
+    def _check_late(self, oid: Oid) -> None:
+        late = None if self._owing is None else self._owing.missing(oid)
+        if late is not None:
+            raise late from None
+
     def has(self, oid: Oid) -> bool:
         """As far as is known here: what others have put since costs putting it once more."""
         return oid in self._pending or self.shelf.find_sure(oid) is not None
 
     def flush(self, *, sync: bool = True) -> None:
         super().flush(sync=sync)
-        if sync and self.durable == "remote" and self._queue is not None:
+        if sync and self.durable == "remote":
             self._queue.settle()
 
     def queued(self) -> Queued:
-        """What other hosts cannot read yet."""
-        return Queued(0, 0) if self._queue is None else self._queue.queued()
+        return self._queue.queued()
 
     def settle(self, patience: float = 60.0) -> None:
         """Wait for the bucket to have all of it; Unavailable("not_uploaded_yet") when it has not by
         then."""
-        if self._queue is not None:
-            self._queue.settle(patience)
+        self._queue.settle(patience)
 
     def check_ours(self, act: str) -> None:
         refuse(act)
@@ -116,8 +154,7 @@ class RemoteObjects(LocalObjects):
 
     def close(self) -> None:
         super().close()
-        if self._queue is not None:
-            self._queue.stop()
+        self._queue.stop()
         self._kept.prune()
 
 

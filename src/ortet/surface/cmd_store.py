@@ -175,17 +175,25 @@ def import_(
 def stats(call: Call) -> None:
     """Show how much the store holds.
 
+    Of a store that hosts share, also what is on this host only and waits to be uploaded.
+
     \b
     Example:
       ortet stats --json
     """
     found = call.hub.objects.stats()
-    data = {"store": str(call.hub.root), **render.fields(found)}
+    queued = call.hub.objects.queued()
+    data = {
+        "store": str(call.hub.root),
+        **render.fields(found),
+        "queued": render.fields(queued),
+    }
     lines = [
         f"store  {render.safe(str(call.hub.root))}",
         f"holds  {_objects(found.objects)}",
         f"packs  {found.packs}, {render.size(found.pack_bytes)}",
         f"tails  {found.tails}, {render.size(found.tail_bytes)}",
+        *render.queued_lines(queued),
     ]
     call.emit(data, lines)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ortet.graph.commits import CommitInfo
     from ortet.machine.abc import Result
     from ortet.session.workspace import Status, Workspace
+    from ortet.store.objects import Durable
 
 
 @verb()
@@ -88,6 +89,7 @@ def status(call: Call, name: str | None) -> None:
         "clean": found.clean,
         "changes": list(map(render.change, found.changes)),
         "losses": found.losses,
+        "queued": render.fields(call.hub.objects.queued()),
     }
     call.emit(data, _status_lines(call, workspace, found))
     call.losses(found.losses)
@@ -102,6 +104,7 @@ def _status_lines(call: Call, workspace: Workspace, found: Status) -> Iterator[s
     yield from render.change_lines(found.changes, call.paint)
     if found.engine == "folder" and (live := _machine_here(call, workspace)):
         yield f"its machine {live} lives: `-w {live}` means that one"
+    yield from render.queued_lines(call.hub.objects.queued())
 
 
 def _machine_here(call: Call, workspace: Workspace) -> str:
@@ -118,22 +121,37 @@ def _machine_here(call: Call, workspace: Workspace) -> str:
 @verb()
 @click.option("-m", "--message", default="", metavar="TEXT", help="What this state is.")
 @click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
+@click.option(
+    "--durable", type=click.Choice(("remote", "local")), help="Of a shared store: where it must be."
+)
 @which
-def commit(call: Call, message: str, allow_secrets: bool, name: str | None) -> None:
+def commit(
+    call: Call,
+    message: str,
+    *,
+    allow_secrets: bool,
+    durable: Durable | None,
+    name: str | None,
+) -> None:
     """Record the present state of everything in the workspace.
 
     With nothing changed it returns the head and records nothing.
+
+    Of a store that hosts share, "--durable local" does not wait for its bucket: until the commit is
+    uploaded other hosts cannot read it, and it is lost with this disk. "--durable remote" waits,
+    also for commits before it.
 
     \b
     Example:
       ortet commit -m "tests pass"
       ortet commit -m "step 7" --json
+      ortet commit --durable remote
     """
     workspace = call.workspace(name)
     before = workspace.head
     began = time.perf_counter()
     with call.progress("commit"):
-        info = workspace.commit(as_text(message), allow_secrets=allow_secrets)
+        info = workspace.commit(as_text(message), allow_secrets=allow_secrets, durable=durable)
     took = time.perf_counter() - began
     created = before is None or before.oid != info.oid
     changed = 0 if call.quiet or not created else _count(call, before, info)

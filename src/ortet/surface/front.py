@@ -113,7 +113,7 @@ def understand(words: Sequence[str]) -> Asked | None:
             directory = os.path.join(directory, next(rest, ""))
         elif word in ("-w", "--workspace") and verb:
             name = next(rest, "")
-        elif word in ("-m", "--message") and verb:
+        elif word in ("-m", "--message", "--durable") and verb:
             next(rest, "")
         elif not word.startswith("-") and not verb:
             verb = word

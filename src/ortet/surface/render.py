@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ortet.backend.abc import Queued
     from ortet.graph.diff import Change
     from ortet.graph.merge import FileConflict
     from ortet.machine.abc import Report
@@ -128,6 +129,14 @@ def fields(record: object) -> dict[str, Any]:
 
     found: dict[str, Any] = msgspec.structs.asdict(record)  # type: ignore[arg-type]
     return found
+
+
+def queued_lines(found: Queued) -> Iterator[str]:
+    """What other hosts cannot read yet, if there is anything."""
+    if found.objects:
+        why = f" ({safe(found.trouble)})" if found.trouble else ""
+        what = f"{plural(found.objects, 'pack')}, {size(found.bytes)}"
+        yield f"queued  {what}: on this host only until uploaded{why}"
 
 
 def report(found: Report) -> str:

@@ -32,16 +32,20 @@ Tail = Annotated[
 
 
 class Commit(Ask, frozen=True):
-    """`allow_secrets`: also if it would hold a secret that is known."""
+    """`allow_secrets`: also if it would hold a secret that is known. `durable`: where it is when
+    this returns, in a store that hosts share: in its bucket (remote), or on the server's disk
+    (local), where other hosts cannot read it yet, and with which it is lost; by default as the
+    server opened the store."""
 
     message: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
     allow_secrets: bool = False
+    durable: Literal["remote", "local"] | None = None
 
 
 @operation("POST", "/sessions/{session}/commits", status=201, moves=True)
 def commit(session: Session, ask: Commit) -> CommitInfo:
     """Record mind and files together; with nothing new, it is the head."""
-    return session.commit(ask.message, allow_secrets=ask.allow_secrets)
+    return session.commit(ask.message, allow_secrets=ask.allow_secrets, durable=ask.durable)
 
 
 class Fork(Ask, frozen=True):
