@@ -16,6 +16,7 @@ from tests.postgres_server import Server, drop_schema, new_schema, shared
 from ortet.backend.abc import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
 from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog
+from ortet.backend.postgres_schema import MIGRATIONS
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unavailable, Unsupported
 from ortet.ids import SystemClock
 from ortet.testing.processes import WAIT, in_processes, in_threads, oid
@@ -62,7 +63,7 @@ def test_ten_servers_start_at_once(schema: str) -> None:
     url = shared().url()
     versions = in_threads(open_and_write, [(url, schema, number) for number in range(10)])
     assert versions == [1] * 10
-    assert asked(schema, "SELECT version FROM ortet_format") == [(2,)]
+    assert asked(schema, "SELECT version FROM ortet_format") == [(len(MIGRATIONS),)]
 
 
 def test_processes_start_at_once(schema: str) -> None:
@@ -82,7 +83,7 @@ def test_who_is_open_while_another_migrates_is_refused(
     catalog: PostgresCatalog, schema: str
 ) -> None:
     catalog.put_row("kind", "key", b"1")
-    asked(schema, "ALTER FUNCTION put_row RENAME TO put_row_3")
+    asked(schema, "ALTER FUNCTION put_row_in RENAME TO put_row_3")
     with pytest.raises(Unsupported) as caught:
         catalog.put_row("kind", "key", b"2")
     assert caught.value.kind == "newer_format"

@@ -8,11 +8,25 @@ write when a sweep has begun to delete since. Nothing is written then, and repea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
+from typing import Protocol, runtime_checkable
+
+from ortet.backend.abc import Lease
+from ortet.errors import Conflict
 
 FRESH = 1.0
 """Seconds for which what was heard need not be asked again."""
+
+
+@runtime_checkable
+class Fencing(Protocol):
+    """A catalog that can refuse, from now on, what the writers of all hosts rely on."""
+
+    def raise_epoch(self, lease: Lease) -> int:
+        """Begin a new epoch, durably, when all writes that showed the old one have ended; Refused
+        when the lease is not held any more."""
 
 
 class Epochs:
@@ -26,6 +40,16 @@ class Epochs:
 
     def hear(self, epoch: int) -> None:
         self._heard, self._when = epoch, time.monotonic()
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """A write that is refused tells the epoch that it should have shown."""
+        try:
+            yield
+        except Conflict as error:
+            if error.kind == "swept":
+                self.hear(error.details["epoch"])
+            raise
 
     def now(self) -> int:
         """As of the last answer, however long ago."""

@@ -29,7 +29,7 @@ from ortet.backend.postgres_events import PostgresTimelines, uuid
 from ortet.backend.postgres_open import Link
 from ortet.backend.postgres_rows import Slots, claim_values, name_of, row_values, said, ttl_of
 from ortet.codec import Compressor
-from ortet.errors import Conflict, Invalid, Refused
+from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
 
 _HEAD = "SELECT name, oid, version, time FROM heads WHERE name = %s"
@@ -61,9 +61,10 @@ _LEASE = "SELECT name, owner, fence, expires, moment(NULL) FROM leases WHERE nam
 _ROW = "SELECT kind, key, value, version FROM records WHERE kind = %s AND key = %s"
 _ROWS = """SELECT kind, key, value, version FROM records
     WHERE kind = %s AND key > %s ORDER BY key LIMIT %s"""
-_PUT = """SELECT put_row(%(kind)s, %(key)s, %(value)s::bytea, %(expect)s::bigint, %(slot)s,
-    %(request)s::bigint)"""
+_PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::bytea,
+    %(expect)s::bigint, %(slot)s, %(request)s::bigint)"""
 _EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
+_RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
 _FORGET = "DELETE FROM writers WHERE time < now() - interval '1 day'"
 _TABLES = ("heads", "ops", "leases", "records", "timelines", "writers")
 _PARTS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'events'::regclass"
@@ -165,14 +166,10 @@ class PostgresCatalog(PostgresTimelines, Catalog):
             **row_values(rows),
         }
         try:
-            with self._slots.taken() as slot:
+            with self._slots.taken() as slot, self.epochs.hearing():
                 found = self._link.run(_MOVE, {**values, **slot}, lease=lease)
         except Refused as error:
             raise self._on_our_clock(error) from error.__cause__
-        except Conflict as error:
-            if error.kind == "swept":
-                self.epochs.hear(error.details["epoch"])
-            raise
         return [self._ours(row) for row in found]
 
     def _on_our_clock(self, error: Refused) -> Refused:
@@ -238,11 +235,18 @@ class PostgresCatalog(PostgresTimelines, Catalog):
 
     def _put(self, kind: str, key: str, value: bytes | None, expect: int | None) -> int:
         name_of(kind, key)
-        values = {"kind": kind, "key": key, "value": value, "expect": expect}
-        with self._slots.taken() as slot:
+        epoch = self.epochs.relied()
+        values = {"epoch": epoch, "kind": kind, "key": key, "value": value, "expect": expect}
+        with self._slots.taken() as slot, self.epochs.hearing():
             return int(self._link.run(_PUT, {**values, **slot})[0][0] or 0)
 
     # care
+
+    def raise_epoch(self, lease: Lease) -> int:
+        """See epochs.Fencing. An answer that was lost raises it twice, which refuses no more."""
+        values = (lease.name, lease.owner, lease.fence, self._at())
+        self.epochs.hear(int(self._link.run(_RAISE, values, lease=lease)[0][0]))
+        return self.epochs.now()
 
     def scrub(self) -> None:
         with self._link.own() as connection:

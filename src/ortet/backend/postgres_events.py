@@ -84,7 +84,8 @@ class PostgresTimelines(Timelines):
             "doubt": False,
             **row_values(rows),
         }
-        self._link.run(_APPEND, values, lease=lease)
+        with self.epochs.hearing():
+            self._link.run(_APPEND, values, lease=lease)
 
     def _columns(self, events: Sequence[EventRow]) -> dict[str, list[bytes]]:
         with self._packing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ortet.graph.walk import follow, references
 from ortet.ids import Oid, to_hex
 from ortet.session.lifecycle import Roll
 from ortet.session.scopes import sealed_scopes
+from ortet.session.sharedsweep import sweep_shared
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import MIN_GARBAGE, SweepReport, sweep
 from ortet.store.verify import Problem, VerifyReport, verify
@@ -121,14 +123,11 @@ def sweep_store(
         if not dry_run:
             hub.catalog.put_row(*_EXPIRED, encode(gone))
             hub.catalog.trim_ops(since)
-    return sweep(
-        hub.objects,
-        lambda: roots(hub, gone),
-        follow(hub.objects),
-        dry_run=dry_run,
-        min_garbage=MIN_GARBAGE if min_garbage is None else min_garbage,
-        progress=progress,
-    )
+    least = MIN_GARBAGE if min_garbage is None else min_garbage
+    found, walk = partial(roots, hub, gone), follow(hub.objects)
+    if hub.objects.remote:
+        return sweep_shared(hub, found, walk, dry_run=dry_run, min_garbage=least, progress=progress)
+    return sweep(hub.objects, found, walk, dry_run=dry_run, min_garbage=least, progress=progress)
 
 
 def export_refs(

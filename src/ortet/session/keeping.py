@@ -52,14 +52,16 @@ class Keeping:
     ) -> SweepReport:
         """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first.
 
-        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage.
+        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage. In a store
+        that many hosts share, packs of the last hour stay.
         """
         from ortet.session.care import sweep_store
+        from ortet.session.sharedsweep import check_sweep
 
         must_be(FLAG, dry_run=dry_run)
         may_be(NUMBER, min_garbage=min_garbage)
         may_be(CALL, progress=progress)
-        self._whole.objects.check_ours("a sweep")
+        check_sweep(self._whole)
         if not dry_run and self._whole.catalog.rows("removing", limit=1):
             from ortet.session.removing import finish
 

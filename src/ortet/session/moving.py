@@ -23,6 +23,7 @@ from ortet.session.environments import recorded_in, recorded_of
 from ortet.session.lapsed import deeds_since, lapsed
 from ortet.session.lifecycle import Roll, SessionRow
 from ortet.session.outcome import MACHINE, PARTS, Restored, check_parts
+from ortet.session.sharedsweep import repeated
 from ortet.session.surrounded import Surrounded
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Moving(Surrounded):
         files = self._workspace()
         if files is not None:
             return files.commit(message)
-        return self._record_mind(message)
+        return repeated(self._hub, lambda: self._record_mind(message))
 
     def commit_last(self, message: str) -> CommitInfo:
         """The same with what alone is no reason for a commit. When the directory is gone, files

@@ -123,6 +123,8 @@ class OnBranch:
                 appends=together.appends,
             )
         except Conflict as error:
+            if error.kind == "swept":
+                raise
             raise self._moved() from error
         self._head = Head(name=name, oid=steps[-1][1], version=0, time=0)
         self._moves += 1

@@ -144,7 +144,9 @@ class Registry:
         """
         try:
             self._catalog.put_row("workspace", row.name, encode(row), expect=0)
-        except Conflict:
+        except Conflict as error:
+            if error.kind == "swept":
+                raise
             held = self.need(row.name)
             if not _began(held, row):
                 raise _name_taken(held) from None

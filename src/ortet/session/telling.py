@@ -12,6 +12,7 @@ from ortet.journal.events import Draft, Event, check_plain
 from ortet.journal.text import clip, text_of
 from ortet.journal.upcast import check_kind
 from ortet.session.artifacts import Content, load, store
+from ortet.session.sharedsweep import repeated
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -52,11 +53,18 @@ def tell(
         drafts = [Draft(kind, data, hub.author) for kind, data in several]
         events = session._ledger.add(*drafts, rows=rows, now=True)
     else:
-        with hub.writing():  # until the event is there, a sweep must not take it
-            events = session._ledger.add(*drafts_of(hub, several), rows=rows, now=True)
+        events = repeated(hub, lambda: _add_large(session, several, rows))
     if several:
         session._keep_pace(*several[-1])
     return events
+
+
+def _add_large(
+    session: Session, several: Sequence[Telling], rows: Sequence[RowChange]
+) -> list[Event]:
+    hub = session.hub
+    with hub.writing():  # until the event is there, a sweep must not take it
+        return session._ledger.add(*drafts_of(hub, several), rows=rows, now=True)
 
 
 def is_large(data: Any) -> bool:

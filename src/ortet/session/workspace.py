@@ -26,6 +26,7 @@ from ortet.session.guest import going
 from ortet.session.machines import Live
 from ortet.session.outcome import MACHINE
 from ortet.session.registry import WorkspaceRow
+from ortet.session.sharedsweep import repeated
 from ortet.session.undoing import Undoing
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -104,7 +105,11 @@ class Workspace(Undoing):
         must_be(TEXT._replace(kind="bad_message"), message=message)
         must_be(FLAG, allow_secrets=allow_secrets)
         promise = self.hub.objects.promising(durable)
-        with self.hub.allowing(allow_secrets), promise, self._looking():
+        with self.hub.allowing(allow_secrets), promise:
+            return repeated(self.hub, lambda: self._commit(message))
+
+    def _commit(self, message: str) -> CommitInfo:
+        with self._looking():
             check_message(self.hub.objects, message)
             return self._record(self._freeze(), message)
 

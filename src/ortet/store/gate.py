@@ -100,6 +100,10 @@ class Gate:
             if not self._depth:
                 self._give()
 
+    def is_inside(self) -> bool:
+        """Whether the calling thread is a writer now."""
+        return threading.get_ident() in self._inside
+
     @contextmanager
     def last(self) -> Iterator[bool]:
         """Whether the caller is the only writer of this process, and not nested in another; none
@@ -114,7 +118,7 @@ class Gate:
     def exclusive(self, patience: float) -> Iterator[None]:
         """Keep all writers out, of this process too; Unavailable when one does not finish in
         time."""
-        if threading.get_ident() in self._inside:
+        if self.is_inside():
             raise Invalid(
                 "inside_writing", "a sweep can not run inside writing(): finish the commit first"
             )

@@ -62,6 +62,7 @@ class _RemoteSweep(Sweep):
     def prepare(self, before: int, progress: Progress | None) -> None:
         """Beside writers: what lives in packs that are to go is in others, too."""
         self.mark(progress)
+        self._far.settle()
         self._sealed = [pack for pack in self._sealed if _made(pack.id) < before]
         self._total = sum(len(pack) for pack in self._sealed)
         self.copy()
@@ -70,6 +71,11 @@ class _RemoteSweep(Sweep):
         victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
         marked = [pack for pack in kept if pack.id in self._shelf.condemned]
         return [*victims, *marked], [pack for pack in kept if pack not in marked]
+
+    @property
+    def _far(self) -> RemoteObjects:
+        assert isinstance(self._objects, RemoteObjects)
+        return self._objects
 
     @property
     def _shelf(self) -> RemoteShelf:
@@ -84,11 +90,13 @@ class _RemoteSweep(Sweep):
         for victim in self._victims:
             with contextlib.suppress(Conflict):  # of a sweep before this one
                 bucket.put(f"packs/{victim.id}{GONE}", b"")
+        self._far.settle()  # marks and copies: other hosts must see them
         reach("sweep.after-marks")
         if self._victims:
             epoch = fence()
             reach("sweep.after-epoch")
             self._copy_fresh()
+            self._far.settle()
             bucket.delete([pack_key(victim.id) for victim in self._victims])
             reach("sweep.after-delete")
             self._objects.forget(epoch)

@@ -1,0 +1,97 @@
+"""Sweeping a store that many hosts share, and what a writer does that met such a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from ortet.errors import Conflict, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
+    from ortet.session.leases import Holding
+    from ortet.store.abc import Walk
+    from ortet.store.sweep import Progress, Roots, SweepReport
+
+T = TypeVar("T")
+
+_NAME = "sweep"
+_TRIES = 20
+
+
+def check_sweep(hub: Hub) -> None:
+    """Unsupported where this process can neither keep other writers out nor refuse them."""
+    from ortet.backend.epochs import Fencing
+
+    if not isinstance(hub.catalog, Fencing):
+        hub.objects.check_ours("a sweep")
+
+
+def sweep_shared(
+    hub: Hub,
+    roots: Roots,
+    walk: Walk,
+    *,
+    dry_run: bool,
+    min_garbage: float,
+    progress: Progress | None,
+) -> SweepReport:
+    """See remotesweep.sweep_remote. One at a time on all hosts: the others are
+    Unavailable("sweep_busy")."""
+    from ortet.backend.epochs import Fencing
+    from ortet.store import remotesweep
+    from ortet.store.remote import RemoteObjects
+
+    objects, catalog = hub.objects, hub.catalog
+    assert isinstance(objects, RemoteObjects)
+    assert isinstance(catalog, Fencing)
+    with _alone(hub) as holding:
+        return remotesweep.sweep_remote(
+            objects,
+            roots,
+            walk,
+            fence=lambda: catalog.raise_epoch(holding.lease),
+            clock=hub.clock,
+            grace=remotesweep.GRACE,
+            dry_run=dry_run,
+            min_garbage=min_garbage,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _alone(hub: Hub) -> Iterator[Holding]:
+    from ortet.session.leases import Heart, Holding, process_here, take
+
+    host = hub._parts.host
+    owner = f"{process_here(host)}:{os.urandom(8).hex()}"  # not even twice in one process
+    try:
+        lease = take(hub.catalog, _NAME, owner, host)
+    except Refused as error:
+        if error.kind != "lease_held":
+            raise
+        raise Unavailable(
+            "sweep_busy",
+            "a sweep of this store is running, here or on another host: repeat when it has ended",
+        ) from error
+    holding, heart = Holding(hub.catalog, hub.clock, lease), Heart()
+    heart.add(holding)
+    try:
+        yield holding
+    finally:
+        heart.close()
+        holding.end()
+
+
+def repeated(hub: Hub, call: Callable[[], T]) -> T:
+    """What `call` gives; done again when a sweep by another host came in between, which has refused
+    it as a whole. Not within hub.writing(): that has to be begun anew."""
+    for _ in range(_TRIES):
+        try:
+            return call()
+        except Conflict as error:
+            if error.kind != "swept" or hub.objects.gate.is_inside():
+                raise
+    return call()
