@@ -1,0 +1,68 @@
+"""The order of a backup while a session goes on: the database first, then the bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.postgres_server import new_schema, programs, shared
+
+from ortet.config import open_hub
+from ortet.errors import Corrupt
+from ortet.session.hub import Hub
+
+
+@pytest.fixture
+def databases() -> Iterator[list[str]]:
+    names = [new_schema() for _ in range(2)]
+    with psycopg.connect(shared().url(), autocommit=True) as admin:
+        for name in names:
+            admin.execute(f"CREATE DATABASE {name}")
+        yield [shared().url(name) for name in names]
+        for name in names:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def opened(place: Path, database: str, bucket: str) -> Hub:
+    environ = {**os.environ, "XDG_CACHE_HOME": str(place / f"cache-{bucket}")}
+    return open_hub(f"{database}&bucket=file://{place}/{bucket}", environ=environ)
+
+
+def run(name: str, *args: str) -> None:
+    subprocess.run([programs() / name, *args], check=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("database_first", [True, False])
+def test_heads_of_a_copy_lead_to_objects_of_it(
+    tmp_path: Path, databases: list[str], database_first: bool
+) -> None:
+    source, target = databases
+    dump = str(tmp_path / "dump")
+
+    def dump_database() -> None:
+        run("pg_dump", "--format=custom", "--schema=ortet", f"--file={dump}", source)
+
+    def copy_bucket() -> None:
+        shutil.copytree(tmp_path / "bucket", tmp_path / "copy")
+
+    steps = [dump_database, copy_bucket] if database_first else [copy_bucket, dump_database]
+    with opened(tmp_path, source, "bucket") as hub, hub.session("s") as s:
+        s.say("user", "before")
+        s.commit("before")
+        steps[0]()
+        s.say("user", "between")
+        s.commit("between")
+        steps[1]()
+    run("pg_restore", "--no-owner", "--exit-on-error", f"--dbname={target}", dump)
+    with opened(tmp_path, target, "copy") as hub:
+        if database_first:
+            assert hub.verify().commits == 1
+            assert [m.content for m in hub.get("s").messages()] == ["before"]
+        else:
+            with pytest.raises(Corrupt):
+                hub.verify()
