@@ -27,6 +27,11 @@ WANTED = "rooms"
 """The topic under which lenders are asked; others of theirs begin with it."""
 SOON = 0.25
 """Seconds after which a lender is asked again."""
+AT_FIRST = 0.05
+"""The same of the first time: a signal that reaches the lender has done so by then."""
+_WANTED_ROW = "wanted"
+"""Rows of this kind, by session, ask lenders of other hosts, whom no signal may reach."""
+_STALE_NS = 60 * 10**9
 _PATIENCE = 5.0
 
 
@@ -34,6 +39,54 @@ def ask_for(signal: Signal, session: str) -> None:
     for topic in (wanted(session), WANTED):
         with suppress(OSError, OrtetError):  # a hint
             signal.notify(topic)
+
+
+def is_across(hub: Hub) -> bool:
+    """Whether processes of other hosts use the same catalog."""
+    return hub.url != str(hub.root)
+
+
+class Request:
+    """One that asks for a session, until it has it: by signal, then by a row as well."""
+
+    def __init__(self, hub: Hub, session: str) -> None:
+        self._hub = hub
+        self._session = session
+        self._asked = 0
+
+    def ask(self) -> float:
+        """How long to wait for an answer before asking again, in seconds."""
+        hub = self._hub
+        ask_for(hub.signal, self._session)
+        self._asked += 1
+        if self._asked == 1:
+            return AT_FIRST
+        if is_across(hub):
+            with suppress(OrtetError):  # a hint, too
+                hub.catalog.put_row(_WANTED_ROW, self._session, str(hub.clock.now_ns()).encode())
+        return SOON
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It was given, or is not waited for any more."""
+        if self._asked > 1 and is_across(self._hub):
+            with suppress(OrtetError):
+                self._hub.catalog.drop_row(_WANTED_ROW, self._session)
+
+
+def asked_by_row(hub: Hub) -> set[str]:
+    """Sessions that others ask for by rows; those whose askers are gone are forgotten."""
+    if not is_across(hub):
+        return set()
+    found, now = set(), hub.clock.now_ns()
+    for row in hub.catalog.rows(_WANTED_ROW):
+        if abs(now - int(row.value)) < _STALE_NS:
+            found.add(row.key)
+        else:
+            hub.catalog.drop_row(_WANTED_ROW, row.key)
+    return found
 
 
 def wanted(session: str) -> str:
@@ -51,17 +104,17 @@ def borrow(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease
     does not, or another holds it. Lenders know better how long to wait for one another."""
     name, topic = f"session:{session}", left(session)
     until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return take(hub.catalog, name, owner(), host)
-        except Refused as error:
-            rest = until - time.monotonic()
-            lent = is_lent(str(error.details.get("owner", "")))
-            if error.kind != "lease_held" or hub.lends or not lent or rest <= 0:
-                raise
-        token = hub.signal.token(topic)
-        ask_for(hub.signal, session)
-        hub.signal.wait(topic, token, min(rest, SOON))
+    with Request(hub, session) as request:
+        while True:
+            try:
+                return take(hub.catalog, name, owner(), host)
+            except Refused as error:
+                rest = until - time.monotonic()
+                lent = is_lent(str(error.details.get("owner", "")))
+                if error.kind != "lease_held" or hub.lends or not lent or rest <= 0:
+                    raise
+            token = hub.signal.token(topic)
+            hub.signal.wait(topic, token, min(rest, request.ask()))
 
 
 def is_lent(owner: str) -> bool:

@@ -12,6 +12,7 @@ from ortet.errors import Invalid, Unsupported
 from ortet.surface.call import Call, verb
 
 if TYPE_CHECKING:
+    from ortet.session.hub import Hub
     from ortet.settings import Serve
 
 
@@ -61,13 +62,13 @@ def serve(
         )
     from ortet.config import open_hub, read_settings
 
-    root = call.open_hub(create=True).root
-    settings = read_settings(root)
+    hub = _opened(call)
+    settings = read_settings(hub.root)
     chosen = _with(settings.serve, limits)
     policy = gate.Policy(gate.hosts_of(host, allow_host), open_=no_auth, may_run=allow_run)
     with server.bind(host, port) as bound:
         app = make_app(
-            str(root),
+            hub.url,
             lambda place, create: open_hub(place, create=create),
             policy,
             chosen,
@@ -77,16 +78,28 @@ def serve(
         at = f"http://{name}:{bound.getsockname()[1]}"
 
         def started() -> None:
-            call.emit({"url": at}, [f"ortet serves {root} at {at}"])
+            call.emit({"url": at}, [f"ortet serves {_shown(hub)} at {at}"])
             sys.stdout.flush()  # whoever started us waits for it
 
-        server.serve(
-            app,
-            bound,
-            started,
-            settings=chosen,
-            behind=behind,
+        server.serve(app, bound, started, settings=chosen, behind=behind)
+
+
+def _opened(call: Call) -> Hub:
+    from ortet.opening import is_remote
+
+    hub = call.open_hub(create=True)
+    if is_remote(hub.url):
+        raise Unsupported(
+            "remote_store", "a server has this store already: start another where the store is"
         )
+    return hub
+
+
+def _shown(hub: Hub) -> str:
+    """Its address, without options."""
+    from ortet.shared import is_shared
+
+    return hub.url.partition("?")[0] if is_shared(hub.url) else hub.url
 
 
 def _with(settings: Serve, limits: tuple[str, ...]) -> Serve:

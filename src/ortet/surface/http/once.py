@@ -19,7 +19,7 @@ from ortet.backend.patience import patient
 from ortet.codec import decode, encode
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsettled
 from ortet.session.hub import Hub
-from ortet.session.leases import is_dead, process_here
+from ortet.surface.http.presence import is_gone, owner_here
 
 ASKED = "asked"
 """Rows of the kind asked/DAY, by key and token, are writes that were asked for with a key."""
@@ -74,8 +74,7 @@ class _Once:
         self._hub = hub
         self._key = key
         self._name = sha256(f"{token}\0{key}".encode()).hexdigest()
-        owner = f"{process_here(hub._parts.host)}:http"
-        self._mine = AskedRow(sha256(request).digest(), owner, hub.clock.now_ns())
+        self._mine = AskedRow(sha256(request).digest(), owner_here(hub), hub.clock.now_ns())
         self._day = self._mine.time // DAY_NS
         self._version = 0
 
@@ -159,7 +158,7 @@ class _Once:
             raise Conflict(
                 "done_before", "this was done, and its answer was too large to keep: look at it"
             )
-        if known.lost or is_dead(known.owner, self._hub._parts.host):
+        if known.lost or is_gone(self._hub, known.owner):
             raise Unsettled(
                 "unsettled_request",
                 "the server failed while it did this: look whether it was done, and ask with "

@@ -17,11 +17,21 @@ from ortet.backend.abc import Signal
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
 from ortet.machine.abc import Door
 from ortet.session.hub import Hub
-from ortet.session.lending import SOON, WANTED, ask_for, left, wanted
+from ortet.session.lending import (
+    SOON,
+    WANTED,
+    Request,
+    ask_for,
+    asked_by_row,
+    is_across,
+    left,
+    wanted,
+)
 from ortet.session.lifecycle import SessionRow, no_session
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.http.drives import Drives
+from ortet.surface.http.presence import Presence
 from ortet.surface.http.readers import Readers
 from ortet.surface.http.room import Opened, Room
 from ortet.surface.http.strays import Strays
@@ -66,6 +76,7 @@ class Rooms:
         self._keeper: Thread | None = None
         self._door = self._open_hub()
         self._strays = Strays(self._door.catalog)
+        self._presence = Presence(self._door)
         self._calls = self._door.signal.narrowed(WANTED)  # not every event wakes the keeper
 
     def _open_hub(self) -> Hub:
@@ -253,7 +264,8 @@ class Rooms:
             self._empty(room)  # it was ended, or another took it while this process slept
         self._strays.end(row.id)
         signal, topic = self._calls, left(row.id)
-        with self._readers.lent(kept=lambda hub: room.hub is hub) as hub:
+        lent = self._readers.lent(kept=lambda hub: room.hub is hub)
+        with lent as hub, Request(self._door, row.id) as request:
             until = time.monotonic() + self._patience  # whatever it took to open a hub
             while True:
                 token = signal.token(topic)
@@ -265,8 +277,7 @@ class Rooms:
                     rest = until - time.monotonic()
                     if error.kind != "lease_held" or rest <= 0 or self._closed:
                         raise
-                    ask_for(self._door.signal, row.id)
-                    signal.wait(topic, token, min(rest, SOON))
+                    signal.wait(topic, token, min(rest, request.ask()))
 
     def _make_space(self) -> None:
         """Leave the rooms that were not used for longest, where there are too many."""
@@ -332,13 +343,17 @@ class Rooms:
     def _keep(self) -> None:
         """Leaves rooms that nobody uses, or that another server asks for."""
         signal, token = self._calls, 0
+        pause = min(SOON, self._linger / 4) if is_across(self._door) else self._linger / 4
         while not self._closed:
             try:
                 token = token or signal.token(WANTED)
-                signal.wait(WANTED, token, self._linger / 4)
+                signal.wait(WANTED, token, pause)
                 before, token = token, signal.token(WANTED)
+                asked = asked_by_row(self._door) if self._rooms else set()
                 for room in list(self._rooms.values()):
-                    self._look_after(room, signal.wait(wanted(room.id), before, 0))
+                    self._look_after(
+                        room, signal.wait(wanted(room.id), before, 0) or room.id in asked
+                    )
                 self._readers.rest()
                 self._strays.end_all()
             except Exception as error:
@@ -379,6 +394,7 @@ class Rooms:
         if self._keeper is not None:
             self._keeper.join(max(1.0, until - time.monotonic()))
         self._calls.close()
+        self._presence.close()
         if not stuck:
             self._door.close()
         return stuck

@@ -1,7 +1,7 @@
 """Tenants: each has a store of its own, so nothing of one can be found, listed or told in another.
 
 The first, without a name, is the store that the server was started with; the others lie in its
-directory `tenants`.
+directory `tenants`, or beside it in the same database and bucket.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+from ortet.codec import checksum
 from ortet.errors import Invalid, Unavailable
 from ortet.session.hub import Hub
 from ortet.settings import Serve
+from ortet.shared import address_of, is_shared
 from ortet.surface.http.once import forget_keys
 from ortet.surface.http.rooms import Rooms, Told
 
 PLACE = "tenants"
+_LONGEST = 63
+"""Bytes of a name in PostgreSQL, which cuts off the rest."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 
 OpenHub = Callable[[str, bool], Hub]
@@ -33,7 +38,25 @@ def check_tenant(name: str) -> str:
 
 def store_of(root: str, tenant: str) -> str:
     """Where the store of a tenant is."""
-    return str(Path(root) / PLACE / check_tenant(tenant)) if tenant else root
+    if not tenant:
+        return root
+    if is_shared(root):
+        return _beside(root, check_tenant(tenant))
+    return str(Path(root) / PLACE / check_tenant(tenant))
+
+
+def _beside(url: str, name: str) -> str:
+    """The address of a store of its own beside this one: another schema, a folder of the bucket."""
+    address, parts = address_of(url), urlsplit(url)
+    schema = f"{address.schema}.{name}"
+    if len(schema.encode()) > _LONGEST:
+        schema = f"{address.schema[:20]}.{checksum(schema.encode()).hex()[:32]}"
+    bucket = urlsplit(address.bucket)
+    folder = f"{bucket.path.rstrip('/')}/{PLACE}/{name}"
+    ours = {"schema": schema, "bucket": urlunsplit(bucket._replace(path=folder))}
+    kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
+    query = urlencode([*kept, *ours.items()], quote_via=quote, safe="/")
+    return urlunsplit(parts._replace(query=query))
 
 
 class Tenants:

@@ -1,0 +1,301 @@
+"""Servers of several hosts on one store in PostgreSQL, behind a plain TCP proxy: any of them takes
+any turn of a session, and one that is killed loses and doubles nothing that was answered."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.http.conftest import Client, Reply, Server
+from tests.postgres_server import drop_schema, new_schema, shared
+
+from ortet.config import open_hub
+
+SOAK = int(os.environ.get("ORTET_SOAK", "1"))
+WAIT = 60.0
+"""Seconds in which all is answered: longer than a lease."""
+LEASE = 30.0
+"""Seconds of a lease, after which another host takes over."""
+TENANT = "acme"
+_AGAIN = {"lease_held", "in_progress", "session_busy", "stopping", "lease_lost"}
+
+
+class Proxy:
+    """Gives each connection to the next server that takes it."""
+
+    def __init__(self) -> None:
+        self.ports: dict[str, int] = {}
+        self._turn = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(WAIT)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, ExitStack() as last:
+            server = self._connected()
+            if server is None:
+                return
+            last.enter_context(server)
+            back = threading.Thread(target=_pass, args=(server, client), daemon=True)
+            back.start()
+            _pass(client, server)
+            back.join()
+
+    def _connected(self) -> socket.socket | None:
+        self._turn += 1
+        ports = list(self.ports.values())
+        for step in range(len(ports)):
+            with suppress(OSError):
+                port = ports[(self._turn + step) % len(ports)]
+                return socket.create_connection(("127.0.0.1", port), timeout=WAIT)
+        return None
+
+
+def _pass(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+class Farm:
+    """Servers by the name of their host, the store they share, and the proxy before them."""
+
+    def __init__(self, place: Path, schema: str, *options: str) -> None:
+        self.place = place
+        self.schema = schema
+        self.url = f"{shared().url()}&bucket=file://{place}/bucket&schema={schema}"
+        self.proxy = Proxy()
+        self.servers: dict[str, Server] = {}
+        self._options = options
+
+    def environ(self, host: str) -> dict[str, str]:
+        return {"ORTET_URL": self.url, "XDG_CACHE_HOME": str(self.place / host / "cache")}
+
+    def start(self, host: str) -> Server:
+        started = Server(self.place / host, *self._options, env=self.environ(host))
+        self.servers[host] = started
+        self.proxy.ports[host] = int(started.url.rpartition(":")[2])
+        return started
+
+    def kill(self, host: str) -> None:
+        self.servers.pop(host).kill()
+
+    def client(self, token: str = "") -> Client:
+        return Client(self.proxy.url, token)
+
+    def hurry(self, server: Server) -> None:
+        """The time of a dead server's leases is over."""
+        with psycopg.connect(shared().url(), autocommit=True) as connection:
+            connection.execute(
+                f'UPDATE "{self.schema}".leases SET expires = expires - 30000000000'
+                " WHERE split_part(owner, ':', 2) = %s",
+                (str(server.process.pid),),
+            )
+
+    def verify(self) -> None:
+        with open_hub(self.url, environ={**os.environ, **self.environ("checker")}) as hub:
+            hub.verify()
+            assert hub.catalog.check() == []
+
+    def close(self) -> None:
+        for host in list(self.servers):
+            self.kill(host)
+        self.proxy.close()
+
+
+@contextmanager
+def _farm(place: Path, *options: str) -> Iterator[Farm]:
+    farm = Farm(place, new_schema(), *options)
+    try:
+        yield farm
+    finally:
+        farm.close()
+        for name in (farm.schema, f"{farm.schema}.{TENANT}"):
+            drop_schema(shared().url(), name)
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    with _farm(tmp_path, "--no-auth") as made:
+        yield made
+
+
+def settled(client: Client, path: str, body: Any, key: str) -> Reply:
+    """Asked with one key until somebody answers it for good."""
+    end = time.monotonic() + WAIT
+    while True:
+        with suppress(OSError, HTTPException):
+            reply = client.ask("POST", path, body, headers={"Idempotency-Key": key})
+            if reply.status == 201 or reply.kind not in _AGAIN:
+                return reply
+        assert time.monotonic() < end, (path, key)
+        time.sleep(0.05)
+
+
+def said(client: Client, path: str) -> list[str]:
+    items: list[Any] = []
+    query: dict[str, Any] = {}
+    while True:
+        page = client.get(f"{path}/messages", limit=1000, **query)
+        items += page["items"]
+        if page["next"] is None:
+            return [one["content"] for one in items]
+        query["after"] = page["next"]
+
+
+def test_turns_alternate(farm: Farm) -> None:
+    one, two = farm.start("one").client(), farm.start("two").client()
+    path = one.new("s")
+    for number in range(3):
+        for client, name in ((one, "one"), (two, "two")):
+            client.post(f"{path}/messages", {"role": "user", "content": f"{name} {number}"})
+    made = two.post(f"{path}/commits", {"message": "by two"})
+    one.post(f"{path}/messages", {"role": "user", "content": "after"})
+    assert one.get(f"{path}/commits")["items"][0]["oid"] == made["oid"]
+    wanted = [f"{name} {number}" for number in range(3) for name in ("one", "two")]
+    assert said(two, path) == [*wanted, "after"]
+    farm.verify()
+
+
+def test_a_request_is_done_once_whoever_is_asked(farm: Farm) -> None:
+    one, two = farm.start("one").client(), farm.start("two").client()
+    path = one.new("s")
+    body = {"role": "user", "content": "once"}
+    first, second = (settled(client, f"{path}/messages", body, "k") for client in (one, two))
+    assert (first.status, first.body) == (second.status, second.body)
+    assert said(one, path) == ["once"]
+
+
+def test_tokens_and_tenants_are_known_to_all(tmp_path: Path) -> None:
+    with _farm(tmp_path) as farm:
+        one, two = farm.start("one"), farm.start("two")
+        ours, theirs = one.token("ours"), one.token("theirs", "--tenant", TENANT)
+        assert two.client().ask("GET", "/sessions").status == 401
+        path = two.client(theirs).new("s")
+        two.client(theirs).post(f"{path}/messages", {"role": "user", "content": "hidden"})
+        assert said(one.client(theirs), path) == ["hidden"]
+        for server in (one, two):
+            assert server.client(ours).get("/sessions")["items"] == []
+            assert server.client(ours).ask("GET", path).status == 404
+
+
+@pytest.mark.soak
+def test_what_was_answered_before_kill_9_is_there_once(farm: Farm) -> None:
+    """Half a minute of kills for each of ORTET_SOAK but the first, which is one kill."""
+    hosts = ("one", "two") if SOAK == 1 else ("one", "two", "three")
+    for host in hosts:
+        farm.start(host)
+    client, over = farm.client(), threading.Event()
+    paths = [client.new(f"s{number}") for number in range(len(hosts))]
+    written = [_Written() for _ in paths]
+    with ThreadPoolExecutor(len(paths)) as pool:
+        writers = [
+            pool.submit(done.write, client, path, f"w{number}", over)
+            for number, (path, done) in enumerate(zip(paths, written, strict=True))
+        ]
+        end = time.monotonic() + 30 * (SOAK - 1)
+        try:
+            _kill_one(farm, random.choice(hosts), written, writers)
+            while time.monotonic() < end and not any(one.done() for one in writers):
+                _kill_one(farm, random.choice(hosts), written, writers)
+        finally:
+            over.set()
+        for writer in writers:
+            writer.result(2 * WAIT)
+    for path, done in zip(paths, written, strict=True):
+        _check(client, path, done)
+    farm.verify()
+
+
+def _kill_one(farm: Farm, host: str, written: list[_Written], writers: list[Future[None]]) -> None:
+    """And start it again, each in the middle of writing."""
+
+    def some_more() -> None:
+        enough = sum(len(done.answered) for done in written) + 5
+        _until(
+            lambda: (
+                sum(len(done.answered) for done in written) >= enough
+                or any(one.done() for one in writers)
+            )
+        )
+
+    some_more()
+    victim = farm.servers[host]
+    farm.kill(host)
+    if SOAK == 1:
+        farm.hurry(victim)
+    else:  # so that others take over, or itself does
+        time.sleep(random.choice([0, 0.3, 1.2]) * LEASE)
+    some_more()
+    farm.start(host)
+
+
+def _check(client: Client, path: str, done: _Written) -> None:
+    found = Counter(said(client, path))
+    assert max(found.values()) == 1
+    assert set(found) - done.unsettled == done.answered
+    commits = Counter(one["message"] for one in client.get(f"{path}/commits", limit=1000)["items"])
+    assert all(commits[key] == 1 for key in done.commits)
+    assert all(commits[key] <= 1 for key in done.unsettled)
+
+
+class _Written:
+    """What was answered, and of what nobody knows."""
+
+    def __init__(self) -> None:
+        self.answered: set[str] = set()
+        self.unsettled: set[str] = set()
+        self.commits: set[str] = set()
+
+    def write(self, client: Client, path: str, name: str, over: threading.Event) -> None:
+        for number in count():
+            if over.is_set():
+                return
+            key = f"{name}-{number}"
+            is_commit = number % 10 == 9
+            verb = "commits" if is_commit else "messages"
+            body = {"message": key} if is_commit else {"role": "user", "content": key}
+            reply = settled(client, f"{path}/{verb}", body, key)
+            if reply.status != 201:
+                assert reply.kind == "unsettled_request", reply
+                self.unsettled.add(key)
+            elif is_commit:
+                self.commits.add(key)
+            else:
+                self.answered.add(key)
+
+
+def _until(so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
