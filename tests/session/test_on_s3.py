@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,3 +162,32 @@ def test_how_durable_is_one_of_two(host: Host) -> None:
     with pytest.raises(Invalid) as caught:
         host("one", "perhaps")
     assert caught.value.kind == "bad_url"
+
+
+def test_the_command_line_tells_what_waits(host: Host, proxy: Proxy, tmp_path: Path) -> None:
+    hub = host("one")
+    environ = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path / "one"),
+        "ORTET_URL": hub.url,
+        "ORTET_AGENT": "off",
+    }
+    with hub.session("s") as s:
+        proxy.always = takes_nothing
+        s.say("user", "first")
+        s.commit(durable="local")
+        for words in (["stats", "--json"], ["stats"]):
+            told = subprocess.run(
+                [sys.executable, "-m", "ortet", *words],
+                env=environ,
+                cwd=tmp_path,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+            if words[-1] == "--json":
+                assert json.loads(told)["queued"]["objects"] == 1
+            else:
+                assert "queued  1 pack, " in told
+        proxy.always = passes
+        s.commit(durable="remote")
