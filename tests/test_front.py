@@ -17,6 +17,7 @@ from ortet.surface.terminal import Escape
         (["--json", "commit", "-m", "-w", "-q"], Asked("commit", "", "")),
         (["-C", "a", "-C", "b", "commit"], Asked("commit", "a/b", "")),
         (["status", "-w", "proj/1", "--json"], Asked("status", "", "proj/1")),
+        (["commit", "--durable", "local"], Asked("commit", "", "")),
         (["commit", "--help"], None),  # the command line proper knows what to say
         (["commit", "stray"], None),
         (["commit", "-mtext"], None),

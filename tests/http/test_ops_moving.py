@@ -48,6 +48,7 @@ def test_a_commit_with_nothing_new_is_the_head(client: Client) -> None:
     said(client, path, "hello")
     made = client.post(f"{path}/commits", {"message": "one"})
     assert client.post(f"{path}/commits", {"message": "two"}) == made
+    assert client.post(f"{path}/commits", {"durable": "local"}) == made
     assert etag(client, path) == f'"{made["oid"]}"'
     assert client.get(path)["head"] == made
 
@@ -337,6 +338,7 @@ def test_bad_refs_and_values(client: Client) -> None:
         reply = client.ask("POST", f"{path}/restore", body)
         assert reply.status == status, (body, reply)
     assert client.ask("POST", f"{path}/commits", {"message": 7}).status == 422
+    assert client.ask("POST", f"{path}/commits", {"durable": "perhaps"}).status == 422
     assert client.ask("POST", "/sessions/nobody/commits", {}).kind == "no_session"
 
 
