@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortet.backend.abc import Bucket, Queued
@@ -183,7 +183,8 @@ class RemoteWriter(Writer):
             except BaseException:
                 self._owed.add(tail)
                 raise
-        self._shelf.merge_tables()
+        with suppress(NotFound):  # of packs that another host has swept away since we last looked
+            self._shelf.merge_tables()
 
     def _copy(self, tail: Tail) -> None:
         """What a parent of fork(2) had not published: it may never do it."""
