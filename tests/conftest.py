@@ -6,6 +6,11 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how fast the host is says nothing about what is tested
+settings.register_profile("ortet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ortet")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -158,7 +158,10 @@ def _identity(catalog: Catalog, *, create: bool) -> str:
 
 
 def _no_store() -> NotFound:
-    return NotFound("no_store", "there is no store in this database: run `ortet init` first")
+    return NotFound(
+        "no_store",
+        "there is no store in this database: begin one with `ortet session new`, or by ortet.open",
+    )
 
 
 def _check(catalog: Catalog, key_id: bytes) -> None:

@@ -224,7 +224,7 @@ def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     assert json.loads(cloned.stdout)["branches"] == {branch_of(here): oid}
     for words in (("clone", "here", "copy"), ("pull", "here"), ("push", "here")):
         done = ortet(*words)
-        assert (done.returncode, done.stdout) == (0, "nothing to send\n"), done.stderr
+        assert (done.returncode, done.stdout) == (0, "nothing was missing\n"), done.stderr
     refused = ortet("clone", "here", "w")
     assert refused.returncode == 5
     assert "is no store" in refused.stderr

@@ -18,8 +18,8 @@ from ortet.surface.call import Call, verb
 def clone(call: Call, url: str, directory: str) -> None:
     """Make a store in DIR with all branches and tags of another.
 
-    URL is the directory of a store, or http://HOST:PORT of a server. When it is interrupted, the
-    same again goes on: what has arrived does not travel twice.
+    URL is the directory of a store, http://HOST:PORT of a server, or postgresql://… of a store that
+    hosts share. When it is interrupted, the same again goes on: nothing travels twice.
 
     \b
     Example:
@@ -82,4 +82,4 @@ def _lines(found: Pulled) -> Iterator[str]:
     for name in found.kept:
         yield f"tag {render.safe(name)} is another there: left as it is"
     what = f"{render.plural(found.objects, 'object')}, {render.size(found.bytes)}"
-    yield f"sent {what}" if found.objects else "nothing to send"
+    yield f"{what} travelled" if found.objects else "nothing was missing"
