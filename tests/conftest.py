@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.s3_server import Proxy, make_bucket, s3_server, set_environ
 
 # how fast the host is says nothing about what is tested
 settings.register_profile("ortet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,3 +22,19 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped under CI: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a real S3 server is, with a bucket named ortet: each test takes its own prefix."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as address:
+        make_bucket(address, "ortet")
+        yield address
+
+
+@pytest.fixture
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """In front of that server, to be told how to fail."""
+    set_environ(monkeypatch)
+    with Proxy(s3) as proxy:
+        yield proxy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from tests.s3_server import (
     fails,
     loses_answer,
     loses_request,
-    make_bucket,
     passes,
-    s3_server,
     set_environ,
     stalls,
 )
@@ -28,24 +25,10 @@ from ortet.backend.s3address import address_of
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unavailable, Unsupported
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        make_bucket(address, "faults")
-        yield address
-
-
-@pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    set_environ(monkeypatch)
-    with Proxy(server) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 def bucket(proxy: Proxy, request: pytest.FixtureRequest) -> S3Bucket:
     prefix = "".join(letter for letter in request.node.name if letter.isalnum())
-    return S3Bucket(f"s3://faults/{prefix}?endpoint={proxy.url}", patience=60.0)
+    return S3Bucket(f"s3://ortet/{prefix}?endpoint={proxy.url}", patience=60.0)
 
 
 def test_a_put_whose_answer_is_lost_is_no_conflict_with_itself(
@@ -124,14 +107,14 @@ def test_connections_that_break_are_made_again(bucket: S3Bucket, proxy: Proxy) -
 
 def test_a_read_that_stalls_is_begun_again(proxy: Proxy) -> None:
     data = os.urandom(300_000)
-    bucket = S3Bucket(f"s3://faults/stall?endpoint={proxy.url}", patience=60.0, silence=2.0)
+    bucket = S3Bucket(f"s3://ortet/stall?endpoint={proxy.url}", patience=60.0, silence=2.0)
     bucket.put("a", data)
     proxy.faults = [stalls]
     assert bucket.get("a") == data
 
 
 def test_a_server_that_stays_ill_is_unavailable(proxy: Proxy) -> None:
-    bucket = S3Bucket(f"s3://faults/ill?endpoint={proxy.url}", patience=0.5)
+    bucket = S3Bucket(f"s3://ortet/ill?endpoint={proxy.url}", patience=0.5)
     proxy.faults = [fails(503, "SlowDown")] * 50
     for verb in (
         lambda: bucket.put("a", b""),
@@ -143,13 +126,13 @@ def test_a_server_that_stays_ill_is_unavailable(proxy: Proxy) -> None:
         with pytest.raises(Unavailable) as caught:
             verb()
         assert caught.value.kind == "bucket_unavailable"
-        assert "s3://faults" in str(caught.value)
+        assert "s3://ortet" in str(caught.value)
         assert "repeat" in str(caught.value)
 
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environ(monkeypatch)
-    bucket = S3Bucket("s3://faults/x?endpoint=http://127.0.0.1:1", patience=0.2)
+    bucket = S3Bucket("s3://ortet/x?endpoint=http://127.0.0.1:1", patience=0.2)
     with pytest.raises(Unavailable):
         bucket.get("a")
 
@@ -158,7 +141,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-secret")
-    bucket = S3Bucket(f"s3://faults/x?endpoint={proxy.url}", patience=60.0)
+    bucket = S3Bucket(f"s3://ortet/x?endpoint={proxy.url}", patience=60.0)
     for verb in (
         lambda: bucket.put("a", b""),
         lambda: bucket.get("a"),
@@ -170,7 +153,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
         with pytest.raises(Refused) as caught:
             verb()
         assert caught.value.kind == "no_access"
-        assert "s3://faults" in str(caught.value)
+        assert "s3://ortet" in str(caught.value)
         assert "AWS_SECRET_ACCESS_KEY" in str(caught.value)
         assert len(proxy.seen) == 1
         _check_no_secret(caught.value)

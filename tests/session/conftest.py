@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
 
 from ortet.config import open_hub
 from ortet.session.hub import Hub
@@ -143,3 +144,37 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+Host = Callable[[str], Hub]
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    """Of a store of its own, in the PostgreSQL server of these tests."""
+    schema = new_schema()
+    yield schema
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def url(tmp_path: Path, schema: str) -> str:
+    return f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+
+
+@pytest.fixture
+def host(tmp_path: Path, url: str) -> Iterator[Host]:
+    """A hub on it as a host of this name opens it: its cache is its own."""
+    hubs: list[Hub] = []
+
+    def opened(name: str) -> Hub:
+        hubs.append(open_hub(url, environ=environ(tmp_path, name)))
+        return hubs[-1]
+
+    yield opened
+    for hub in hubs:
+        hub.close()
+
+
+def environ(tmp_path: Path, name: str) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)}

@@ -3,53 +3,21 @@ of its own makes a process another host."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from tests.postgres_server import drop_schema, new_schema, shared
+from tests.session.conftest import Host, environ
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Refused
-from ortet.session.hub import Hub
+from ortet.session import lending
+from ortet.testing.clock import ManualClock
 from ortet.testing.processes import WAIT
-
-Host = Callable[[str], Hub]
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
-
-
-@pytest.fixture
-def url(tmp_path: Path, schema: str) -> str:
-    return f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
-
-
-@pytest.fixture
-def host(tmp_path: Path, url: str) -> Iterator[Host]:
-    """A hub as a host of this name opens it."""
-    hubs: list[Hub] = []
-
-    def opened(name: str) -> Hub:
-        hubs.append(open_hub(url, environ=environ(tmp_path, name)))
-        return hubs[-1]
-
-    yield opened
-    for hub in hubs:
-        hub.close()
-
-
-def environ(tmp_path: Path, name: str) -> dict[str, str]:
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)}
 
 
 def test_a_session_goes_from_host_to_host(host: Host) -> None:
@@ -78,6 +46,28 @@ def test_a_hub_is_shown_without_its_options(host: Host) -> None:
     hub = host("one")
     assert "?" in hub.url
     assert "?" not in repr(hub)
+
+
+def test_a_session_is_asked_for_whatever_the_clocks_say(
+    host: Host, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender = host("one")
+    requests = lending.Requests(lender)
+    ahead = ManualClock(lender.clock.now_ns() + 600 * 10**9)
+    with open_hub(url, environ=environ(tmp_path, "two"), clock=ahead) as asker:
+        with lending.Request(asker, "some") as request:
+            request.ask()
+            assert requests.sessions() == set()  # a signal comes first
+            request.ask()
+            assert requests.sessions() == {"some"}
+        assert requests.sessions() == set()
+        request = lending.Request(asker, "gone")
+        request.ask()
+        request.ask()  # and it dies
+    assert requests.sessions() == {"gone"}
+    monkeypatch.setattr(lending, "_STALE", 0.0)
+    assert requests.sessions() == set()
+    assert lender.catalog.rows("wanted") == []
 
 
 def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import Proxy, make_bucket, passes, s3_server, set_environ, takes_nothing
+from tests.s3_server import Proxy, passes, takes_nothing
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Unavailable
@@ -24,24 +24,10 @@ from ortet.store.remote import RemoteObjects
 Host = Callable[..., Hub]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        make_bucket(address, "sessions")
-        yield address
-
-
-@pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    set_environ(monkeypatch)
-    with Proxy(server) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 def host(tmp_path: Path, proxy: Proxy) -> Iterator[Host]:
     schema = new_schema()
-    bucket = quote(f"s3://sessions/{schema}?endpoint={proxy.url}", safe="")
+    bucket = quote(f"s3://ortet/{schema}?endpoint={proxy.url}", safe="")
     hubs: list[Hub] = []
 
     def opened(name: str, durable: str = "remote") -> Hub:

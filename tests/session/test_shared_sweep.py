@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.postgres_server import shared
+from tests.session.conftest import Host, environ
 
-from ortet.config import open_hub
 from ortet.errors import Conflict, Refused, Unavailable
 from ortet.session.hub import Hub
 from ortet.store import remotesweep
@@ -24,37 +24,10 @@ from ortet.store.abc import Kind
 from ortet.store.faults import ENVIRONMENT
 from ortet.testing.processes import WAIT
 
-Host = Callable[[str], Hub]
 
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
-
-
-@pytest.fixture
-def url(tmp_path: Path, schema: str) -> str:
-    return f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
-
-
-@pytest.fixture
-def host(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
-    hubs: list[Hub] = []
-
-    def opened(name: str) -> Hub:
-        hubs.append(open_hub(url, environ=environ(tmp_path, name)))
-        return hubs[-1]
-
-    yield opened
-    for hub in hubs:
-        hub.close()
-
-
-def environ(tmp_path: Path, name: str) -> dict[str, str]:
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)}
 
 
 def packs(tmp_path: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.s3_server import Proxy, fails, make_bucket, s3_server, set_environ
+from tests.s3_server import Proxy, fails
 
 from ortet.backend.epochs import Epochs
 from ortet.backend.s3 import S3Bucket
@@ -19,20 +19,6 @@ from ortet.store.abc import Kind
 from ortet.store.remote import RemoteObjects
 
 _ILL = [fails(503, "SlowDown")] * 1000
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        make_bucket(address, "objects")
-        yield address
-
-
-@pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    set_environ(monkeypatch)
-    with Proxy(server) as proxy:
-        yield proxy
 
 
 class Hosts:
@@ -62,7 +48,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(proxy: Proxy, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
-    hosts = Hosts(f"s3://objects/{request.node.name}?endpoint={proxy.url}", tmp_path)
+    hosts = Hosts(f"s3://ortet/objects/{request.node.name}?endpoint={proxy.url}", tmp_path)
     yield hosts
     hosts.close()
 

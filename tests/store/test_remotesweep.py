@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.s3_server import make_bucket, s3_server, set_environ
+from tests.s3_server import set_environ
 
 from ortet.backend.epochs import Epochs
 from ortet.backend.s3 import S3Bucket
@@ -21,13 +21,6 @@ from ortet.store.remotesweep import sweep_remote
 from ortet.store.sweep import SweepReport
 
 Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        make_bucket(address, "swept")
-        yield address
 
 
 class Shared:
@@ -88,14 +81,14 @@ class Shared:
 
 @pytest.fixture
 def shared(
-    server: str,
+    s3: str,
     tmp_path: Path,
     walk: Walk,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[Shared]:
     set_environ(monkeypatch)
-    shared = Shared(f"s3://swept/{request.node.name}?endpoint={server}", tmp_path, walk)
+    shared = Shared(f"s3://ortet/swept/{request.node.name}?endpoint={s3}", tmp_path, walk)
     yield shared
     shared.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -49,8 +50,9 @@ class PostgresTimelines(Timelines):
     _packing: Lock
     epochs: Epochs
 
+    @abstractmethod
     def _at(self) -> int | None:
-        raise NotImplementedError
+        """The time of a clock that was given; None: the database's."""
 
     def timeline(self, id_: str) -> Timeline | None:
         found = self._link.run(_TIMELINE, (uuid(id_),))

@@ -31,7 +31,8 @@ AT_FIRST = 0.05
 """The same of the first time: a signal that reaches the lender has done so by then."""
 _WANTED_ROW = "wanted"
 """Rows of this kind, by session, ask lenders of other hosts, whom no signal may reach."""
-_STALE_NS = 60 * 10**9
+_STALE = 60.0
+"""Seconds after which a row that does not change is of an asker who is gone."""
 _PATIENCE = 5.0
 
 
@@ -63,7 +64,7 @@ class Request:
             return AT_FIRST
         if is_across(hub):
             with suppress(OrtetError):  # a hint, too
-                hub.catalog.put_row(_WANTED_ROW, self._session, str(hub.clock.now_ns()).encode())
+                hub.catalog.put_row(_WANTED_ROW, self._session, b"")
         return SOON
 
     def __enter__(self) -> Request:
@@ -76,17 +77,29 @@ class Request:
                 self._hub.catalog.drop_row(_WANTED_ROW, self._session)
 
 
-def asked_by_row(hub: Hub) -> set[str]:
-    """Sessions that others ask for by rows; those whose askers are gone are forgotten."""
-    if not is_across(hub):
-        return set()
-    found, now = set(), hub.clock.now_ns()
-    for row in hub.catalog.rows(_WANTED_ROW):
-        if abs(now - int(row.value)) < _STALE_NS:
-            found.add(row.key)
-        else:
-            hub.catalog.drop_row(_WANTED_ROW, row.key)
-    return found
+class Requests:
+    """What others ask for by rows, as a lender sees it. An asker writes its row again and again;
+    how long one has not changed is measured here, since clocks of hosts differ."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._seen: dict[str, tuple[int, float]] = {}  # version, and since when
+
+    def sessions(self) -> set[str]:
+        """Those asked for now; rows whose askers are gone are dropped."""
+        if not is_across(self._hub):
+            return set()
+        seen, now = self._seen, time.monotonic()
+        self._seen = {}
+        for row in self._hub.catalog.rows(_WANTED_ROW):
+            version, since = seen.get(row.key, (0, now))
+            if version != row.version:
+                since = now
+            if now - since < _STALE:
+                self._seen[row.key] = (row.version, since)
+            else:
+                self._hub.catalog.drop_row(_WANTED_ROW, row.key)
+        return set(self._seen)
 
 
 def wanted(session: str) -> str:

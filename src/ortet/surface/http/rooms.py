@@ -21,8 +21,8 @@ from ortet.session.lending import (
     SOON,
     WANTED,
     Request,
+    Requests,
     ask_for,
-    asked_by_row,
     is_across,
     left,
     wanted,
@@ -342,14 +342,14 @@ class Rooms:
 
     def _keep(self) -> None:
         """Leaves rooms that nobody uses, or that another server asks for."""
-        signal, token = self._calls, 0
+        signal, token, requests = self._calls, 0, Requests(self._door)
         pause = min(SOON, self._linger / 4) if is_across(self._door) else self._linger / 4
         while not self._closed:
             try:
                 token = token or signal.token(WANTED)
                 signal.wait(WANTED, token, pause)
                 before, token = token, signal.token(WANTED)
-                asked = asked_by_row(self._door) if self._rooms else set()
+                asked = requests.sessions() if self._rooms else set()
                 for room in list(self._rooms.values()):
                     self._look_after(
                         room, signal.wait(wanted(room.id), before, 0) or room.id in asked
