@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,10 +73,29 @@ def test_all_who_are_there_see_the_same_and_the_shell_outlives_them(
         shown(one, "42-first")
         shown(other, "42-first")
         type_(other, "name=$((50+1))")
+        shown(other, "name=")
     with terminal(server.url, path) as again:
         assert "42-first" in shown(again, "42-first")  # what was shown before
         type_(again, "echo still-$name")
         shown(again, "still-51")
+
+
+@live
+def test_what_was_typed_before_leaving_is_done(server: Server, client: Client) -> None:
+    path = client.new("left")
+    with terminal(server.url, path) as stays:
+        type_(stays, "while sleep 0.001; do echo noise; done & PS1=")  # it shows what nobody takes
+        shown(stays, "noise")
+        for number in range(30):
+            with terminal(server.url, path) as leaves:
+                type_(leaves, f"echo {number} >> made")
+        done, deadline = "", monotonic() + 60
+        while (
+            done.count(",") < 30 and monotonic() < deadline
+        ):  # the last one may still be on its way
+            type_(stays, "echo $(sort -n made | tr '\\n' ,)-all")
+            done = re.findall(r"[\d,]+(?=-all)", shown(stays, r"\d,-all"))[-1]
+    assert done == ",".join(map(str, range(30))) + ","
 
 
 @live

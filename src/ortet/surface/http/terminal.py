@@ -111,8 +111,12 @@ class _Attached:
 
                 self._job = program.job
                 group.start_soon(typed)
-                await self._end(*await self._show(program))
-                group.cancel_scope.cancel()
+                try:
+                    await self._end(*await self._show(program))
+                except WebSocketDisconnect:  # what it typed before it left is still to be taken
+                    group.cancel_scope.deadline = anyio.current_time() + DEAF
+                else:
+                    group.cancel_scope.cancel()
         except* (WebSocketDisconnect, TimeoutError):
             pass  # it is gone, or takes nothing any more
 
