@@ -89,10 +89,9 @@ def test_what_was_typed_before_leaving_is_done(server: Server, client: Client) -
         for number in range(30):
             with terminal(server.url, path) as leaves:
                 type_(leaves, f"echo {number} >> made")
+        type_(stays, "kill %1; wait")
         done, deadline = "", monotonic() + 60
-        while (
-            done.count(",") < 30 and monotonic() < deadline
-        ):  # the last one may still be on its way
+        while done.count(",") < 30 and monotonic() < deadline:  # the last may still be on its way
             type_(stays, "echo $(sort -n made | tr '\\n' ,)-all")
             done = re.findall(r"[\d,]+(?=-all)", shown(stays, r"\d,-all"))[-1]
     assert done == ",".join(map(str, range(30))) + ","
