@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ortet.errors import Invalid, NotFound, Unsupported
+from ortet.addresses import check_chosen, is_elsewhere, same_store
+from ortet.errors import Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random, SystemClock
 from ortet.opening import (
     REMOTE,
@@ -24,7 +25,7 @@ from ortet.opening import (
     open_remote,
     read_settings,
 )
-from ortet.pointer import Pointer, find_pointer
+from ortet.pointer import POINTER, Pointer, find_pointer
 from ortet.settings import Settings
 from ortet.shared import SHARED, is_shared, open_shared
 
@@ -53,6 +54,8 @@ def store_url(
         return environ["ORTET_URL"]
     pointer = find_pointer(cwd or here())
     if pointer is not None:
+        if is_elsewhere(pointer.url):
+            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
         return _seen_from(pointer.directory, pointer.url)
     data = environ.get("XDG_DATA_HOME", "")
     if not data.startswith("/"):  # the specification says to ignore a relative one
@@ -91,32 +94,41 @@ def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ORTET_MCP_TOKEN", "")
 
 
-def names_store(pointer: Pointer, root: Path) -> bool:
-    """Whether a pointer leads to the store at `root`."""
-    place = store_path(_seen_from(pointer.directory, pointer.url))
-    return os.path.realpath(place) == os.path.realpath(root)
+def names_store(pointer: Pointer, url: str) -> bool:
+    """Whether a pointer leads to the store at `url`."""
+    named = _seen_from(pointer.directory, pointer.url)
+    if is_elsewhere(named) or is_elsewhere(url):
+        return is_elsewhere(named) and is_elsewhere(url) and same_store(named, url)
+    return os.path.realpath(store_path(named)) == os.path.realpath(store_path(url))
 
 
 def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
     """The store `ortet init` uses: a broken pointer, which it replaces, does not stop it."""
-    if store is None and not environ.get("ORTET_URL") and usable_pointer(directory) is None:
+    if (
+        store is None
+        and not environ.get("ORTET_URL")
+        and usable_pointer(directory, environ) is None
+    ):
         above = directory.parent
-        while above != above.parent and usable_pointer(above) is None:
+        while above != above.parent and usable_pointer(above, environ) is None:
             above = above.parent
         return store_url(None, cwd=above, environ=environ)
     return store_url(store, cwd=directory, environ=environ)
 
 
-def usable_pointer(directory: Path) -> Pointer | None:
-    """The nearest pointer, unless it is garbage; a store inside the directory is that too."""
+def usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
+    """The nearest pointer, unless it is garbage: a store inside the directory is that too, and one
+    elsewhere that this user never chose."""
     from ortet.session.places import keep_apart
 
     try:
         pointer = find_pointer(directory)
-        if pointer is not None:
+        if pointer is not None and is_elsewhere(pointer.url):
+            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
+        elif pointer is not None:
             place = store_path(_seen_from(pointer.directory, pointer.url))
             keep_apart(place, pointer.directory.resolve())
-    except (Invalid, Unsupported):
+    except (Invalid, Refused, Unsupported):
         return None
     return pointer
 
@@ -223,7 +235,7 @@ def open_hub(
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
             encore=encore_of(environ),
-            vault=Keyring(environ.get(VARIABLE, ""), _config_place(environ)),
+            vault=Keyring(environ.get(VARIABLE, ""), config_place(environ)),
             environ=environ,
             swarms=LazySwarms(open_hub),
             cache=found.cache or ProcessCache(clock),
@@ -299,7 +311,7 @@ def _text(value: str | None) -> str:
     return os.fsencode(value or "").decode("utf-8", "replace")
 
 
-def _config_place(environ: Mapping[str, str]) -> Path | None:
+def config_place(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where a user's programs keep their settings; None without a home directory."""
     named = environ.get("XDG_CONFIG_HOME", "")
     if named.startswith("/"):

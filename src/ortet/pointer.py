@@ -43,8 +43,9 @@ def _bad(file: Path, why: str) -> Invalid:
     return Invalid("bad_pointer", f"{file} {why}: run `ortet init` again")
 
 
-def write_pointer(directory: Path, store: Path, workspace: str) -> None:
-    """Make a directory know its store; its mtime is kept, since the pointer is not state."""
+def write_pointer(directory: Path, store: Path | str, workspace: str) -> None:
+    """Make a directory know its store, a directory or an address; its mtime is kept, since the
+    pointer is not state."""
     file = directory / POINTER
     raw = os.fsencode(store)
     place = b"file://" + quote(raw).encode() if b"\n" in raw else raw

@@ -105,7 +105,7 @@ class Call(Answers):
         if writes and said is not None and workspace.name != said:
             from ortet.pointer import write_pointer
 
-            write_pointer(pointer.directory, self.hub.root, workspace.name)
+            write_pointer(pointer.directory, self.hub.url, workspace.name)
         return workspace
 
     def opened(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
@@ -116,7 +116,7 @@ class Call(Answers):
         """The workspace a pointer names; None when we are told to use another store than its."""
         from ortet.config import names_store
 
-        return pointer.workspace if names_store(pointer, self.hub.root) else None
+        return pointer.workspace if names_store(pointer, self.hub.url) else None
 
     def row(self, name: str | None = None) -> WorkspaceRow:
         """The same, not opened: enough to read history."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,42 +22,46 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--store", metavar="DIR", help="Keep history in DIR, not in your data directory.")
+@click.option("--store", metavar="URL", help="Keep history there: in a directory, or in servers.")
 @click.option("--name", metavar="NAME", help="Call the workspace so, not like the directory.")
 def init(call: Call, store: str | None, name: str | None) -> None:
     """Make this directory a workspace.
 
     Leaves one file, .ortet, that says where its history is. Running it again is harmless.
 
+    Without --store or $ORTET_URL, history is in your data directory. An address never holds a
+    password: those of PostgreSQL are in ~/.pgpass or $PGPASSWORD, of a bucket in $AWS_..., of
+    `ortet serve` in $ORTET_TOKEN. docs/guide/scale-out.md has all of them.
+
     \b
     Example:
       ortet init
       ortet -C path/to/project init --store /mnt/big/history
+      ortet init --store 'postgresql://ortet@db/ortet?bucket=s3://team/ortet'
     """
-    from ortet.config import init_url, names_store, store_path, usable_pointer
+    from ortet.config import init_url, names_store, usable_pointer
     from ortet.pointer import write_pointer
-    from ortet.session.places import existing, keep_apart
 
     directory = call.here
     url = init_url(store, directory)
-    keep_apart(store_path(url), existing(directory))  # before anything is made
+    _check_place(url, directory)  # before anything is made
     hub = call.open_hub(url, create=True)
     pointer = usable_pointer(directory)
     if pointer is not None and pointer.directory != directory:
         pointer = None
-    ours = pointer is None or names_store(pointer, hub.root)
+    ours = pointer is None or names_store(pointer, hub.url)
     said = pointer.workspace if pointer is not None and ours and name is None else ""
     known = hub.locate(said, directory)
     try:
         opened = hub.reopen(said, directory) if said else hub.workspace(directory, name=name)
         with opened as workspace:
             if ours:
-                write_pointer(directory, hub.root, workspace.name)
+                write_pointer(directory, hub.url, workspace.name)
             head = workspace.head
             answer = {
                 "name": workspace.name,
                 "directory": str(directory),
-                "store": str(hub.root),
+                "store": hub.url,
                 "head": head.oid if head else None,
             }
     except BaseException:
@@ -66,7 +71,22 @@ def init(call: Call, store: str | None, name: str | None) -> None:
         raise
     if pointer is not None and not ours:
         call.note(f".ortet still names {render.safe(pointer.url)}: remove it to change that")
-    call.emit(answer, [f"workspace {answer['name']}, history in {render.safe(str(hub.root))}"])
+    call.emit(answer, [f"workspace {answer['name']}, history in {render.safe(hub.url)}"])
+
+
+def _check_place(url: str, directory: Path) -> None:
+    """That the directory may be a workspace of this store, and its pointer may name it."""
+    from ortet.addresses import check_writable, choose, is_elsewhere
+    from ortet.config import cache_place, config_place, store_path
+    from ortet.session.places import existing, keep_apart
+
+    place = existing(directory)
+    if not is_elsewhere(url):
+        keep_apart(store_path(url), place)
+        return
+    check_writable(url)
+    keep_apart(cache_place(), place)
+    choose(url, config_place())
 
 
 @verb()

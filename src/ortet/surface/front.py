@@ -131,7 +131,8 @@ def locate(asked: Asked, environ: Mapping[str, str]) -> tuple[str, str] | None:
     at, named, workspace = said
     store = url or os.path.join(at, named)
     name = asked.name or workspace
-    return (store, name) if os.path.isabs(store) and "\n" not in name else None
+    plain = os.path.isabs(store) and "://" not in store and "\n" not in name
+    return (store, name) if plain else None
 
 
 def find(directory: str) -> tuple[str, str, str] | None:
