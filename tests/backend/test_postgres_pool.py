@@ -1,0 +1,134 @@
+"""Connections to PostgreSQL that all of a process share: few, and none of them for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+
+from ortet.backend.patience import patient
+from ortet.backend.postgres import PostgresCatalog
+from ortet.errors import Corrupt, Invalid, Unavailable
+from ortet.testing.processes import WAIT, in_threads
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    schema = new_schema()
+    yield schema
+    drop_schema(shared().url(), schema)
+
+
+def opened(schema: str, *, create: bool = True, connections: int = 3) -> PostgresCatalog:
+    url = f"{shared().url()}&application_name={schema}"
+    return PostgresCatalog(url, schema=schema, create=create, connections=connections)
+
+
+def connected(schema: str) -> int:
+    with psycopg.connect(shared().url()) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (schema,)
+        ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def wait_until(schema: str, count: int) -> None:
+    """A server notices a moment later that a connection was closed."""
+    end = time.monotonic() + WAIT
+    while connected(schema) != count:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_many_catalogs_share_few_connections(schema: str) -> None:
+    catalogs = [opened(schema) for _ in range(40)]
+    most = []
+
+    def write(number: int) -> None:
+        for turn in range(5):
+            catalogs[number].put_row("kind", f"{number}-{turn}", b"")
+        most.append(connected(schema))
+
+    in_threads(write, [(number,) for number in range(40)])
+    assert max(most) <= 3 + 1  # that of who opened it first may not be gone yet
+    assert len(catalogs[0].rows("kind")) == 200
+    for catalog in catalogs[1:]:
+        catalog.close()
+    with pytest.raises(Invalid) as caught:
+        catalogs[1].rows("kind")
+    assert caught.value.kind == "closed"
+    catalogs[1].close()
+    assert len(catalogs[0].rows("kind")) == 200
+    catalogs[0].close()
+    wait_until(schema, 0)
+
+
+def test_all_who_wait_for_a_connection_are_told(schema: str) -> None:
+    catalogs = [opened(schema, connections=2) for _ in range(10)]
+    catalogs[0].put_row("kind", "key", b"")
+    refused = []
+
+    def look(number: int) -> None:
+        with pytest.raises(Unavailable) as caught, patient(0.1):
+            catalogs[number].head("h")
+        refused.append(caught.value.kind)
+
+    with psycopg.connect(shared().url(), options=f"-csearch_path={schema}") as other:
+        other.execute("LOCK TABLE records")
+        writers = [
+            threading.Thread(target=catalogs[n].put_row, args=("kind", "key", b"")) for n in (0, 1)
+        ]
+        for writer in writers:
+            writer.start()
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass"
+        while len(other.execute(waiting).fetchall()) < 2:
+            assert all(writer.is_alive() for writer in writers)
+        in_threads(look, [(number,) for number in range(2, 10)])
+        wait_until(schema, 2)  # who asked why needed one more
+    assert refused == ["busy"] * 8
+    for writer in writers:
+        writer.join(WAIT)
+    assert catalogs[9].head("h") is None
+    for catalog in catalogs:
+        catalog.close()
+
+
+def test_a_child_makes_its_own_and_leaves_those_of_its_parent(schema: str) -> None:
+    first, second = opened(schema), opened(schema)
+    first.put_row("kind", "before", b"")
+    child = os.fork()
+    if not child:
+        try:
+            second.put_row("kind", "child", b"")
+            third = opened(schema, create=False)
+            third.put_row("kind", "opened there", b"")
+            for catalog in (first, second, third):
+                catalog.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    first.put_row("kind", "after", b"")
+    assert {row.key for row in second.rows("kind")} == {"before", "child", "opened there", "after"}
+    first.close()
+    second.close()
+    wait_until(schema, 0)
+
+
+def test_who_opens_beside_others_is_told_that_the_schema_is_gone(schema: str) -> None:
+    first = opened(schema)
+    first.put_row("kind", "key", b"")
+    drop_schema(shared().url(), schema)
+    with pytest.raises(Corrupt) as caught:
+        opened(schema, create=False)
+    assert caught.value.kind == "no_catalog"
+    again = opened(schema)
+    assert again.rows("kind") == []
+    first.close()
+    again.close()
