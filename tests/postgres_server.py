@@ -109,7 +109,7 @@ def wipe_schema(url: str, schema: str) -> None:
     with psycopg.connect(url, autocommit=True, options=f"-csearch_path={schema}") as connection:
         connection.execute(
             """TRUNCATE heads, ops, leases, records, writers, timelines, events RESTART IDENTITY;
-            UPDATE floors SET value = 0; ALTER SEQUENCE fences RESTART"""
+            SELECT memory_empty(NULL); UPDATE floors SET value = 0; ALTER SEQUENCE fences RESTART"""
         )
 
 

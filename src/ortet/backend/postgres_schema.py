@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ortet.errors import Corrupt, Unsupported
 
-MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql")
+MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql", "0004_search.sql")
 """In order; `ortet_format.version` is how many of them a schema has had."""
 
 OLDEST = 140_000
