@@ -81,6 +81,17 @@ class Call(Answers):
         hub = open_hub(url, cwd=self.here, create=create, alone=True)
         return self._stack.enter_context(hub)
 
+    def place(self) -> Path:
+        """What the store has on this host: itself, or what is kept of it here. It need not be
+        there; a store that is elsewhere is opened for it."""
+        from ortet.addresses import is_elsewhere
+        from ortet.config import store_path, store_url
+
+        if self._hub is not None:
+            return self._hub.root
+        url = store_url(cwd=self.here)
+        return self.hub.root if is_elsewhere(url) else store_path(url)
+
     def pointer(self) -> Pointer | None:
         from ortet.pointer import find_pointer
 

@@ -85,9 +85,7 @@ for _verb in (start, stop, status):
 
 
 def _store(call: Call) -> Path:
-    from ortet.config import store_path, store_url
-
-    store = store_path(store_url(cwd=call.here))
+    store = call.place()
     if not (store / "FORMAT").exists():
         raise NotFound("no_store", f"there is no store at {store}: run `ortet init` first")
     return store

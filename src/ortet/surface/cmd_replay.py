@@ -77,7 +77,7 @@ def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
 
     with tempfile.TemporaryDirectory(prefix="ortet-replay-") as place:
         report = Path(place) / "report"
-        told = {"ORTET_URL": str(call.hub.root), REPLAY: row.id, REPLAY_REPORT: str(report)}
+        told = {"ORTET_URL": call.hub.url, REPLAY: row.id, REPLAY_REPORT: str(report)}
         silent = call.json or call.quiet
         try:
             done = subprocess.run(

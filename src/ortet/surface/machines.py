@@ -72,12 +72,11 @@ class Living(msgspec.Struct, frozen=True):
 def by_its_agent(words: Sequence[str], error: OrtetError, call: Call) -> int | None:
     """A verb that found a machine open, done where it is: the exit code, or None when it is not in
     the agent."""
-    from ortet.config import store_path, store_url
     from ortet.surface.front import is_off
 
     if error.kind != "machine_open" or is_off():
         return None
-    store = store_path(store_url())
+    store = call.place()
     name = next((name for name in living(store) if name in words), None)
     if name is None:
         return None

@@ -44,20 +44,27 @@ class Resident:
         if self._hub is not None:
             self._introduce(self._hub, variables)
 
-    def hub(self, *, create: bool) -> Hub:
+    def hub(self, url: str, *, create: bool) -> Hub:
         """Opened at first need."""
         if self._hub is None:
             from ortet.config import open_hub
 
             given = os.environ.pop(_AUTHOR, None)
             try:
-                self._hub = open_hub(str(self.store), create=create)
+                self._hub = open_hub(url, create=create)
             finally:
                 if given is not None:
                     os.environ[_AUTHOR] = given
             self._author = self._hub.author
             self._introduce(self._hub, os.environ)
         return self._hub
+
+    def is_at(self, url: str) -> bool:
+        """Whether what is open is the store at this address, which is elsewhere."""
+        from ortet.addresses import is_elsewhere, same_store
+
+        hub = self._hub
+        return hub is not None and is_elsewhere(hub.url) and same_store(hub.url, url)
 
     def _introduce(self, hub: Hub, variables: Mapping[str, str]) -> None:
         said = os.fsencode(variables.get(_AUTHOR, "")).decode("utf-8", "replace")
@@ -135,12 +142,25 @@ class ResidentCall(Call):
         self.resident = resident
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        from ortet.addresses import is_elsewhere
         from ortet.config import store_path, store_url
 
-        place = store_path(store_url(url, cwd=self.here))
-        if os.path.realpath(place) != os.path.realpath(self.resident.store):
+        asked = store_url(url, cwd=self.here)
+        if is_elsewhere(asked):
+            return self._opened_elsewhere(asked, create=create)
+        if os.path.realpath(store_path(asked)) != os.path.realpath(self.resident.store):
             return super().open_hub(url, create=create)
-        return self.resident.hub(create=create)
+        return self.resident.hub(str(self.resident.store), create=create)
+
+    def _opened_elsewhere(self, url: str, *, create: bool) -> Hub:
+        """Which store an address means is known when it was opened: the agent's has its place on
+        this host."""
+        if self.resident.is_at(url):
+            return self.resident.hub(url, create=create)
+        hub = super().open_hub(url, create=create)
+        if os.path.realpath(hub.root) != os.path.realpath(self.resident.store):
+            return hub
+        return self.resident.hub(url, create=create)
 
     def opened(self, row: WorkspaceRow) -> Workspace | None:
         return self.resident.take(row) if self.hub.root == self.resident.store else None
