@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+import zstandard  # noqa: F401 - used where it is loaded
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.codec import (
     COMPRESSED,
     Compressor,
+    Expander,
     Hasher,
     Record,
     checksum,
@@ -75,6 +81,32 @@ def test_compressed_data_says_its_size() -> None:
     for bad, most in ((packed, 499), (packed[:-3], 500), (COMPRESSED, 500), (b"garbage", 500)):
         with pytest.raises(Corrupt):
             expand(bad, most)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_an_expander_says_what_expand_says(
+    monkeypatch: pytest.MonkeyPatch, *, loaded: bool
+) -> None:
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "zstandard")
+    expander, compressor = Expander(), Compressor()
+    for data in (b"", b"a", b"text " * 100, random.Random(1).randbytes(300_000)):
+        assert expander.expand(compressor.compress(data), len(data)) == data
+    packed = compressor.compress(b"text " * 100)
+    for bad, most in ((packed, 499), (packed[:-3], 500), (COMPRESSED, 500), (b"garbage", 500)):
+        with pytest.raises(Corrupt):
+            expander.expand(bad, most)
+    assert expander.expand(packed, 500) == b"text " * 100
+    assert (expander._context is not None) is loaded
+
+
+def test_an_expander_is_used_by_many_threads() -> None:
+    expander, compressor = Expander(), Compressor()
+    texts = [f"{number} ".encode() * 2000 for number in range(50)]
+    packed = [compressor.compress(text) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda one: expander.expand(one, 1 << 20), packed * 20))
+    assert found == texts * 20
 
 
 def test_a_compressor_is_reusable() -> None:

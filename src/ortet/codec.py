@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import blake3 as _blake3
@@ -116,13 +117,44 @@ COMPRESSED = b"\x28\xb5\x2f\xfd"
 def expand(data: bytes, most: int) -> bytes:
     """Undo `Compressor.compress` where nothing but the data itself says its size; Corrupt when that
     is above `most`."""
+    return decompress(data, _said_size(data, most))
+
+
+def _said_size(data: bytes, most: int) -> int:
     try:
         size = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError:
         size = None
     if size is None or size > most:
         raise Corrupt("bad_frame", "compressed data does not say its size: run `ortet verify`")
-    return decompress(data, size)
+    return size
+
+
+class Expander:
+    """`expand`, of much that is small, from any thread. A zstd context takes ten times as long to
+    make as to use, and Python's can be used once; that of the zstandard package again. It is used
+    where another program has loaded it, as LangChain does."""
+
+    def __init__(self) -> None:
+        self._one = Lock()
+        self._context: Any = None
+
+    def expand(self, data: bytes, most: int) -> bytes:
+        if self._context is None:
+            make = getattr(sys.modules.get("zstandard"), "ZstdDecompressor", None)
+            if make is None:
+                return expand(data, most)
+            self._context = make()
+        size = _said_size(data, most)
+        if not self._one.acquire(blocking=False):
+            return decompress(data, size)
+        try:
+            plain: bytes = self._context.decompress(data)
+        except Exception:  # is told in one way, whoever finds it
+            return decompress(data, size)
+        finally:
+            self._one.release()
+        return plain if len(plain) == size else decompress(data, size)
 
 
 def decompress(data: bytes | memoryview, size: int) -> bytes:

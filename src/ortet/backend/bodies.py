@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortet.codec import COMPRESSED, Compressor, expand
+from ortet.codec import COMPRESSED, Compressor, Expander, expand
 from ortet.errors import Invalid
 
 LARGEST = 1 << 30
@@ -21,6 +21,7 @@ class Packer(Compressor):
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         super().__init__()
+        self._expander = Expander()
         self._most = most
         self._size = 0
         self._new: dict[bytes, bytes] = {}
@@ -35,7 +36,8 @@ class Packer(Compressor):
         return less
 
     def expand(self, data: bytes) -> bytes:
-        return self._new.get(data) or self._old.get(data) or expand(data, LARGEST)
+        known = self._new.get(data) or self._old.get(data)
+        return known or self._expander.expand(data, LARGEST)
 
     def forget(self, but: dict[bytes, bytes] | None = None) -> None:
         self._old, self._new, self._size = but or {}, {}, 0
