@@ -18,6 +18,7 @@ from ortet.opening import MIB, Opened, place_of, read_key, read_settings
 
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Cache, Catalog, Signal
+    from ortet.backend.postgres_pool import Database
 
 SHARED = ("postgresql", "postgres")
 _OPTIONS = ("bucket", "durable", "signal", "schema", "connections", "key_file")
@@ -78,13 +79,13 @@ def address_of(url: str) -> Address:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
 
 
-def signal_of(url: str, *, space: str, root: Path) -> tuple[Signal, Cache | None]:
-    """Those of a Valkey or Redis server. Without one only processes of this host wake each other;
-    the others look by themselves."""
+def signal_of(url: str, *, space: str, database: Database) -> tuple[Signal, Cache | None]:
+    """Those of a Valkey or Redis server. Without one the database itself tells its hosts, and
+    nothing is cached."""
     if not url:
-        from ortet.backend.signals import HostSignal
+        from ortet.backend.postgres_signal import PostgresSignal
 
-        return HostSignal(root / "local" / "signal"), None
+        return PostgresSignal(database, space), None
     from ortet.backend import valkey
 
     return valkey.signal_of(url, space=space), valkey.cache_of(url, space=space)
@@ -140,7 +141,7 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
         )
         undo.callback(objects.close)
         _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)
-        signal, shared = signal_of(address.signal, space=store, root=root)
+        signal, shared = signal_of(address.signal, space=store, database=catalog.database)
         undo.pop_all()
     return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared)
 

@@ -15,11 +15,12 @@ import pytest
 from tests.valkey_server import Server, valkey_server
 
 from ortet.backend import valkeylink
+from ortet.backend.posts import _POSTS
 from ortet.backend.valkey import cache_of, is_valkey, signal_of
 from ortet.backend.valkeyaddress import address_of
 from ortet.backend.valkeycache import ValkeyCache
 from ortet.backend.valkeylink import Link
-from ortet.backend.valkeysignal import _POSTS, ValkeySignal
+from ortet.backend.valkeysignal import ValkeySignal
 from ortet.errors import Invalid, Refused, Unsupported
 from ortet.testing.processes import WAIT
 

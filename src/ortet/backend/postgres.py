@@ -106,6 +106,7 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._packing = Lock()
         self._slots = Slots()
         self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)
+        self.database = self._link.database
         self.epochs = Epochs(lambda: int(self._link.run(_EPOCH)[0][0]))
 
     def _at(self) -> int | None:
