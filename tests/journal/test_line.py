@@ -107,6 +107,23 @@ def test_another_hosts_line_goes_on_from_its_commit(bench: Bench, say: Say) -> N
     bench.chain.check(Tip(), there.rows())
 
 
+def test_some_of_a_line_are_read_wherever_its_timelines_have_them(bench: Bench, say: Say) -> None:
+    line = bench.line()
+    bench.append(line, *[say(f"m{number}") for number in range(1, 6)])
+    base = bench.commit(line)
+    other = "f" * 32
+    bench.catalog.move([], verb="fork", timelines=[Timeline(other, FIRST, 3)])
+    fork = bench.line(other)
+    bench.append(fork, say("n4"), say("n5"))
+    every = list(fork.events())
+    assert fork.some([1, 3, 4]) == [every[0], every[2], every[3]]
+    assert fork.some([]) == []
+    assert fork.some([3, 6]) is None
+    bench.catalog.trim_events(FIRST, 2)
+    assert bench.line(other, base).some([2, 4]) is None
+    assert bench.line(other, base).some([3, 5]) == [every[2], every[4]]
+
+
 def test_sealing_nothing_new_gives_the_same_segment(bench: Bench, say: Say) -> None:
     line = bench.line()
     bench.append(line, say("a"))

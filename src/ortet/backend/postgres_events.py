@@ -31,6 +31,8 @@ _EVENTS = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM event
     WHERE timeline = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
 _NEWEST = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
     WHERE timeline = %s AND seq > %s::bigint ORDER BY seq DESC LIMIT %s"""
+_PICK = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq = ANY (%s::bigint[]) ORDER BY seq"""
 _LAST = "SELECT last FROM timelines WHERE id = %s"
 _LAST_HEADS = """SELECT head FROM unnest(%s::uuid[]) WITH ORDINALITY AS asked (id, n)
     LEFT JOIN timelines USING (id)
@@ -118,6 +120,10 @@ class PostgresTimelines(Timelines):
         found = self._link.run(_NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
+        return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
+
+    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        found = self._link.run(_PICK, (uuid(timeline), list(seqs)))
         return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
 
     def last_seq(self, timeline: str) -> int:

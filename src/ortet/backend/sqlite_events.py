@@ -49,6 +49,8 @@ _EVENTS = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM eve
     WHERE timeline = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _NEWEST = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq > ? ORDER BY seq DESC LIMIT ?"""
+_PICK = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
+    WHERE timeline = ? AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"""
 # of thousands in one statement: an eighth of the time that one statement for each takes
 _LAST_HEADS = """SELECT (SELECT head FROM events WHERE timeline = unhex(value)
     ORDER BY seq DESC LIMIT 1) FROM json_each(?)"""
@@ -140,6 +142,13 @@ class SqliteTimelines(Timelines):
             found = fetch_all(db, _NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+
+    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        asked = msgspec.json.encode(list(seqs)).decode()
+        with self._handle as db:
+            found = fetch_all(db, _PICK, (raw_id(timeline), asked))
         zstd = self._zstd
         return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
 

@@ -74,6 +74,15 @@ class Timelines(ABC):
         In order of seq in either case.
         """
 
+    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        """Of its own events those of these numbers, which are in order; not those it has not."""
+        found, wanted = list[EventRow](), set(seqs)
+        after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
+        while after < last and (rows := self.events(timeline, after)):
+            found += [row for row in rows if row.seq in wanted]
+            after = rows[-1].seq
+        return found
+
     @abstractmethod
     def last_seq(self, timeline: str) -> int:
         """The seq of its last event, `at` when it has none; NotFound("no_timeline")."""

@@ -3,6 +3,7 @@ in rows of the catalog, or, trimmed there, in the segments of a commit."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -71,6 +72,17 @@ class Line:
             return self._chain.read(rows[0], timeline)
         found = next(self.events(seq - 1, seq), None)  # sealed, and trimmed here
         return found if found is not None and found.timeline == timeline else None
+
+    def some(self, seqs: Sequence[int]) -> list[Event] | None:
+        """Events of these numbers, which are in order; None where one of them is not in the catalog
+        alone, or not there at all."""
+        found: list[Event] = []
+        for span in self.path():
+            low, high = bisect_right(seqs, span.after), bisect_right(seqs, span.upto)
+            if low < high:
+                rows = self._catalog.pick(span.timeline, seqs[low:high])
+                found += [self._chain.read(row, span.timeline) for row in rows]
+        return found if len(found) == len(seqs) else None
 
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
         return (row for _, row in self._rows(after, upto))

@@ -108,6 +108,16 @@ class EventTests:
         catalog.append(line, row(count + 1, 2 * count), lease=other)
         assert catalog.last_seq(line) == 2 * count
 
+    def test_some_are_picked(self, catalog: Catalog, line: str) -> None:
+        catalog.append(line, row(1, 9))
+        catalog.trim_events(line, 2)
+        catalog.erase_events(line, [5])
+        assert catalog.pick(line, [3, 4, 7]) == [*row(3, 4), *row(7, 7)]
+        assert catalog.pick(line, [2, 9, 10]) == row(9, 9)
+        assert [(one.seq, one.salt, one.body) for one in catalog.pick(line, [5])] == [(5, b"", b"")]
+        assert catalog.pick(line, []) == catalog.pick(OTHER, [1]) == []
+        assert catalog.pick(line, range(1, 99)) == catalog.events(line)
+
     def test_a_fork_goes_on_behind_its_point(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 5))
         fork = Timeline(OTHER, parent=line, at=3)
