@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortet.errors import Unsupported
-from ortet.shared import address_of
+from ortet.shared import Address, address_of
 
 
 def format_in_file(path: Path) -> int:
@@ -30,6 +30,11 @@ def format_in_file(path: Path) -> int:
 
 def format_in_database(url: str) -> int:
     """Of a shared store's catalog; 0 where there is none."""
+    return format_of(address_of(url))
+
+
+def format_of(address: Address) -> int:
+    """The same of an address that was taken apart."""
     try:
         import psycopg
     except ImportError as error:
@@ -41,7 +46,6 @@ def format_in_database(url: str) -> int:
 
     from ortet.backend.postgres_errors import gone, translated
 
-    address = address_of(url)
     table = sql.Identifier(address.schema, "ortet_format")
     place = f"the database ({address.schema})"
     try:

@@ -88,7 +88,7 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
     from ortet.store.remote import RemoteObjects
 
     address, options = remote_address(url)
-    link = Link(address, token=_token(options.get("token_file")) or token)
+    link = Link(address, token=token_in(options.get("token_file")) or token)
     catalog = HttpCatalog(link, clock, random=random)
     with ExitStack() as undo:
         undo.callback(catalog.close)
@@ -142,7 +142,7 @@ def remote_address(url: str) -> tuple[str, dict[str, str]]:
     return f"{parts.scheme.lower()}://{parts.netloc}{parts.path.rstrip('/')}", options
 
 
-def _token(file: str | None) -> str:
+def token_in(file: str | None) -> str:
     if file is None:
         return ""
     path = Path(file).expanduser()

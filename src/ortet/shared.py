@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHARED = ("postgresql", "postgres")
 _OPTIONS = ("bucket", "durable", "signal", "schema", "connections", "key_file")
+_SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 _STORE = ("store", "id")
 _FORMAT = ("store", "format")
 _MARK = "stores/"
@@ -57,7 +58,7 @@ def address_of(url: str) -> Address:
     except ValueError as error:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
     pairs = parse_qsl(parts.query, keep_blank_values=True)
-    if parts.password is not None or "password" in dict(pairs):
+    if parts.password is not None or not _SECRETS.isdisjoint(dict(pairs)):
         raise Invalid(  # which does not repeat it
             "bad_url",
             "an address holds no password, which would be seen in logs: put it into ~/.pgpass, add "

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortet.errors import OrtetError
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
 if TYPE_CHECKING:
     from ortet.machine.abc import Capability
     from ortet.machine.leftovers import Leftover
+
+
+_NEEDED = ("server", "postgresql", "schema", "rights")
 
 
 @verb()
@@ -23,26 +28,27 @@ if TYPE_CHECKING:
 def doctor(call: Call, clean: bool) -> None:
     """Say what this host can do, and what to change for the rest.
 
-    Everything is tried for real. It needs no store and makes none.
+    Everything is tried for real. It needs no store and makes none. Of a store in servers, each of
+    them is asked, too: a database, a bucket, Valkey. Something is put into the bucket and deleted.
 
     \b
     Example:
       ortet doctor
       ortet doctor --clean
     """
-    from ortet.config import store_path, store_url, wanted_criu
+    from ortet.config import store_url, wanted_criu
     from ortet.machine.doctor import examine
     from ortet.surface.agentcall import told
 
-    store = store_path(store_url(cwd=call.here))
+    url = store_url(cwd=call.here)
     with call.progress("looking"):
-        found = examine(store, criu=wanted_criu())
-    exists = (store / "FORMAT").exists()
+        servers, store, exists = _servers(call, url)
+        found = [*servers, *examine(store, criu=wanted_criu())]
     agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
     dead = _dead(call, agent) if exists else []
     data = {
-        "store": str(store),
+        "store": url if servers else str(store),
         "exists": exists,
         "capabilities": found,
         "agent": {"running": agent is not None, **(agent or {})},
@@ -51,7 +57,7 @@ def doctor(call: Call, clean: bool) -> None:
         "cleaned": clean,
         "layers_removed": layers,
     }
-    call.emit(data, _lines(call, store, found, agent))
+    call.emit(data, _lines(call, str(data["store"]), exists, found=found, agent=agent))
     if dead:
         names = render.plural(len(dead), "machine")
         call.note(
@@ -62,6 +68,25 @@ def doctor(call: Call, clean: bool) -> None:
         call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
     if left and not clean:
         call.note("`ortet doctor --clean` removes what is left over")
+
+
+def _servers(call: Call, url: str) -> tuple[list[Capability], Path, bool]:
+    """What the servers of a store say, none of one in a directory; where it is on this host, and
+    whether it was made."""
+    from ortet.addresses import is_elsewhere
+    from ortet.config import cache_place, store_path, variable
+
+    if not is_elsewhere(url):
+        store = store_path(url)
+        return [], store, (store / "FORMAT").exists()
+    from ortet.checkup import examine_servers
+
+    place = cache_place()
+    found = examine_servers(url, cache=place, token=variable("ORTET_TOKEN") or "")
+    if all(one.ok for one in found if one.name in _NEEDED):  # opening it would migrate it
+        with suppress(OrtetError):  # not made yet, or a line above says what is wrong with it
+            return found, call.hub.root, True
+    return found, place, False
 
 
 def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
@@ -76,10 +101,15 @@ def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
 
 
 def _lines(
-    call: Call, store: Path, found: list[Capability], agent: dict[str, Any] | None
+    call: Call,
+    store: str,
+    exists: bool,
+    *,
+    found: list[Capability],
+    agent: dict[str, Any] | None,
 ) -> Iterator[str]:
-    made = "" if (store / "FORMAT").exists() else ", not made yet"
-    yield f"store {render.safe(str(store))}{made}"
+    made = "" if exists else ", not made yet"
+    yield f"store {render.safe(store)}{made}"
     if agent:
         live = sum(len(worker["live"]) for worker in agent["workers"])
         machines = f", {render.plural(live, 'live machine')}" if live else ""

@@ -1,0 +1,135 @@
+"""What doctor finds of the servers of a store: real ones, and some that are not right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+from uuid import uuid4
+
+import psycopg
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.s3_server import set_environ
+from tests.valkey_server import Server as Valkey
+
+from ortet.backend.files import FileBucket
+from ortet.backend.s3 import S3Bucket
+from ortet.checkup import MARK, _probed, examine_servers
+from ortet.config import open_hub
+from ortet.machine.abc import Capability
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    schema = new_schema()
+    yield schema
+    drop_schema(shared().url(), schema)
+
+
+def looked(url: str, place: Path) -> dict[str, Capability]:
+    return {one.name: one for one in examine_servers(url, cache=place / "cache")}
+
+
+@contextmanager
+def role(*grants: str) -> Iterator[str]:
+    """A user of the database that may log in, and what these say."""
+    name = f"role_{uuid4().hex[:8]}"
+    with psycopg.connect(shared().url(), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN")
+        for grant in grants:
+            admin.execute(f"{grant} TO {name}")
+        try:
+            yield name
+        finally:
+            admin.execute(f"DROP OWNED BY {name}")
+            admin.execute(f"DROP ROLE {name}")
+
+
+def test_all_servers_of_a_store_are_tried(
+    tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environ(monkeypatch)
+    bucket = f"s3://ortet/{schema}?endpoint={s3}"
+    valkey = Valkey()
+    valkey.start()
+    try:
+        url = f"{shared().url()}&schema={schema}&bucket={quote(bucket, safe='')}"
+        url += f"&signal={quote(valkey.url, safe='')}"
+        found = looked(url, tmp_path)
+    finally:
+        valkey.close()
+    assert found["schema"].detail.endswith("no store yet, `ortet init` makes one")
+    wanted = {"postgresql", "schema", "rights", "clock", "connections", "bucket", "valkey"}
+    assert {name for name in wanted if not found[name].ok} == set()
+    assert found["durable"].fix.startswith("set fsync = on")  # that of tests has it off
+    assert list(S3Bucket(bucket).list(MARK)) == []
+    with psycopg.connect(shared().url()) as connection:
+        row = connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone()
+    assert row == (None,)  # nothing was made
+
+
+def test_a_format_is_told_and_not_changed(tmp_path: Path, schema: str) -> None:
+    url = f"{shared().url()}&schema={schema}&bucket=file://{tmp_path}/bucket"
+    open_hub(url, environ={"XDG_CACHE_HOME": str(tmp_path)}).close()
+    assert looked(url, tmp_path)["schema"].ok
+    with psycopg.connect(shared().url(), autocommit=True) as connection:
+        for version, fix in ((1, "ortet migrate"), (1000, "upgrade ortet")):
+            connection.execute(f'UPDATE "{schema}".ortet_format SET version = {version}')
+            found = looked(url, tmp_path)["schema"]
+            assert not found.ok
+            assert fix in found.fix
+            row = connection.execute(f'SELECT version FROM "{schema}".ortet_format').fetchone()
+            assert row == (version,)
+
+
+def test_rights_that_are_missing_are_named(tmp_path: Path, schema: str) -> None:
+    admin = shared().url()
+    end = f"&schema={schema}&bucket=file://{tmp_path}/bucket"
+    with role() as name:
+        found = looked(admin.replace("postgres@", f"{name}@") + end, tmp_path)["rights"]
+        assert found.fix == f'GRANT CREATE ON DATABASE "postgres" TO "{name}"'
+    open_hub(admin + end, environ={"XDG_CACHE_HOME": str(tmp_path)}).close()
+    with role() as name:
+        seen = looked(admin.replace("postgres@", f"{name}@") + end, tmp_path)
+        assert seen["rights"].fix == f'GRANT ALL ON SCHEMA "{schema}" TO "{name}"'
+        assert not seen["schema"].ok
+    with role(f'GRANT ALL ON SCHEMA "{schema}"') as name:
+        found = looked(admin.replace("postgres@", f"{name}@") + end, tmp_path)["rights"]
+        assert "tables of another user" in found.detail
+
+
+def test_servers_that_are_not_there(tmp_path: Path) -> None:
+    url = "postgresql://nobody@127.0.0.1:1/none?bucket=ftp://x&signal=redis://127.0.0.1:1"
+    found = looked(url, tmp_path)
+    assert not any(found[name].ok for name in ("postgresql", "bucket", "valkey"))
+    assert "~/.pgpass" in found["postgresql"].fix
+    assert "write s3://" in found["bucket"].fix
+    assert "start it" in found["valkey"].fix
+    assert not looked("http://127.0.0.1:1", tmp_path)["server"].ok
+
+
+def test_a_bucket_that_writes_over_is_refused(tmp_path: Path) -> None:
+    class Careless(FileBucket):
+        def put(self, key: str, data: bytes) -> None:
+            self.delete([key])
+            super().put(key, data)
+
+    found = _probed(Careless(tmp_path), "it")
+    assert not found.ok
+    assert "If-None-Match" in found.fix
+    assert _probed(FileBucket(tmp_path), "it").ok
+
+
+def test_a_bucket_in_a_directory_is_not_made(tmp_path: Path) -> None:
+    found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)
+    assert found["bucket"].ok
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file is in the way")
+    found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)["cache"]
+    assert not found.ok
+    assert "XDG_CACHE_HOME" in found.fix
