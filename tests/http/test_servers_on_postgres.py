@@ -5,171 +5,27 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
-from tests.http.conftest import Client, Reply, Server
-from tests.postgres_server import drop_schema, new_schema, shared
-
-from ortet.config import open_hub
+from tests.http.conftest import Client
+from tests.http.farm import TENANT, WAIT, Farm, said, servers, settled
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
-WAIT = 60.0
-"""Seconds in which all is answered: longer than a lease."""
 LEASE = 30.0
 """Seconds of a lease, after which another host takes over."""
-TENANT = "acme"
-_AGAIN = {"lease_held", "in_progress", "session_busy", "stopping", "lease_lost"}
-
-
-class Proxy:
-    """Gives each connection to the next server that takes it."""
-
-    def __init__(self) -> None:
-        self.ports: dict[str, int] = {}
-        self._turn = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(WAIT)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, ExitStack() as last:
-            server = self._connected()
-            if server is None:
-                return
-            last.enter_context(server)
-            back = threading.Thread(target=_pass, args=(server, client), daemon=True)
-            back.start()
-            _pass(client, server)
-            back.join()
-
-    def _connected(self) -> socket.socket | None:
-        self._turn += 1
-        ports = list(self.ports.values())
-        for step in range(len(ports)):
-            with suppress(OSError):
-                port = ports[(self._turn + step) % len(ports)]
-                return socket.create_connection(("127.0.0.1", port), timeout=WAIT)
-        return None
-
-
-def _pass(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-    with suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
-
-
-class Farm:
-    """Servers by the name of their host, the store they share, and the proxy before them."""
-
-    def __init__(self, place: Path, schema: str, *options: str) -> None:
-        self.place = place
-        self.schema = schema
-        self.url = f"{shared().url()}&bucket=file://{place}/bucket&schema={schema}"
-        self.proxy = Proxy()
-        self.servers: dict[str, Server] = {}
-        self._options = options
-
-    def environ(self, host: str) -> dict[str, str]:
-        return {"ORTET_URL": self.url, "XDG_CACHE_HOME": str(self.place / host / "cache")}
-
-    def start(self, host: str) -> Server:
-        started = Server(self.place / host, *self._options, env=self.environ(host))
-        self.servers[host] = started
-        self.proxy.ports[host] = int(started.url.rpartition(":")[2])
-        return started
-
-    def kill(self, host: str) -> None:
-        self.servers.pop(host).kill()
-
-    def client(self, token: str = "") -> Client:
-        return Client(self.proxy.url, token)
-
-    def hurry(self, server: Server) -> None:
-        """The time of a dead server's leases is over."""
-        with psycopg.connect(shared().url(), autocommit=True) as connection:
-            connection.execute(
-                f'UPDATE "{self.schema}".leases SET expires = expires - 30000000000'
-                " WHERE split_part(owner, ':', 2) = %s",
-                (str(server.process.pid),),
-            )
-
-    def verify(self) -> None:
-        with open_hub(self.url, environ={**os.environ, **self.environ("checker")}) as hub:
-            hub.verify()
-            assert hub.catalog.check() == []
-
-    def close(self) -> None:
-        for host in list(self.servers):
-            self.kill(host)
-        self.proxy.close()
-
-
-@contextmanager
-def _farm(place: Path, *options: str) -> Iterator[Farm]:
-    farm = Farm(place, new_schema(), *options)
-    try:
-        yield farm
-    finally:
-        farm.close()
-        for name in (farm.schema, f"{farm.schema}.{TENANT}"):
-            drop_schema(shared().url(), name)
 
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Farm]:
-    with _farm(tmp_path, "--no-auth") as made:
+    with servers(tmp_path, "--no-auth") as made:
         yield made
-
-
-def settled(client: Client, path: str, body: Any, key: str) -> Reply:
-    """Asked with one key until somebody answers it for good."""
-    end = time.monotonic() + WAIT
-    while True:
-        with suppress(OSError, HTTPException):
-            reply = client.ask("POST", path, body, headers={"Idempotency-Key": key})
-            if reply.status == 201 or reply.kind not in _AGAIN:
-                return reply
-        assert time.monotonic() < end, (path, key)
-        time.sleep(0.05)
-
-
-def said(client: Client, path: str) -> list[str]:
-    items: list[Any] = []
-    query: dict[str, Any] = {}
-    while True:
-        page = client.get(f"{path}/messages", limit=1000, **query)
-        items += page["items"]
-        if page["next"] is None:
-            return [one["content"] for one in items]
-        query["after"] = page["next"]
 
 
 def test_turns_alternate(farm: Farm) -> None:
@@ -196,7 +52,7 @@ def test_a_request_is_done_once_whoever_is_asked(farm: Farm) -> None:
 
 
 def test_tokens_and_tenants_are_known_to_all(tmp_path: Path) -> None:
-    with _farm(tmp_path) as farm:
+    with servers(tmp_path) as farm:
         one, two = farm.start("one"), farm.start("two")
         ours, theirs = one.token("ours"), one.token("theirs", "--tenant", TENANT)
         assert two.client().ask("GET", "/sessions").status == 401
