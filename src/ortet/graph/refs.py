@@ -23,6 +23,9 @@ Ref = str | CommitInfo
 Find = Callable[[str], list[tuple[Oid, Kind]]]
 """A prefix in hex -> the objects whose ids start with it."""
 
+Naming = Callable[[Oid, Callable[[], object]], object]
+"""Makes a ref of a commit that perhaps only its id leads to: no sweep takes it meanwhile."""
+
 _RESERVED = ("HEAD", "@")
 MAX_NAME = 200
 MIN_PREFIX = 4
@@ -77,6 +80,7 @@ class Refs:
         self._history = History(objects)
         self._find = find
         self.sees: Callable[[Oid], bool] | None = None  # of whoever asks now; None: all there is
+        self.naming: Naming = lambda _, call: call()
 
     def branches(self) -> list[Head]:
         """In name order, names without prefix."""
@@ -102,7 +106,12 @@ class Refs:
         self._history.read(oid)
         move = Move(f"{kind}:{check_name(name)}", None, oid)
         with _in_words(kind, name):
-            self._catalog.move([move], verb=f"create {kind}", actor=actor, detail=detail)
+            self.naming(
+                oid,
+                lambda: self._catalog.move(
+                    [move], verb=f"create {kind}", actor=actor, detail=detail
+                ),
+            )
 
     def move(
         self,

@@ -21,6 +21,7 @@ from ortet.session.asking import asks
 from ortet.session.holds import check_hold
 from ortet.session.lending import is_lent
 from ortet.session.lifecycle import ARCHIVED, PAUSED, SessionRow, check_move
+from ortet.session.sharedsweep import repeated
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archive
 
 def _bring_back(hub: Hub, row: SessionRow, done: Archived) -> None:
     """Put what is missing, and the branch, should it be gone."""
+    repeated(hub, lambda: _put_back(hub, row, done))
+
+
+def _put_back(hub: Hub, row: SessionRow, done: Archived) -> None:
     with hub.writing(), _scratch(hub) as file:
         try:
             _copy(lambda at, size: hub.bucket.get(done.key, at, size), done.size, file)

@@ -22,7 +22,7 @@ from ortet.graph.walk import follow, references
 from ortet.ids import Oid, to_hex
 from ortet.session.lifecycle import Roll
 from ortet.session.scopes import sealed_scopes
-from ortet.session.sharedsweep import sweep_shared
+from ortet.session.sharedsweep import repeated, sweep_shared
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import MIN_GARBAGE, SweepReport, sweep
 from ortet.store.verify import Problem, VerifyReport, verify
@@ -138,6 +138,10 @@ def export_refs(
 
 
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
+    return repeated(hub, lambda: _import(hub, path, progress))
+
+
+def _import(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
     with hub.writing():
         room = Limits(room=shutil.disk_usage(hub.root).free)
         found = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
@@ -152,6 +156,8 @@ def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, 
                 hub.catalog.move(moves, verb="import", actor=hub.author, detail=detail, rows=rows)
                 break
             except Conflict as error:  # another process made one of them meanwhile
+                if error.kind == "swept":
+                    raise
                 taken = error
         else:
             raise taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -14,6 +14,8 @@ from ortet.ids import Oid
 from ortet.machine.abc import Machine
 from ortet.session.company import ALONE, Minds
 from ortet.session.registry import WorkspaceRow
+from ortet.session.relying import rely_on
+from ortet.session.sharedsweep import repeated
 from ortet.session.workspace import Workspace
 from ortet.store.faults import reach
 
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
 
 _TRIES = 100
 """How often names that another process was faster to take are replaced by the next."""
+
+
+class Wanted(NamedTuple):
+    """Copies that are asked for, see Copying.fork_with."""
+
+    row: WorkspaceRow
+    point: Oid
+    n: int
+    minds: Minds
+    tails: Sequence[str]
+    ids: Sequence[str]
+    named: bool
 
 
 class Copying:
@@ -40,7 +54,8 @@ class Copying:
         ids: Sequence[str] = (),
     ) -> list[Workspace]:
         """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
-        return self.fork_with(row, machine, point, n, ids=ids)[0]
+        named = machine is None
+        return self.fork_with(row, machine, point, n, ids=ids, named=named)[0]
 
     def herald(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
         """Tell a machine that forks of its next image will be asked for; returns their ids."""
@@ -76,19 +91,28 @@ class Copying:
         minds: Minds = lambda _: ALONE,
         tails: Sequence[str] = (),
         ids: Sequence[str] = (),
+        named: bool = False,
     ) -> tuple[list[Workspace], list[Lease]]:
         """The same, named by `tails` and with machines of these `ids` if given; what `minds` says
-        for these branches is written with them, and what it claims is given back."""
-        hub = self._whole
-        with hub.writing():  # the commit may be one that only its id leads to
+        for these branches is written with them, and what it claims is given back. With `named` the
+        commit may be one that only its id leads to."""
+        ask = Wanted(row, point, n, minds, tails, ids, named)
+        return repeated(self._whole, lambda: self._forked(machine, ask))
+
+    def _forked(self, machine: Machine | None, ask: Wanted) -> tuple[list[Workspace], list[Lease]]:
+        hub, row, point, ids = self._whole, ask.row, ask.point, ask.ids
+        with hub.writing():
+            if ask.named:
+                head = hub.catalog.head(f"branch:{row.name}")
+                rely_on(hub, point, of=head.oid if head else None, branch=row.name)
             image = hub.image_oid(point, row.nothing)
             engine = self.forks_by(row, point)
             if machine is None or machine.engine != engine or not ids:
-                ids = [hub.new_id() for _ in range(n)]
+                ids = [hub.new_id() for _ in range(ask.n)]
             rows = self._children(row, engine, image, ids)
             with hub._machines.copies(rows, image, machine) as lives:
                 reach("fork.after-machines")
-                rows, leases = self._name_forks(rows, point, minds, tails)
+                rows, leases = self._name_forks(rows, point, ask.minds, ask.tails)
         reach("fork.after-move")
         pairs = zip(rows, lives, strict=True)
         return [hub._remember(Workspace(hub, child, live)) for child, live in pairs], leases
@@ -135,5 +159,7 @@ class Copying:
                 )
                 return named, leases
             except Conflict as error:
+                if error.kind == "swept":
+                    raise
                 taken = error
         raise taken

@@ -19,7 +19,9 @@ from ortet.session.leases import TTL_NS
 from ortet.session.lifecycle import ACTIVE, ROOM, Roll, SessionRow, check_session
 from ortet.session.profiles import Profile, find_profile
 from ortet.session.registry import fork_taken
+from ortet.session.relying import rely_on
 from ortet.session.session import Session
+from ortet.session.sharedsweep import anew
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -40,8 +42,15 @@ class Named(NamedTuple):
 def fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
     """Forks of a session at a commit, whoever has it open, with these names: Conflict("name_taken")
     when there is one of them already. They have files if it has."""
+    return _fork_named(sessions, parent, point, named)
+
+
+@anew
+def _fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
     fork = fork_files if parent.row.has_files else fork_minds
-    return fork(sessions, parent, point, len(named.tails), named=named)
+    with sessions.hub.writing():
+        _rely_on(parent, point)
+        return fork(sessions, parent, point, len(named.tails), named=named)
 
 
 def fork_at(
@@ -52,18 +61,31 @@ def fork_at(
         raise Invalid("bad_name", "two forks cannot have one name: give each its own")
     parent._live()
     parent._take_in()
-    sessions = parent.hub._minds()
-    with sessions.hub.writing():  # the commit may be one that only its id leads to
-        point = from_hex(parent.commit("fork point").oid) if at is None else at
-        parent._budget.give_back()  # so that the forks find it
-        named, count = Named(names, lambda _: ()) if names else None, len(names) or n
-        if machine and parent.row.has_files:
-            forks = fork_files(sessions, parent, point, count, named=named, present=False)
-        else:
-            forks = fork_minds(sessions, parent, point, count, named=named)
+    forks = _fork_at(parent, at, n=n, names=names, machine=machine)
     for one in forks:
         one.take_after(parent)
     return forks
+
+
+@anew
+def _fork_at(
+    parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
+) -> list[Session]:
+    sessions = parent.hub._minds()
+    with sessions.hub.writing():  # the commit may be one that only its id leads to
+        point = from_hex(parent.commit("fork point").oid) if at is None else at
+        _rely_on(parent, point)
+        parent._budget.give_back()  # so that the forks find it
+        named, count = Named(names, lambda _: ()) if names else None, len(names) or n
+        if machine and parent.row.has_files:
+            return fork_files(sessions, parent, point, count, named=named, present=False)
+        return fork_minds(sessions, parent, point, count, named=named)
+
+
+def _rely_on(parent: View, point: Oid) -> None:
+    branch = parent.row.branch
+    head = parent.hub.catalog.head(f"branch:{branch}") if parent.hub.objects.remote else None
+    rely_on(parent.hub, point, of=head.oid if head else None, branch=branch)
 
 
 def fork_minds(
@@ -90,6 +112,8 @@ def fork_minds(
             leases = _begin(sessions, parent, rows, point, together)
             break
         except Conflict as error:
+            if error.kind == "swept":
+                raise
             taken = error
     else:
         raise taken

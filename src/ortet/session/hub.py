@@ -29,6 +29,8 @@ from ortet.session.parts import Parts
 from ortet.session.places import existing, keep_apart, real
 from ortet.session.recalling import Recalling
 from ortet.session.registry import Files, Registry, Scope, WorkspaceRow
+from ortet.session.relying import naming
+from ortet.session.sharedsweep import repeated
 from ortet.session.tombs import heir_of
 from ortet.session.workspace import Workspace
 
@@ -53,6 +55,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
         self.random = parts.random
         self.history = History(parts.objects)
         self.refs = Refs(parts.catalog, parts.objects, parts.objects.find)
+        self.refs.naming = naming(self)
         self.registry = Registry(parts.catalog, parts.host)
         self.environ, self.opening = parts.environ, dict(parts.environ)  # now, and as of opening
         self.closing: list[Callable[[], None]] = []  # called first when it is closed
@@ -281,6 +284,9 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
     def _register(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
         """A new row for a directory; what another process has made meanwhile is taken instead."""
         self._machines.check(draft.engine)  # refuse before anything is stored
+        return repeated(self, lambda: self._registered(draft, name))
+
+    def _registered(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
         with self.writing():  # until the row holds the base, a sweep must not take it
             if draft.files == "private":
                 draft = replace(draft, base=self._machines.photograph(draft, self.new_id()))
@@ -292,7 +298,7 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
                 try:
                     return registry.add(replace(draft, name=free))
                 except Conflict as error:
-                    if name is not None:
+                    if name is not None or error.kind == "swept":
                         raise
                     taken = error
             raise taken

@@ -30,7 +30,9 @@ from ortet.session.artifacts import Content
 from ortet.session.committing import put_commit
 from ortet.session.guest import put
 from ortet.session.moving import Moving
+from ortet.session.relying import rely_on
 from ortet.session.scopes import AGENT
+from ortet.session.sharedsweep import anew
 from ortet.session.view import View
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -76,6 +78,7 @@ class _Made(NamedTuple):
     conflicts: list[FileConflict]
 
 
+@anew
 def merge(
     ours: Moving, sessions: Sessions, given: View | Ref, *, message: str, favor: Favor | None
 ) -> Merged:
@@ -88,6 +91,8 @@ def merge(
         mine = files.keep(before) if files is not None else from_hex(ours.commit(before).oid)
         if hub.history.is_ancestor(other.commit, mine):
             return Merged(commit=hub.history.info(mine), up_to_date=True)
+        if other.row is None:
+            rely_on(hub, other.commit, of=mine)
         made = _make(ours, sessions, mine, other, message=message, favor=favor)
         reach("merge.made")
         with ours._host.ahead(made.timeline, made.events):

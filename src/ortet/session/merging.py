@@ -17,6 +17,8 @@ from ortet.graph.refs import Ref, text_of
 from ortet.graph.textmerge import Favor
 from ortet.ids import Oid, from_hex
 from ortet.machine.abc import Report
+from ortet.session.relying import rely_on
+from ortet.session.sharedsweep import anew
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -45,6 +47,7 @@ class Sides(NamedTuple):
         return merge_images(hub.trees, hub.objects, **self._asdict(), favor=favor)
 
 
+@anew
 def merge(
     ours: Workspace, other: Workspace | Ref, *, message: str | None, favor: Favor | None
 ) -> MergeResult:
@@ -60,6 +63,8 @@ def merge(
         mine = ours.keep(f"before merging {label}")
         if history.is_ancestor(theirs, mine):
             return MergeResult(commit=history.info(mine), conflicts=[], up_to_date=True)
+        if private is None:
+            rely_on(hub, theirs, of=mine)
         if history.is_ancestor(mine, theirs):
             ours.go(theirs, "merge")
             return MergeResult(commit=history.info(theirs), conflicts=[])
@@ -89,6 +94,7 @@ def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -
     return MergeResult(commit=None, conflicts=merged.conflicts, up_to_date=same)
 
 
+@anew
 def land(private: Workspace, *, favor: Favor | None) -> Report:
     """See Workspace.land. What was landed before, and not undone since, is not landed again."""
     check_favor(favor)

@@ -22,8 +22,9 @@ from ortet.session.committing import check_message
 from ortet.session.environments import recorded_in, recorded_of
 from ortet.session.lapsed import deeds_since, lapsed
 from ortet.session.lifecycle import Roll, SessionRow
-from ortet.session.outcome import MACHINE, PARTS, Restored, check_parts
-from ortet.session.sharedsweep import repeated
+from ortet.session.outcome import MACHINE, PARTS, Parts, Restored, check_parts
+from ortet.session.relying import rely_on
+from ortet.session.sharedsweep import anew
 from ortet.session.surrounded import Surrounded
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Moving(Surrounded):
         files = self._workspace()
         if files is not None:
             return files.commit(message)
-        return repeated(self._hub, lambda: self._record_mind(message))
+        return self._record_mind(message)
 
     def commit_last(self, message: str) -> CommitInfo:
         """The same with what alone is no reason for a commit. When the directory is gone, files
@@ -135,6 +136,7 @@ class Moving(Surrounded):
                 raise
             return self._record_mind(message)
 
+    @anew
     def _record_mind(self, message: str) -> CommitInfo:
         at = self._branch.head
         if at is not None and self._host.unchanged(at, self._image):
@@ -162,7 +164,7 @@ class Moving(Surrounded):
         target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
         if restart and (files := self._workspace()) is not None:
             files.check_restart(target)
-        found = self._go(target, "restore", parts)
+        found = self._go(target, "restore", parts, named=True)
         if not restart or self._files is None:
             return found
         report = self._files.restart(target, found.files)
@@ -202,10 +204,12 @@ class Moving(Surrounded):
             self._settle()
             return found.foreseen(hub, branch)
         was = self.commit(found.message).oid
-        restored = self._go(found.target, way, PARTS, found.detail)
+        restored = self._go(found.target, way, PARTS, detail=found.detail)
         return found.done(hub, from_hex(was), restored, kept=found.dirty)
 
-    def _go(self, target: Oid, verb: str, parts: frozenset[str], detail: str = "") -> Restored:
+    def _go(
+        self, target: Oid, verb: str, parts: Parts, *, detail: str = "", named: bool = False
+    ) -> Restored:
         self._budget.count()  # a killed process's time is counted from here on
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
@@ -214,12 +218,11 @@ class Moving(Surrounded):
         processes = "processes" in parts
         if target != safety and files is not None and parts & MACHINE:
             if "mind" in parts:
-                with files.moving():
-                    report = files.go(target, verb, processes=processes, detail=detail)
+                report = self._go_files(target, verb, detail, processes=processes, named=named)
             else:
                 report = files.bring(target, processes=processes)
         elif target != safety and "mind" in parts:
-            self._go_mind(target, verb, detail, whole="files" in parts)
+            self._go_mind(target, verb, detail, whole="files" in parts, named=named)
         elif "mind" in parts:
             self._believe(self._hub.history.state(target).memory)
         deeds = deeds_since(self._hub, self._row, target)
@@ -231,8 +234,20 @@ class Moving(Surrounded):
     def _leave_behind(self, verb: str) -> None:
         """What belongs to the state that it is in, and to no other: that is committed."""
 
-    def _go_mind(self, target: Oid, verb: str, detail: str = "", *, whole: bool) -> None:
+    @anew
+    def _go_files(
+        self, target: Oid, verb: str, detail: str, *, processes: bool, named: bool
+    ) -> Report:
+        with self.machine.moving():
+            return self.machine.go(target, verb, processes=processes, detail=detail, named=named)
+
+    @anew
+    def _go_mind(
+        self, target: Oid, verb: str, detail: str = "", *, whole: bool, named: bool = False
+    ) -> None:
         with self._hub.writing():
+            if named:
+                rely_on(self._hub, target, of=self._branch.head, branch=self._row.branch)
             together = self._host.leaving(target)
             if whole:
                 self._branch.move(
@@ -247,13 +262,8 @@ class Moving(Surrounded):
                 self._branch.look()
                 self._image = self._hub.history.state(target).machine
             else:
-                self._hub.catalog.move(
-                    [],
-                    verb=verb,
-                    lease=together.lease,
-                    rows=together.rows,
-                    timelines=together.timelines,
-                )
+                rows, lines, lease = together.rows, together.timelines, together.lease
+                self._hub.catalog.move([], verb=verb, lease=lease, rows=rows, timelines=lines)
             self._host.arrived()
             if not whole:
                 self._host.dirty = True
@@ -365,7 +375,8 @@ class Moving(Surrounded):
         found = other_of(self, self._sessions, other)
         mind_only = self._workspace() is not None and not found.has_files
         with self._staying_up_to_date():
-            report = self._go(found.commit, "adopt", frozenset({"mind"}) if mind_only else PARTS)
+            parts = frozenset({"mind"}) if mind_only else PARTS
+            report = self._go(found.commit, "adopt", parts, named=found.row is None)
             if mind_only:
                 self.commit(f"adopted {found.label}")
         return report

@@ -77,6 +77,17 @@ class OnBranch:
     def image_at(self, commit: Oid) -> records.Image:
         return self.hub.read_image(self.image_oid(commit))
 
+    def _wanted(self, target: Oid, *, processes: bool) -> Oid:
+        """The image of a commit; without its `processes`, with those of the head, which run."""
+        oid = self.image_oid(target)
+        if processes or self._head is None:
+            return oid
+        image, here = self.hub.read_image(oid), self.image_at(self._head.oid)
+        if image.processes == here.processes:
+            return oid
+        mixed = msgspec.structs.replace(image, processes=here.processes)
+        return self.hub.objects.put(Kind.IMAGE, encode(mixed))
+
     def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
         """A commit on disk, that no branch has yet."""
         hub = self.hub

@@ -19,7 +19,8 @@ _KEPT = 32 * 1024
 
 _FEW = 5
 
-PARTS = frozenset({"files", "mind", "processes"})
+Parts = frozenset[str]
+PARTS: Parts = frozenset({"files", "mind", "processes"})
 MACHINE = frozenset({"files", "processes"})
 
 

@@ -13,6 +13,7 @@ from ortet.graph.bundle import Imported, Progress
 from ortet.graph.refs import is_name
 from ortet.graph.transfer import Carried, carry_over
 from ortet.ids import Oid, to_hex
+from ortet.session.sharedsweep import repeated
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -45,9 +46,20 @@ def transfer(
     """Of `source`, these branches and tags, or all. A branch that is another in `target`, or that
     somebody works on there, gets a number; with `forward` it is Conflict("not_forward")."""
     branches, tags = _chosen(source, names)
-    tips = list(dict.fromkeys([*branches.values(), *tags.values()]))
     if forward:
         _placed(source, target, branches, forward=True)  # before anything travels
+    return repeated(target, lambda: _transfer(source, target, (branches, tags), forward, progress))
+
+
+def _transfer(
+    source: Hub,
+    target: Hub,
+    chosen: tuple[dict[str, Oid], dict[str, Oid]],
+    forward: bool,
+    progress: Progress | None,
+) -> Pulled:
+    branches, tags = chosen
+    tips = list(dict.fromkeys([*branches.values(), *tags.values()]))
     with target.writing():
         heads = [head.oid for head in (*target.refs.branches(), *target.refs.tags())]
         carried = carry_over(
@@ -79,6 +91,8 @@ def transfer(
                 target.catalog.move(moves, verb="pull", actor=target.author, rows=rows)
                 break
             except Conflict as error:  # another process moved or made one of them meanwhile
+                if error.kind == "swept":
+                    raise
                 taken = error
         else:
             raise taken

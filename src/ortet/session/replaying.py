@@ -274,9 +274,9 @@ class Rehearsal(Session):
         self._must_be_live("fork")
         return super().fork(n, machine=machine)
 
-    def _go(self, target: Oid, verb: str, parts: frozenset[str], detail: str = "") -> Restored:
+    def _go(self, target: Oid, verb: str, parts: frozenset[str], **given: Any) -> Restored:
         self._must_be_live(verb)
-        return super()._go(target, verb, parts, detail)
+        return super()._go(target, verb, parts, **given)
 
     # going live
 

@@ -18,6 +18,7 @@ from ortet.session.actions import digest
 from ortet.session.deeds import Deed, command_of
 from ortet.session.forking import fork_at
 from ortet.session.points import commit_at
+from ortet.session.sharedsweep import anew
 
 if TYPE_CHECKING:
     from ortet.session.session import Session
@@ -57,6 +58,7 @@ def keep(session: Session, data: bytes) -> artifacts.Content:
     return artifacts.store(session.hub.objects, session.hub.without_secrets(data))
 
 
+@anew
 def branch_off(session: Session, seq: int, name: str) -> Session:
     """A fork NAME/name that goes on behind event `seq`; mind only."""
     with session.hub.writing():
@@ -64,6 +66,7 @@ def branch_off(session: Session, seq: int, name: str) -> Session:
     return fork
 
 
+@anew
 def go_back(session: Session, seq: int) -> None:
     """On from behind event `seq`, as a restore to a commit that was made there; files stay."""
     with session.hub.writing():

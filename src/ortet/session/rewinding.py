@@ -11,6 +11,7 @@ from ortet.ids import Oid
 from ortet.journal.events import Draft, Event, Tip
 from ortet.session.guest import elsewhere, start_of
 from ortet.session.points import commit_at
+from ortet.session.sharedsweep import anew
 from ortet.store.abc import Kind
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _STAYS = frozenset(
 family's, which forgets neither."""
 
 
+@anew
 def go_before(
     session: Session, seq: int, instead: Callable[[], Sequence[Draft]] = lambda: ()
 ) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ortet.codec import encode
 from ortet.errors import Conflict
 from ortet.graph.records import Entry, Image
+from ortet.session.sharedsweep import repeated
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -27,7 +28,7 @@ _AT = "/tmp/ortet-"
 def room_of(hub: Hub, row: SessionRow) -> Workspace:
     """The room of a session, opened; at the first time it begins with the files of the head, if
     there are any, else empty."""
-    known = hub.registry.get(row.branch) or _make(hub, row)
+    known = hub.registry.get(row.branch) or repeated(hub, lambda: _make(hub, row))
     if known.name != row.branch or not known.room:
         raise Conflict(
             "name_taken",

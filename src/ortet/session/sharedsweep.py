@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ortet.errors import Conflict, Refused, Unavailable
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ortet.store.sweep import Progress, Roots, SweepReport
 
 T = TypeVar("T")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _NAME = "sweep"
 _TRIES = 20
@@ -83,6 +85,16 @@ def _alone(hub: Hub) -> Iterator[Holding]:
     finally:
         heart.close()
         holding.end()
+
+
+def anew(verb: Verb) -> Verb:
+    """A verb that is `repeated`; its first argument is what has a hub."""
+
+    @wraps(verb)
+    def again(whose: Any, *args: Any, **given: Any) -> Any:
+        return repeated(whose.hub, lambda: verb(whose, *args, **given))
+
+    return cast("Verb", again)
 
 
 def repeated(hub: Hub, call: Callable[[], T]) -> T:

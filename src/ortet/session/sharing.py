@@ -14,6 +14,7 @@ from ortet.graph.records import Commit, Journal
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machine.abc import Report
 from ortet.session.points import commit_at, is_on
+from ortet.session.sharedsweep import anew
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
 
@@ -76,6 +77,7 @@ def hold(session: Session, files: Workspace, message: str) -> None:
         session.commit(message)
 
 
+@anew
 def rewind_with(
     session: Session, files: Workspace | None, seq: int, of: Oid | None
 ) -> tuple[CommitInfo, Report]:

@@ -28,6 +28,7 @@ from ortet.ids import Oid, to_hex
 from ortet.machine.abc import Report
 from ortet.session.outcome import Restored
 from ortet.session.seated import Seated
+from ortet.session.sharedsweep import anew
 
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
@@ -247,6 +248,7 @@ class Undoing(Seated):
         """Do the last n things again that were undone, unless something else was done since."""
         return self._travel(REDO, n, dry_run)
 
+    @anew
     def _travel(self, way: Way, n: int, dry_run: bool) -> Undone:
         must_be(TIMES, n=n)
         must_be(FLAG, dry_run=dry_run)

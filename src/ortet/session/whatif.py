@@ -10,6 +10,7 @@ from ortet.journal.events import Draft, Event
 from ortet.session.forking import fork_at, fork_files, fork_minds
 from ortet.session.lifecycle import ROOM
 from ortet.session.points import commit_at
+from ortet.session.sharedsweep import anew
 from ortet.session.view import View
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
 
 
+@anew
 def whatif(
     sessions: Sessions, view: View, at: int, *, machine: bool = True, **change: Any
 ) -> Session:
@@ -39,6 +41,7 @@ def whatif(
     return session
 
 
+@anew
 def fork_behind(
     parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
 ) -> list[Session]:

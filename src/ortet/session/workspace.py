@@ -26,7 +26,8 @@ from ortet.session.guest import going
 from ortet.session.machines import Live
 from ortet.session.outcome import MACHINE
 from ortet.session.registry import WorkspaceRow
-from ortet.session.sharedsweep import repeated
+from ortet.session.relying import rely_on
+from ortet.session.sharedsweep import anew
 from ortet.session.undoing import Undoing
 from ortet.store.abc import Kind
 from ortet.store.faults import reach
@@ -106,8 +107,9 @@ class Workspace(Undoing):
         must_be(FLAG, allow_secrets=allow_secrets)
         promise = self.hub.objects.promising(durable)
         with self.hub.allowing(allow_secrets), promise:
-            return repeated(self.hub, lambda: self._commit(message))
+            return self._commit(message)
 
+    @anew
     def _commit(self, message: str) -> CommitInfo:
         with self._looking():
             check_message(self.hub.objects, message)
@@ -141,6 +143,7 @@ class Workspace(Undoing):
 
     # back and forth
 
+    @anew
     def restore(
         self,
         ref: Ref,
@@ -171,9 +174,10 @@ class Workspace(Undoing):
             target = self.resolve(ref)
             if restart:
                 self.check_restart(target)
-            report = self.go(target, "restore", chosen, processes=processes)
+            report = self.go(target, "restore", chosen, processes=processes, named=True)
             return self.restart(target, report) if restart else report
 
+    @anew
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
         must_be(TIMES, n=n)
@@ -184,6 +188,7 @@ class Workspace(Undoing):
             target = self.hub.history.nth_parent(from_hex(head.oid), n)
             return self.go(target, "rewind")
 
+    @anew
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
         must_be(TIMES, n=n)
@@ -202,12 +207,14 @@ class Workspace(Undoing):
             self._heirs = []
             machine.herald([])
 
+    @anew
     def fork_at(
         self, point: Oid, n: int, *, minds: Callable[[Sequence[str]], Together]
     ) -> tuple[list[Workspace], list[Lease]]:
         """n private copies as of the commit just made, and what `minds` adds to them."""
+        heirs, self._heirs = self._heirs, []  # which are there once
         with self._looking() as machine:
-            return self.hub.fork_with(self.row, machine, point, n, minds=minds, ids=self._heirs)
+            return self.hub.fork_with(self.row, machine, point, n, minds=minds, ids=heirs)
 
     # together again
 
@@ -273,6 +280,7 @@ class Workspace(Undoing):
         *,
         processes: bool = True,
         detail: str = "",
+        named: bool = False,  # perhaps only its id leads to it
     ) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
         if paths is not None:
@@ -280,6 +288,8 @@ class Workspace(Undoing):
         safety = self.keep(f"before {verb}")
         if target == safety:
             return Report()
+        if named:
+            rely_on(self.hub, target, of=safety, branch=self.name)
         reach("restore.before-thaw")
         image = self._wanted(target, processes=processes)
         self.company.going(safety)
@@ -294,29 +304,19 @@ class Workspace(Undoing):
         self._machine.settle(image)
         return report
 
+    @anew
     def bring(self, target: Oid, *, processes: bool) -> Report:
         """The files of a commit, to be committed or not: the branch stays where it is."""
         with self.moving():
+            head = self._head.oid if self._head else None
+            rely_on(self.hub, target, of=head, branch=self.name)
             return self._machine.thaw(self._wanted(target, processes=processes))
-
-    def _wanted(self, target: Oid, *, processes: bool) -> Oid:
-        """The image of a commit; without its `processes`, with those of the head, which run."""
-        oid = self.image_oid(target)
-        if processes or self._head is None:
-            return oid
-        image, here = self.hub.read_image(oid), self.image_at(self._head.oid)
-        if image.processes == here.processes:
-            return oid
-        mixed = msgspec.structs.replace(image, processes=here.processes)
-        return self.hub.objects.put(Kind.IMAGE, encode(mixed))
 
     def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
         """Within `moving`: make the files those of an image and commit them with these parents."""
         with self._undone_to(parents[0]):
             self._machine.thaw(self.hub.objects.put(Kind.IMAGE, encode(image)))
             return self._record(self._freeze(), message, parents, "merge")
-
-    # inside
 
     def _go_some(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
         """Bring some paths to a commit; done twice, the second time changes nothing at all."""

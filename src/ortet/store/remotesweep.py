@@ -97,6 +97,7 @@ class _RemoteSweep(Sweep):
             reach("sweep.after-epoch")
             self._copy_fresh()
             self._far.settle()
+            reach("sweep.before-delete")
             bucket.delete([pack_key(victim.id) for victim in self._victims])
             reach("sweep.after-delete")
             self._objects.forget(epoch)

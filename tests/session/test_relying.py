@@ -1,0 +1,232 @@
+"""Commits that only their ids lead to, named while another host's sweep is about to take them, at
+each point of it: what is named is whole afterwards, or was refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.session.conftest import Host
+
+from ortet.backend.abc import Lease
+from ortet.config import open_hub
+from ortet.errors import NotFound
+from ortet.ids import from_hex
+from ortet.session.forking import fork_at
+from ortet.session.hub import Hub
+from ortet.session.whatif import fork_behind
+from ortet.store import remotesweep
+from ortet.store.abc import Kind
+
+DATA = os.urandom(50_000)
+POINTS = ["sweep.after-marks", "sweep.after-epoch", "sweep.before-delete"]
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
+
+
+def at_point(monkeypatch: pytest.MonkeyPatch, point: str, deed: Callable[[], object]) -> None:
+    """Have a sweep of this process do it when it comes there."""
+
+    todo = [deed]
+
+    def reach(name: str) -> None:
+        if name == point and todo:
+            todo.pop()()
+
+    monkeypatch.setattr(remotesweep, "reach", reach)
+
+
+def lost_commit(hub: Hub, tmp_path: Path) -> str:
+    """Of mind and files; a sweep that lets the reflog go finds nothing that leads to it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "data").write_bytes(DATA)
+    with hub.session("lost", workspace=work, engine="folder") as s:
+        first = s.commit("first")
+        (work / "only").write_bytes(DATA[::-1])
+        s.say("user", "remember me")
+        lost = s.commit("second")
+        s.restore(first.oid)
+    return lost.oid
+
+
+def restore_mind(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    with hub.session("b") as s:
+        s.say("user", "hello")
+        s.restore(oid)
+        assert [m.content for m in s.messages()] == ["remember me"]
+
+
+def restore_mind_only(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    with hub.session("b") as s:
+        s.restore(oid, only={"mind"})
+        assert [m.content for m in s.messages()] == ["remember me"]
+
+
+def restore_files(hub: Hub, oid: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with hub.workspace(tmp_path / "other", name="other") as workspace:
+        workspace.restore(oid)
+    assert (tmp_path / "other" / "only").read_bytes() == DATA[::-1]
+
+
+def adopt(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    with hub.session("b") as s:
+        s.adopt(oid)
+
+
+def merge(hub: Hub, oid: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with hub.workspace(tmp_path / "other", name="other") as workspace:
+        workspace.commit("empty")
+        workspace.merge(oid)
+    assert (tmp_path / "other" / "only").read_bytes() == DATA[::-1]
+
+
+def merge_minds(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    with hub.session("b") as s:
+        s.say("user", "hello")
+        s.merge(oid)
+
+
+def fork(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    with hub.session("b") as s:
+        s.say("user", "hello")
+        (one,) = fork_at(s, from_hex(oid), names=["child"])
+        assert [m.content for m in one.messages()] == ["remember me"]
+        one.close()
+
+
+def fork_files(hub: Hub, oid: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with hub.workspace(tmp_path / "other", name="other") as workspace:
+        workspace.commit("empty")
+        (copy,) = hub.fork(workspace.row, None, from_hex(oid), 1)
+        copy.close()
+
+
+def branch(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del tmp_path
+    hub.refs.create("kept", from_hex(oid))
+
+
+VERBS = [
+    *(restore_mind, restore_mind_only, restore_files, adopt, merge, merge_minds, fork),
+    *(fork_files, branch),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_named_at_the_last_moment_stays(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+) -> None:
+    one, two = host("one"), host("two")
+    oid = lost_commit(one, tmp_path)
+    two.show(oid)  # so that it knows the commit itself
+    at_point(monkeypatch, "sweep.before-delete", lambda: verb(two, oid, tmp_path))
+    assert one.sweep(min_garbage=0.0, expire_ns=0).packs_removed > 0
+    assert not host("three").verify().problems
+    host("four").restore(oid, to=tmp_path / "out")
+    assert (tmp_path / "out" / "only").read_bytes() == DATA[::-1]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_at_each_point_of_a_sweep(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    one, two = host("one"), host("two")
+    oid = lost_commit(one, tmp_path)
+    two.show(oid)
+    at_point(monkeypatch, point, lambda: branch(two, oid, tmp_path))
+    one.sweep(min_garbage=0.0, expire_ns=0)
+    fresh = host("three")
+    assert not fresh.verify().problems
+    fresh.restore("kept", to=tmp_path / "out")
+    assert (tmp_path / "out" / "only").read_bytes() == DATA[::-1]
+    one.sweep(min_garbage=0.0, expire_ns=0)
+    assert not host("four").verify().problems
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_was_swept_away_is_not_named(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+) -> None:
+    """Nor what is there in parts: then a branch would lead to a commit that cannot be restored."""
+    one, two = host("one"), host("two")
+    oid = lost_commit(one, tmp_path)
+    two.show(oid)
+    failed: list[str] = []
+
+    def late() -> None:
+        with pytest.raises(NotFound) as caught:
+            verb(two, oid, tmp_path)
+        failed.append(caught.value.kind)
+
+    at_point(monkeypatch, "sweep.after-delete", late)
+    one.sweep(min_garbage=0.0, expire_ns=0)
+    assert len(failed) == 1
+    assert not host("three").verify().problems
+    assert [head.name for head in two.refs.branches() if head.oid.hex() == oid] == []
+
+
+def pull(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del oid
+    with open_hub(tmp_path / "elsewhere", environ={"HOME": str(tmp_path)}) as other:
+        with other.session("far") as s:
+            s.say("user", "from afar")
+            s.commit("there")
+        hub.pull(other)
+
+
+def import_(hub: Hub, oid: str, tmp_path: Path) -> None:
+    hub.export(oid, tmp_path / "bundle")
+    assert list(hub.import_(tmp_path / "bundle").values()) == [oid]
+
+
+def behind(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del oid, tmp_path
+    with hub.session("b") as s:
+        seq = s.say("user", "one").seq
+        s.say("user", "two")
+        (one,) = fork_behind(s, seq, names=["child"])
+        assert [m.content for m in one.messages()] == ["one"]
+        one.close()
+        whatif = hub.whatif(s, seq, message="another")
+        assert [m.content for m in whatif.messages()] == ["another"]
+        whatif.close()
+
+
+@pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind])
+def test_a_verb_that_met_sweeps_is_repeated(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+) -> None:
+    """One before each of the first things that it writes and that name objects."""
+    one, two = host("one"), host("two")
+    oid = lost_commit(one, tmp_path)
+    one.refs.create("held", from_hex(oid))
+    move, swept = two.catalog.move, list[int]()
+
+    def meeting(*args: Any, **given: Any) -> list[Lease]:
+        if len(swept) < 4 and two.objects.gate.is_inside():
+            with one.writing():
+                one.objects.put(Kind.BLOB, os.urandom(50_000))
+                one.objects.flush()
+            swept.append(one.sweep(min_garbage=0.0).packs_removed)
+        return move(*args, **given)
+
+    monkeypatch.setattr(two.catalog, "move", meeting)
+    verb(two, oid, tmp_path)
+    assert len(swept) == 4
+    assert all(swept)
+    assert not host("three").verify().problems
