@@ -1,6 +1,6 @@
 """bench/RESULTS.md: asked next to measured, the peers beside it, the host below; one part each for
-files, sessions, live machines, memory, the server and the adapters: a run of one leaves the figures
-of the others as they are."""
+files, sessions, live machines, memory, the server, the adapters and stores in servers: a run of one
+leaves the figures of the others as they are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import live_rows
 import memory_rows
 import memory_tables
 import rows as file_rows
+import scale_rows
 import serve_rows
 import serve_tables
 import session_rows
@@ -137,7 +138,25 @@ SQLite loads no extensions SqliteStore has no vectors.
 """,
     adapters_rows.ROWS,
 )
-PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY, SERVE, ADAPTERS)}
+SCALE = Part(
+    "scale",
+    "Stores in servers",
+    """\
+A store in PostgreSQL, S3 (SeaweedFS) and Valkey, which run on this host beside their clients and
+share its cores with them; PostgreSQL syncs every commit. Each system is in a process of its own and
+has a database of its own in the same server; they take turns. A turn is `invoke` of a LangGraph
+graph of one node, two messages of 400 bytes each, durability as LangGraph has it by default. Sizes
+are what the database grew by, with indexes and what updates left behind, and what lies in the
+bucket. A step of DBOS and a bare insert hold the same text as a message. Appends at once: each of a
+session of its own, without a pause, in threads of one process or of four; a bare insert is
+psycopg's, in threads of one process, into one table. The full store: sessions that the product made
+are copied to the others by COPY, with ids and names of their own, then `VACUUM (ANALYZE)`; sessions
+that were not opened before are opened in one hub, one of the empty store and one of the full in
+turn, and everything that was said in them is read. Before a fork there is a commit, not timed.
+""",
+    scale_rows.ROWS,
+)
+PARTS = {part.key: part for part in (FILES, SESSION, LIVE, MEMORY, SERVE, ADAPTERS, SCALE)}
 
 
 def line(sample: Sample) -> str:

@@ -23,6 +23,8 @@ import memory_side
 import ortet_side
 import peer_side
 import report
+import scale_plan
+import scale_side
 import serve_plan
 import serve_side
 import session_peers
@@ -120,6 +122,13 @@ def of_adapters(options: argparse.Namespace, cache: Path, place: Path) -> Measur
     return {"peers": adapters_side.versions()}, adapters_side.all_rows(plan)
 
 
+def of_scale(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
+    python = None if options.no_peers else session_peers.environment(cache)
+    counts = scale_plan.QUICK if options.quick else scale_plan.FULL
+    plan = scale_plan.Plan(place, counts, frozenset(options.only), python)
+    return scale_side.facts(plan), scale_side.all_rows(plan)
+
+
 MEASURE = {
     "files": of_files,
     "session": of_session,
@@ -127,6 +136,7 @@ MEASURE = {
     "memory": of_memory,
     "serve": of_serve,
     "adapters": of_adapters,
+    "scale": of_scale,
 }
 
 

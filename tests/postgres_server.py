@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -31,12 +32,12 @@ _SETTINGS = {
 class Server:
     """A server with a data directory of its own, on a Unix socket."""
 
-    def __init__(self, *, fsync: bool = False) -> None:
+    def __init__(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
         self._user = _NOBODY if os.geteuid() == 0 else None  # PostgreSQL does not run as root
         self._root = Path(tempfile.mkdtemp(prefix="ortet-pg-"))
         if self._user is not None:
             os.chown(self._root, self._user, self._user)
-        self._fsync = "on" if fsync else "off"
+        self._settings = {**_SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
         self.start()
@@ -45,7 +46,7 @@ class Server:
         return f"postgresql://postgres@/{database}?host={self._root}"
 
     def start(self) -> None:
-        settings = {**_SETTINGS, "fsync": self._fsync, "unix_socket_directories": str(self._root)}
+        settings = {**self._settings, "unix_socket_directories": str(self._root)}
         given = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         with open(self._root / "log", "ab") as log:
             self._process = subprocess.Popen(

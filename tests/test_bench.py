@@ -121,6 +121,19 @@ def test_the_adapters_part_runs_without_peers(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_the_scale_part_runs_without_peers(tmp_path: Path, module: Any) -> None:
+    output = tmp_path / "RESULTS.md"
+    output.write_text(f"# Results\n\n{OTHER}")
+    done = run(tmp_path, "--part", "scale", "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    text = output.read_text()
+    assert OTHER in text
+    for row in module("scale_rows").ROWS:
+        assert f"| {row.title} |" in text
+    assert "| bare insert |" in text
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of the benchmark by its name."""
