@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +35,8 @@ class Call(Answers):
         super().__init__()
         self._stack = ExitStack()
         self._hub: Hub | None = None
+        self.about = ""
+        """The session that it is about, by its id, once that is known."""
 
     def __enter__(self) -> Call:
         return self
@@ -118,6 +120,21 @@ class Call(Answers):
 
             write_pointer(pointer.directory, self.hub.url, workspace.name)
         return workspace
+
+    @contextmanager
+    def timed(self, path: str) -> Iterator[None]:
+        """Remember how long a verb took, by its name, unless it waits for something else."""
+        from ortet.surface import slow
+
+        if path.partition(" ")[0] in slow.LONG:
+            yield
+            return
+        with slow.timed(path, "cli") as timing:
+            try:
+                yield
+            finally:
+                timing.root = self._hub.root if self._hub is not None else None
+                timing.session = self.about
 
     def opened(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
         """The workspace of this row, if it was opened by a command before this one."""
@@ -269,8 +286,10 @@ def verb(
     def wrapped(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def begin(call: Call, *given: Any, **options: Any) -> None:
-            call.begin(click.get_current_context().command_path)
-            function(call, *given, **options)
+            path = click.get_current_context().command_path
+            call.begin(path)
+            with call.timed(path.partition(" ")[2]):
+                function(call, *given, **options)
 
         return click.pass_obj(begin)
 

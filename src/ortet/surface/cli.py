@@ -68,7 +68,8 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "cmd_keep": ("retention", "hold", "release", "erase", "dataset"),
     },
     "Store": {
-        "cmd_store": ("verify", "sweep", "export", "import", "stats"),
+        "cmd_store": ("verify", "sweep", "export", "import"),
+        "cmd_stats": ("stats",),
         "cmd_transfer": ("clone", "pull", "push"),
         "cmd_migrate": ("migrate",),
         "cmd_doctor": ("doctor",),

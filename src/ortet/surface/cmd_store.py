@@ -1,4 +1,4 @@
-"""verify, sweep, export, import, stats: care of the store."""
+"""verify, sweep, export, import: care of the store."""
 
 from __future__ import annotations
 
@@ -169,33 +169,6 @@ def import_(
         found = hub.import_(file, progress=progress)
     lines = [f"{name} is {render.short(oid)}" for name, oid in found.items()]
     call.emit({"branches": found}, lines)
-
-
-@verb()
-def stats(call: Call) -> None:
-    """Show how much the store holds.
-
-    Of a store that hosts share, also what is on this host only and waits to be uploaded.
-
-    \b
-    Example:
-      ortet stats --json
-    """
-    found = call.hub.objects.stats()
-    queued = call.hub.objects.queued()
-    data = {
-        "store": str(call.hub.root),
-        **render.fields(found),
-        "queued": render.fields(queued),
-    }
-    lines = [
-        f"store  {render.safe(str(call.hub.root))}",
-        f"holds  {_objects(found.objects)}",
-        f"packs  {found.packs}, {render.size(found.pack_bytes)}",
-        f"tails  {found.tails}, {render.size(found.tail_bytes)}",
-        *render.queued_lines(queued),
-    ]
-    call.emit(data, lines)
 
 
 def _named(call: Call, refs: Sequence[str]) -> list[str]:

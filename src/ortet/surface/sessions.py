@@ -72,6 +72,12 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 def find(call: Call, word: str | None) -> SessionRow:
     """By name, agent/name, id or the first digits of one; without a word, the one that works in
     this directory."""
+    row = _found(call, word)
+    call.about = row.id
+    return row
+
+
+def _found(call: Call, word: str | None) -> SessionRow:
     rows = call.hub.sessions()
     if word is None:
         return _here(call, rows)

@@ -20,6 +20,7 @@ from ortet.surface.http.once import Answered, check_key, once
 from ortet.surface.http.operations import Operation
 from ortet.surface.http.rooms import Rooms
 from ortet.surface.http.tokens import Caller
+from ortet.surface.slow import timed
 
 __all__ = ["SLOWEST", "Desk", "TooLarge", "TooSlow", "bug", "endpoint", "read_body", "refusal"]
 
@@ -99,6 +100,15 @@ class _Call:
         return answer
 
     def _done(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
+        with timed(self._operation.name, "http") as timing:
+            try:
+                return self._performed(rooms, given)
+            finally:
+                if not self._operation.runs:  # that takes as long as what is run
+                    timing.root = rooms.scratch.parents[1]
+                    timing.session = self._request.scope["state"].get("session", "")
+
+    def _performed(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
         operation, do, caller = self._operation, self._operation.do, self.caller
         assert caller is not None
         sight = self._desk.sight
