@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ortet.backend.postgres_pool import Database
 
 SHARED = ("postgresql", "postgres")
-_OPTIONS = ("bucket", "durable", "signal", "schema", "connections", "key_file")
+_OPTIONS = ("bucket", "durable", "signal", "cache", "schema", "connections", "key_file")
 _SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 _STORE = ("store", "id")
 _FORMAT = ("store", "format")
@@ -35,6 +35,7 @@ class Address(msgspec.Struct, frozen=True):
     bucket: str
     durable: Literal["remote", "local"] = "remote"  # where a commit is when it returns
     signal: str = ""
+    cache: str = ""  # a server of its own for it; else that of the signal
     schema: str = "ortet"
     connections: int = 16
     key_file: str | None = None
@@ -80,16 +81,24 @@ def address_of(url: str) -> Address:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
 
 
-def signal_of(url: str, *, space: str, database: Database) -> tuple[Signal, Cache | None]:
-    """Those of a Valkey or Redis server. Without one the database itself tells its hosts, and
-    nothing is cached."""
+def signal_of(url: str, *, space: str, database: Database) -> Signal:
+    """That of a Valkey or Redis server. Without one the database itself tells its hosts."""
     if not url:
         from ortet.backend.postgres_signal import PostgresSignal
 
-        return PostgresSignal(database, space), None
+        return PostgresSignal(database, space)
     from ortet.backend import valkey
 
-    return valkey.signal_of(url, space=space), valkey.cache_of(url, space=space)
+    return valkey.signal_of(url, space=space)
+
+
+def cache_of(url: str, *, space: str) -> Cache | None:
+    """The same of a cache; without one, nothing that hosts would share is cached."""
+    if not url:
+        return None
+    from ortet.backend import valkey
+
+    return valkey.cache_of(url, space=space)
 
 
 def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: bool) -> Opened:
@@ -142,7 +151,9 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
         )
         undo.callback(objects.close)
         _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)
-        signal, shared = signal_of(address.signal, space=store, database=catalog.database)
+        shared = cache_of(address.cache or address.signal, space=store)
+        undo.callback(shared.close if shared is not None else lambda: None)
+        signal = signal_of(address.signal, space=store, database=catalog.database)
         undo.pop_all()
     return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared)
 

@@ -246,6 +246,9 @@ class Cache(ABC):
     method raises for it, and nothing waits for it longer than the work would take.
     """
 
+    shared = False
+    """Whether other processes find here what this one has put."""
+
     @abstractmethod
     def get(self, key: str) -> bytes | None:
         """What was put last under this key, whole; None when it was forgotten or its time is up."""

@@ -66,6 +66,8 @@ class Debt(NamedTuple):
 class ValkeyCache(Cache):
     """Keys of one `space`: others of the same server are not seen. The link was joined for it."""
 
+    shared = True
+
     def __init__(self, link: Link, space: str, *, limit: int = LIMIT) -> None:
         self._link = link
         self._head = f"ortet:{{{check_space(space)}}}:"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
-from ortet.codec import decode, encode
+from ortet.codec import Record, decode, encode
 from ortet.graph.maps import Maps
 from ortet.graph.records import Fold
 from ortet.ids import Oid
@@ -77,6 +77,19 @@ class Table(Generic[T]):
         stored.update(self._changes)
         return (value for _, value in sorted(stored.items()) if value is not None)
 
+    @property
+    def root(self) -> bytes:
+        return self._root
+
+    def ahead(self) -> tuple[bytes, list[tuple[str, bytes | None]]]:
+        """The root, and what changed since."""
+        changes = sorted(self._changes.items())
+        return self._root, [(k, None if v is None else encode(v)) for k, v in changes]
+
+    def go_ahead(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
+        for key, data in changes:
+            self._changes[key] = None if data is None else decode(self._kind, data)
+
     def save(self) -> bytes:
         """Store it; returns its root, b"" for an empty map that never held anything."""
         if self._changes:
@@ -101,6 +114,14 @@ class Table(Generic[T]):
                 for key, value in self._changes.items()
                 if key not in held or held[key] is not value
             }
+
+
+class Ahead(Record, frozen=True):
+    """What a mind knows beyond the fold that it was loaded from: its core, and of each table the
+    root that it goes on from, with what was set or dropped since."""
+
+    core: bytes
+    tables: list[tuple[str, bytes, list[tuple[str, bytes | None]]]]
 
 
 class Mind:
@@ -144,6 +165,24 @@ class Mind:
         roots = [(name, getattr(self, name).save()) for name in sorted(_TABLES)]
         fold = Fold(encode(self.core), [(name, root) for name, root in roots if root])
         return objects.put(Kind.FOLD, encode(fold))
+
+    def ahead(self) -> Ahead:
+        """What another needs to know the same that has its fold."""
+        tables = [(name, *getattr(self, name).ahead()) for name in sorted(_TABLES)]
+        return Ahead(encode(self.core), tables)
+
+    def go_ahead(self, ahead: Ahead) -> bool:
+        """Know that too, as one that was just loaded; False where it goes on from another fold."""
+        tables = {name: (root, changes) for name, root, changes in ahead.tables}
+        if set(tables) != set(_TABLES):
+            return False
+        if any(getattr(self, name).root != root for name, (root, _) in tables.items()):
+            return False
+        core = decode(Core, ahead.core)
+        for name, (_, changes) in tables.items():
+            getattr(self, name).go_ahead(changes)
+        self.core = core
+        return True
 
     def saved(self) -> None:
         """The commit that it was stored for is there."""

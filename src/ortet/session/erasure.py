@@ -19,6 +19,7 @@ from ortet.journal.folding import SHAREABLE
 from ortet.journal.line import Line, Span
 from ortet.journal.segments import unseal
 from ortet.memory.working import let_go
+from ortet.session import hotfold
 from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
@@ -109,6 +110,7 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         sessions.scopes.forget()
         hub.library.forget(texts)
         let_go(hub.cache)
+        hotfold.let_go(hub.cache)
     for row in known:
         rewrite(sessions, row.id)
     # what the old objects held goes with the packs they were in

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from ortet.session.asking import inherited
 from ortet.session.believing import is_told, sealed_by
 from ortet.session.company import Together
 from ortet.session.environments import recorded_of
+from ortet.session.hotfold import LEAST, epoch_of, find, keep
 from ortet.session.inbox import waiting
 from ortet.session.lifecycle import Roll, SessionRow
 from ortet.session.variables import Variables
@@ -43,6 +45,8 @@ def is_quiet(event: Event) -> bool:
     )
 
 
+_FEW = 16
+
 _KEEP = 1000
 """Segments whose timeline is remembered."""
 
@@ -54,6 +58,7 @@ class Standing(msgspec.Struct, frozen=True):
     mind: Mind
     tip: Tip
     machine: bytes
+    epoch: int = -1  # of before it was read, see session/hotfold
 
 
 def sealed(sessions: Sessions, row: SessionRow, head: Oid | None) -> tuple[Journal, bytes]:
@@ -103,7 +108,8 @@ def fresh(sessions: Sessions, row: SessionRow, began: Beginning, machine: bytes)
     hub, journal = sessions.hub, began.journal
     line = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
     tip = Tip(journal.seq, journal.hash, 0)
-    return Standing(line, Mind(sessions.maps, began.fold), tip, machine)
+    epoch = hub.objects.gate.epoch() if hub.cache.shared else -1  # heard: asked when it is kept
+    return Standing(line, Mind(sessions.maps, began.fold), tip, machine, epoch)
 
 
 def line_of(sessions: Sessions, row: SessionRow) -> tuple[Line, bytes]:
@@ -117,15 +123,24 @@ def line_of(sessions: Sessions, row: SessionRow) -> tuple[Line, bytes]:
 
 def standing_of(sessions: Sessions, row: SessionRow) -> Standing:
     """Where a session is now."""
-    hub = sessions.hub
+    hub, epoch = sessions.hub, epoch_of(sessions)
     line, machine = line_of(sessions, row)
     journal = line.base
     mind = Mind.load(sessions.maps, hub.objects, journal.fold)
-    tip = Tip(journal.seq, journal.hash, 0)
-    for event in line.events(journal.seq):
+    kept = find(sessions, line, mind, epoch)
+    tip = begun = kept or Tip(journal.seq, journal.hash, 0)
+    for event in line.events(tip.seq):
         fold(mind, [event])
         tip = Tip(event.seq, event.hash, event.time)
-    return Standing(line, mind, tip, machine)
+    if tip.seq - begun.seq >= LEAST:
+        keep(sessions, line, mind, tip, epoch=epoch)
+    return Standing(line, mind, tip, machine, epoch)
+
+
+def behind(line: Line) -> Iterator[Event]:
+    """What no commit holds yet. Who only looks whether there is something reads a few of them."""
+    base = line.base.seq
+    return chain(line.events(base, base + _FEW), line.events(base + _FEW))
 
 
 def seal(sessions: Sessions, line: Line, mind: Mind, tip: Tip) -> Journal:

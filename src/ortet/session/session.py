@@ -19,8 +19,9 @@ from ortet.session.budget import Budget
 from ortet.session.conversing import noted
 from ortet.session.deeds import Deeds
 from ortet.session.episodes import episode_data, told_before
-from ortet.session.guest import going, is_quiet
+from ortet.session.guest import Standing, behind, going, is_quiet
 from ortet.session.host import Host
+from ortet.session.hotfold import keep_ledger
 from ortet.session.inbox import Inbox
 from ortet.session.inside import Inside
 from ortet.session.leases import Holding
@@ -50,7 +51,7 @@ class Session(Inside):
         ledger: Ledger,
         branch: Branch,
         holding: Holding,
-        machine: bytes,
+        where: Standing,
         profile: Profile,
         host: str,
     ) -> None:
@@ -59,15 +60,15 @@ class Session(Inside):
         self._ledger = ledger
         self._branch = branch
         self.holding = holding
-        self._image = machine  # of the head: the files of a session that has none open
+        self._image = where.machine  # of the head: the files of a session that has none open
+        self._epoch = where.epoch
         self._files: Workspace | None = None
         self._deeds = Deeds(sessions.hub, row, ledger)
         self._inbox = Inbox(sessions.hub.catalog, row.id, ledger)
         self._budget = Budget(sessions.hub, row, ledger, host=host)
         self.profile = profile
         self._note_ttl = profile.note_ttl
-        base = ledger.line.base.seq
-        new = ledger.line.events(base) if ledger.tip.seq > base else iter(())
+        new = behind(ledger.line) if ledger.tip.seq > ledger.line.base.seq else iter(())
         news = (e for e in new if not is_quiet(e))
         first = next(news, None)
         self._pace = Pace(profile.commit, self._now())
@@ -260,7 +261,7 @@ class Session(Inside):
                 self._tell_story(why)
             if status != self.status:  # one that is lent is paused already
                 self._turn(status, why)
-            self._ledger.close()
+            self._hand_on()
             if status == CLOSED:
                 self._publish(self._ledger.tip.seq)
         except Refused:
@@ -292,9 +293,14 @@ class Session(Inside):
     def let_go(self) -> None:
         """Give the lease back and leave the state as it is."""
         try:
-            self._ledger.close()
+            self._hand_on()
         finally:
             self.give_up()
+
+    def _hand_on(self) -> None:
+        """All of it is durable, and at hand for whoever goes on."""
+        self._ledger.close()
+        keep_ledger(self._sessions, self._ledger, self._epoch)
 
     def give_up(self) -> None:
         """The same for one that could not be opened: what is not durable yet is not recorded."""

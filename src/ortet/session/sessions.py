@@ -340,7 +340,7 @@ class Sessions:
             ledger=ledger,
             branch=branch,
             holding=holding,
-            machine=where.machine,
+            where=where,
             profile=profile,
             host=self._host,
         )

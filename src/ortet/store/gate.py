@@ -114,6 +114,10 @@ class Gate:
     def epoch(self) -> int:
         return int(os.pread(self._lock.fd, 32, 0).strip(b"\0\n ") or b"0")
 
+    def asked(self) -> int:
+        """The epoch at this moment, also where `epoch` is one that was heard."""
+        return self.epoch()
+
     @contextmanager
     def exclusive(self, patience: float) -> Iterator[None]:
         """Keep all writers out, of this process too; Unavailable when one does not finish in

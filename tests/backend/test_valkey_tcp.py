@@ -1,0 +1,216 @@
+"""Valkey over TCP with a password, and behind TLS: a store's signal and cache."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.valkey_server import Server, valkey_server
+
+from ortet.backend.abc import Cache
+from ortet.backend.valkey import cache_of, signal_of
+from ortet.backend.valkeyaddress import address_of
+from ortet.backend.valkeycache import ValkeyCache
+from ortet.backend.valkeylink import Link
+from ortet.backend.valkeysignal import ValkeySignal
+from ortet.config import open_hub
+from ortet.errors import Refused
+from ortet.testing.processes import WAIT
+
+PASSWORD = "open sesame: 1/2?"
+
+
+@contextmanager
+def on_tcp(*options: str) -> Iterator[tuple[Server, int]]:
+    """A server that listens on a port of the loopback, too: one that nobody took in between."""
+    for attempt in range(5):
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        try:
+            with valkey_server("--port", str(port), "--bind", "127.0.0.1", *options) as server:
+                yield server, port
+                return
+        except AssertionError:
+            if attempt == 4:
+                raise
+
+
+def password_file(server: Server) -> Path:
+    path = server.directory / "password"
+    path.write_text(f"{PASSWORD}\n")
+    return path
+
+
+def check_cache(cache: Cache) -> None:
+    for _ in range(int(WAIT * 20)):
+        cache.put("key", b"value", 60_000_000_000)
+        if cache.get("key") == b"value":
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("nothing is kept there")
+
+
+def test_over_tcp_with_a_password() -> None:
+    with on_tcp("--requirepass", PASSWORD) as (server, port):
+        for scheme in ("redis", "valkey"):
+            for url in (
+                f"{scheme}://127.0.0.1:{port}?password_file={password_file(server)}",
+                f"{scheme}://:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/3",
+            ):
+                cache = cache_of(url, space="space")
+                check_cache(cache)
+                cache.close()
+        signal, other = (signal_of(url, space="space") for _ in range(2))
+        token = signal.token("topic")
+        other.notify("topic")
+        assert signal.wait("topic", token, WAIT)
+        for one in (signal, other):
+            one.close()
+        with pytest.raises(Refused) as caught:
+            signal_of(f"redis://127.0.0.1:{port}", space="space")
+        assert caught.value.kind == "login_refused"
+
+
+class Tls:
+    """Speaks TLS on a port, and passes all of it on to a socket of this host."""
+
+    def __init__(self, target: str, directory: Path) -> None:
+        self.ca = _certified(directory)
+        self._target = target
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self.ca, directory / "key.pem")
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(WAIT)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(WAIT)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        server = await asyncio.start_server(self._met, "127.0.0.1", 0, ssl=self._context)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._over.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        there, back = await asyncio.open_unix_connection(self._target)
+        try:
+            await asyncio.gather(_pass(reader, back), _pass(there, writer))
+        finally:
+            for end in (back, writer):
+                end.close()
+            self._tasks.discard(task)
+
+
+async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError, ssl.SSLError):
+        while data := await source.read(1 << 16):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+def _certified(directory: Path) -> Path:
+    """A certificate of the loopback that signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = directory / "cert.pem"
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (directory / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[Server, Tls]]:
+    with valkey_server("--requirepass", PASSWORD) as server:
+        relay = Tls(str(server.socket), tmp_path)
+        yield server, relay
+        relay.close()
+
+
+def test_behind_tls(tls: tuple[Server, Tls]) -> None:
+    server, relay = tls
+    login = f"password_file={password_file(server)}"
+    for scheme in ("rediss", "valkeys"):
+        url = f"{scheme}://127.0.0.1:{relay.port}?{login}&ca_file={relay.ca}"
+        cache = ValkeyCache(Link(address_of(url), patience=WAIT), "space")
+        check_cache(cache)
+        cache.close()
+    stranger = Link(address_of(f"rediss://127.0.0.1:{relay.port}?{login}"), patience=WAIT)
+    cache = ValkeyCache(stranger, "space")
+    cache.put("key", b"value")  # its certificate is nobody's we know: as a server that is gone
+    assert cache.get("key") is None
+    assert "certificate" in stranger.trouble.lower()
+    cache.close()
+
+
+def test_the_cache_of_a_store_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+    schema = new_schema()
+    with valkey_server() as one, on_tcp("--requirepass", PASSWORD) as (two, port):
+        secret = password_file(two)
+        cache = quote(f"valkey://127.0.0.1:{port}?password_file={secret}", safe="")
+        store = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+        environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        both = f"{store}&signal={quote(one.url, safe='')}&cache={cache}"
+        with open_hub(both, environ=environ) as hub:
+            assert isinstance(hub.signal, ValkeySignal)
+            assert isinstance(hub.cache, ValkeyCache)
+            check_cache(hub.cache)
+            assert one.ask("DBSIZE") == 0
+        with open_hub(f"{store}&cache={cache}", environ=environ) as hub:
+            assert not isinstance(hub.signal, ValkeySignal)
+            check_cache(hub.cache)
+    drop_schema(shared().url(), schema)

@@ -1,0 +1,203 @@
+"""The mind of a hot session in Valkey: found by the next server, believed only when it is of this
+very chain, and missed by nobody when Valkey is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from tests.session.test_on_valkey import opened
+from tests.valkey_server import Server, valkey_server
+
+from ortet.backend.valkeycache import ValkeyCache
+from ortet.journal import folding
+from ortet.journal.events import Event
+from ortet.journal.mind import Mind
+from ortet.session import guest
+from ortet.session.hotfold import LEAST
+from ortet.session.hub import Hub
+from ortet.testing.processes import WAIT
+
+MANY = LEAST + 20
+Opens = Callable[[], AbstractContextManager[Hub]]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with valkey_server() as server:
+        yield server
+
+
+@pytest.fixture
+def opens(tmp_path: Path, server: Server) -> Opens:
+    return lambda: opened(tmp_path / "store", server)
+
+
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of events that are folded when a session is opened or read."""
+    seqs: list[int] = []
+
+    def fold(mind: Mind, events: list[Event]) -> None:
+        seqs.extend(event.seq for event in events)
+        folding.fold(mind, events)
+
+    monkeypatch.setattr(guest, "fold", fold)
+    return seqs
+
+
+def write(hub: Hub, words: str = "word") -> None:
+    with hub.session("s", goal="the goal") as s:
+        s.learn("doors are green", about="doors")
+        for number in range(MANY):
+            s.say("user", f"{words} {number}")
+        s.note("where", "here")
+
+
+def kept(server: Server) -> list[bytes]:
+    found: list[bytes] = server.ask("KEYS", "*:fold/*")
+    return found
+
+
+def same_minds(*hubs: Hub) -> None:
+    first, *others = (hub.get("s") for hub in hubs)
+    assert all(first.mind.equals(other.mind) for other in others)
+
+
+def test_the_next_server_does_not_fold_what_the_last_one_did(
+    opens: Opens, folded: list[int]
+) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        folded.clear()
+        with two.session("s") as s:
+            assert folded == []
+            assert s.goal == "the goal"
+            assert [fact.text for fact in s.facts()] == ["doors are green"]
+            s.say("user", "and on")
+        assert len(one.get("s").messages()) == MANY + 1
+        assert len(folded) < LEAST
+        same_minds(one, two)
+        one.verify()
+
+
+def test_a_commit_holds_the_same(opens: Opens, tmp_path: Path) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        with two.session("s") as s:
+            s.learn("windows are blue", about="windows")
+            s.commit("of what was found in the cache")
+        one.verify()
+    with opens() as three:
+        assert {f.text for f in three.get("s").facts()} == {"doors are green", "windows are blue"}
+        assert three.get("s").goal == "the goal"
+
+
+def test_what_is_read_is_kept_too(opens: Opens, server: Server, folded: list[int]) -> None:
+    with opens() as one:
+        write(one)
+    server.ask("FLUSHALL")
+    with opens() as two, opens() as three:
+        two.get("s")
+        assert len(folded) >= MANY
+        folded.clear()
+        three.get("s")
+        assert folded == []
+
+
+def test_few_events_are_not_kept(opens: Opens, server: Server) -> None:
+    with opens() as one:
+        with one.session("s") as s:
+            s.say("user", "hello")
+        assert kept(server) == []
+
+
+@pytest.mark.parametrize("trouble", ["foreign", "cut", "of another chain"])
+def test_what_is_not_of_this_chain_is_not_believed(
+    opens: Opens, server: Server, folded: list[int], trouble: str
+) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        (key,) = kept(server)
+        value = server.ask("GET", key)
+        if trouble == "foreign":
+            server.ask("SET", key, b"something else")
+        elif trouble == "cut":
+            server.ask("SET", key, value[:-1])
+        else:
+            with one.session("t", goal="another goal") as s:
+                for number in range(MANY + 5):
+                    s.say("user", str(number))
+            (other,) = set(kept(server)) - {key}
+            server.ask("SET", key, server.ask("GET", other))
+        folded.clear()
+        assert two.get("s").goal == "the goal"
+        assert len(folded) >= MANY
+
+
+def test_an_older_value_is_a_beginning(opens: Opens, server: Server, folded: list[int]) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        (key,) = kept(server)
+        value = server.ask("GET", key)
+        with one.session("s") as s:
+            s.say("user", "later")
+            last = s.say("user", "last").seq
+        server.ask("SET", key, value)
+        folded.clear()
+        assert two.get("s").messages()[-1].content == "last"
+        assert folded[-1] > last - 1
+        assert len(folded) < 10
+        same_minds(one, two)
+
+
+def test_after_a_commit_it_goes_on_from_there(opens: Opens, folded: list[int]) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        with two.session("s") as s:
+            s.commit("sealed")
+        folded.clear()
+        assert one.get("s").goal == "the goal"
+        assert len(folded) < LEAST
+        same_minds(one, two)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_what_was_erased_is_not_known_again(opens: Opens, server: Server, reached: bool) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        with one.session("s") as s:
+            s.learn("pigeon 4711 is secret")
+            seq = next(event.seq for event in s.events() if "4711" in str(event.data))
+        assert "4711" in str(list(two.get("s").facts()))
+        assert isinstance(one.cache, ValkeyCache)
+        if not reached:
+            one.cache._link._again = time.monotonic() + WAIT
+        one.erase("s", seqs=[seq])
+        for hub in (one, two):
+            assert "4711" not in str(list(hub.get("s").facts()))
+        if reached:
+            assert not any(b"4711" in server.ask("GET", key) for key in kept(server))
+
+
+def test_gone_stopped_and_flushed_it_is_only_slower(opens: Opens, server: Server) -> None:
+    said = []
+    with opens() as one, opens() as two:
+        for turn in range(8):
+            if turn == 2:
+                server.kill()
+            elif turn == 4:
+                server.start()
+            elif turn == 6:
+                server.ask("FLUSHALL")
+            hub, other = (one, two) if turn % 2 else (two, one)
+            with hub.session("s", goal="g") as s:
+                texts = [f"{turn}.{number}" for number in range(LEAST)]
+                s.say_all([{"role": "user", "content": text} for text in texts])
+            said += texts
+            assert [m.content for m in other.get("s").messages()] == said
+        same_minds(one, two)
+        one.verify()
