@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet.backend.abc import Lease, RowChange
+from ortet.backend.epochs import Fencing
 from ortet.codec import decode, encode
-from ortet.errors import Invalid
+from ortet.errors import Invalid, Unsupported
 from ortet.given import COUNT, must_be
 from ortet.ids import Oid
 from ortet.journal.compact import compaction_of, data_of, said
@@ -48,7 +49,7 @@ def erase(
 ) -> Receipt:
     """See Hub.erase."""
     hub = sessions.hub
-    hub.objects.check_ours("an erasure")
+    check_place(hub)
     if session is None and user is None:
         raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
     if seqs is not None and session is None:
@@ -78,6 +79,18 @@ def erase(
         hub.catalog.put_row(PENDING, pending.id, encode(pending))
         reach("erase.begun")
         return _run(sessions, pending, known)
+
+
+def check_place(hub: Hub) -> None:
+    """Unsupported where other hosts may know what is to go: they would write it again."""
+    if isinstance(hub.catalog, Fencing):
+        raise Unsupported(
+            "shared_store",
+            "in a store that hosts share, others may have what is to be erased in memory, and "
+            "write it again: remove the whole session with `ortet session rm`, and an hour later "
+            "free what only it had with `ortet sweep --expire 0s`",
+        )
+    hub.objects.check_ours("an erasure")
 
 
 def finish(sessions: Sessions) -> Receipt | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ortet.backend.epochs import Fencing
 from ortet.codec import decode, encode
 from ortet.errors import Refused
 from ortet.given import NUMBER, may_be
@@ -103,7 +104,10 @@ def _steps(sessions: Sessions, row: SessionRow, *, dry_run: bool) -> list[Done]:
     events = list(sessions.standing(row).line.events())
     deeds: list[Done] = []
     old = _old(events, policy.keep_messages, now)
-    if old:
+    if old and isinstance(hub.catalog, Fencing):
+        why = f"said more than {policy.keep_messages:g} days ago, and hosts share the store: "
+        deeds.append(Done("keep", row.id, row.name, why + "nothing is erased there", len(old)))
+    elif old:
         why = f"said more than {policy.keep_messages:g} days ago"
         deeds.append(Done("erase", row.id, row.name, why, len(old)))
         if not dry_run:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet.backend.abc import Catalog, RowChange
+from ortet.backend.epochs import Fencing
 from ortet.codec import Hasher, decode, encode
-from ortet.errors import Corrupt
+from ortet.errors import Conflict, Corrupt
 from ortet.ids import Oid, Random, from_hex
 from ortet.store.tail import sync_directory
 
@@ -24,6 +25,7 @@ TOMBSTONE, RECEIPT, PENDING = "tombstone", "erasure", "erasing"
 """Kinds of rows: of an object that was replaced; of an erasure; of one that is not finished."""
 
 SECRET_BYTES = 32
+_SECRET = ("store", "secret")
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -132,8 +134,24 @@ class Signer:
 
 
 def signer(hub: Hub) -> Signer:
+    """With the secret of the store: in a file of it, or, where hosts share one, in its catalog."""
+    if isinstance(hub.catalog, Fencing):
+        return Signer(shared_secret(hub.catalog, hub.random))
     hub.objects.check_ours("what is signed with the store's secret")
     return Signer(secret_of(hub.root, hub.random))
+
+
+def shared_secret(catalog: Catalog, random: Random) -> bytes:
+    """Of a store that has no disk of its own, made by who needs it first. Whoever reads the tables
+    can sign: the database's own log of connections tells who that was."""
+    row = catalog.row(*_SECRET)
+    if row is None:
+        with suppress(Conflict):  # another was faster
+            catalog.put_row(*_SECRET, random(SECRET_BYTES), expect=0)
+        return shared_secret(catalog, random)
+    if len(row.value) != SECRET_BYTES:
+        raise Corrupt("bad_secret", "the secret in the catalog is damaged: restore it from a copy")
+    return row.value
 
 
 def heir_of(catalog: Catalog, oid: Oid) -> Oid | None:
@@ -175,7 +193,8 @@ def erased_events(hub: Hub) -> set[tuple[str, int]]:
     A body that is missing and not named here was taken away by somebody else.
     """
     # a remote hub has no secret, and takes what its server says: `ortet verify` there looks
-    mine = None if hub.objects.remote else signer(hub)
+    far = hub.objects.remote and not isinstance(hub.catalog, Fencing)
+    mine = None if far else signer(hub)
     found: set[tuple[str, int]] = set()
     records: list[Tombstone | Receipt] = [*tombstones(hub.catalog), *receipts(hub.catalog)]
     for record in records:
