@@ -64,7 +64,8 @@ def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 def decode(type_: type[T], data: bytes) -> T:
     """Parse canonical bytes as `type_`; raises Corrupt when they are something else."""
     try:
-        return cast(T, _decoder(cast(Any, type_)).decode(data))
+        found: T = _decoder(cast("Any", type_)).decode(data)
+        return found
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         name = getattr(type_, "__name__", str(type_))
         raise Corrupt(
@@ -117,17 +118,13 @@ COMPRESSED = b"\x28\xb5\x2f\xfd"
 def expand(data: bytes, most: int) -> bytes:
     """Undo `Compressor.compress` where nothing but the data itself says its size; Corrupt when that
     is above `most`."""
-    return decompress(data, _said_size(data, most))
-
-
-def _said_size(data: bytes, most: int) -> int:
     try:
         size = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError:
         size = None
     if size is None or size > most:
         raise Corrupt("bad_frame", "compressed data does not say its size: run `ortet verify`")
-    return size
+    return decompress(data, size)
 
 
 class Expander:
@@ -138,23 +135,27 @@ class Expander:
     def __init__(self) -> None:
         self._one = Lock()
         self._context: Any = None
+        self._size: Any = None
 
     def expand(self, data: bytes, most: int) -> bytes:
         if self._context is None:
-            make = getattr(sys.modules.get("zstandard"), "ZstdDecompressor", None)
-            if make is None:
+            package = sys.modules.get("zstandard")
+            make = getattr(package, "ZstdDecompressor", None)
+            if package is None or make is None:
                 return expand(data, most)
-            self._context = make()
-        size = _said_size(data, most)
+            self._size, self._context = package.frame_content_size, make()
         if not self._one.acquire(blocking=False):
-            return decompress(data, size)
+            return expand(data, most)
         try:
-            plain: bytes = self._context.decompress(data)
-        except Exception:  # is told in one way, whoever finds it
-            return decompress(data, size)
+            if 0 <= (size := self._size(data)) <= most:
+                plain: bytes = self._context.decompress(data)
+                if len(plain) == size:
+                    return plain
+        except Exception:
+            pass
         finally:
             self._one.release()
-        return plain if len(plain) == size else decompress(data, size)
+        return expand(data, most)
 
 
 def decompress(data: bytes | memoryview, size: int) -> bytes:

@@ -26,6 +26,10 @@ from ortet.session.vault import KIND as VAULT
 if TYPE_CHECKING:
     from ortet.session.sessions import Sessions
 
+DERIVED = "derived"
+"""Rows of this kind, by the id of a session, hold what an adapter can make again of its journal:
+where to look, nothing of what was said."""
+
 
 def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[tuple[str, str]]:
     """(kind, key) of rows, and of the entry of the vault, that repeat what an event of a session
@@ -54,7 +58,7 @@ def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
     hub = sessions.hub
     kind = collaboration_rows(row.id)
     gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
-    gone += [RowChange(BROWSER, row.id, None), RowChange(TURNS, row.id, None)]
+    gone += [RowChange(kind, row.id, None) for kind in (BROWSER, TURNS, DERIVED)]
     states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
     if states:
         states -= set(_shared(sessions, row))

@@ -27,6 +27,8 @@ _ROLES: dict[type[BaseMessage], str] = {
 _CLASSES = {role: found for found, role in _ROLES.items()}
 _CALLS = ("tool_calls", "tool_call_id")
 """Fields that are looked for in `extra` itself: results stay with their calls by them."""
+_OURS = ("n", "order")
+"""What we note under MARK, beside the fields of a message: its number, and how dicts are sorted."""
 _ATOMS = frozenset((str, int, bool, type(None), float, bytes))
 _LARGEST = 1 << 18
 _DEEPEST = 40
@@ -43,7 +45,7 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
     usual, extra, rest = _defaults(type(message)), dict[str, Any](), dict[str, Any]()
     fields = {**message.__dict__, **(message.__pydantic_extra__ or {})}
     for name, value in fields.items():
-        if name in ("n", "order"):
+        if name in _OURS:
             return None
         if name in ("content", "type") or (name in usual and value == usual[name]):
             continue
@@ -58,12 +60,14 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
     """The message that `data_of` was given, made anew."""
-    extra, made = copied(data["extra"]), _CLASSES[data["role"]]
-    fields = extra.pop(MARK)
-    order = fields.pop("order", None)
-    fields.pop("n", None)
-    fields |= {"content": copied(data["content"]), **extra}
-    if order is not None:
+    made, extra = _CLASSES[data["role"]], data["extra"]
+    fields = {"content": copied(data["content"])}
+    for name, value in extra[MARK].items():
+        if name not in _OURS:
+            fields[name] = value if type(value) in _ATOMS else copied(value)
+    if len(extra) > 1:
+        fields |= {name: copied(value) for name, value in extra.items() if name != MARK}
+    if (order := extra[MARK].get("order")) is not None:
         fields = _ordered(fields, order)
     try:
         found: BaseMessage = made(**fields)
@@ -75,8 +79,8 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
 def snapshot(message: BaseMessage) -> Snapshot:
     """What tells whether a message was changed since."""
     values = message.__dict__.values()
-    extra = message.__pydantic_extra__
-    return tuple([copied(value) for value in values]), copied(extra)
+    kept = [one if type(one) in _ATOMS else copied(one) for one in values]
+    return tuple(kept), copied(message.__pydantic_extra__)
 
 
 def is_as(message: BaseMessage, then: Snapshot) -> bool:

@@ -19,16 +19,21 @@ encode = msgspec.msgpack.Encoder(order="deterministic").encode
 digest = Hasher().oid
 
 
+class NotWhole(Exception):
+    """A part is asked for that was not looked for: the journal has to be read as a whole."""
+
+
 class Part:
     """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
     has changed it."""
 
-    __slots__ = ("_raw", "_then", "is_message", "number", "object", "stored", "tree")
+    __slots__ = ("_raw", "_then", "at", "is_message", "number", "object", "stored", "tree")
 
     def __init__(
-        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None
+        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None, at: int = 0
     ) -> None:
         self.number = number
+        self.at = at  # the event that says it
         self.tree = tree
         self.is_message = is_message
         self.stored = tree if stored is None else stored  # the same in the journal
@@ -44,6 +49,9 @@ class Part:
 
     def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
         self.object, self._then = message, then or snapshot(message)
+
+    def take_over(self, other: Part) -> None:
+        self.object, self._then = other.object, other._then
 
     def is_unchanged(self) -> bool:
         return self.object is not None and self._then is not None and is_as(self.object, self._then)

@@ -16,11 +16,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import TASKS
 
 from ortet.errors import Corrupt, OrtetError
-from ortet.surface.langgraph.parts import Tree
-from ortet.surface.langgraph.thread import Saved, Thread
-
-_SENDS = 4
-"""The version of checkpoints from which on what was sent to nodes lies in a channel."""
+from ortet.surface.langgraph.parts import NotWhole, Tree
+from ortet.surface.langgraph.thread import SENDS, Saved, Thread
 
 
 def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
@@ -31,7 +28,7 @@ def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
 def _value(thread: Thread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
     try:
         return thread.heap.value(tree, serde)
-    except OrtetError:
+    except (OrtetError, NotWhole):
         raise
     except Exception as error:
         raise Corrupt(
@@ -66,7 +63,7 @@ def _checkpoint(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Chec
     found["id"] = saved.id
     values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
     found["channel_values"] = values
-    if found.get("v", _SENDS) < _SENDS and saved.parent and TASKS not in found["channel_values"]:
+    if found.get("v", SENDS) < SENDS and saved.parent and TASKS not in found["channel_values"]:
         _take_sends(thread, saved, found, serde)
     return found  # type: ignore[no-any-return]
 

@@ -27,13 +27,15 @@ from ortet.errors import Conflict, Invalid, NotFound
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.surface.langgraph.asked import check_text, named, plain, thread_of
-from ortet.surface.langgraph.heap import Maker
+from ortet.surface.langgraph.making import Maker
 from ortet.surface.langgraph.offers import Offer
+from ortet.surface.langgraph.parts import NotWhole
 from ortet.surface.langgraph.reading import config_of, given, history, is_like, listed, run_of
 from ortet.surface.langgraph.thread import DROP, PUT, THREAD, WRITES, HeadId, PastId, Saved, Thread
 from ortet.surface.langgraph.threads import Threads, Workspace
 from ortet.surface.langgraph.writing import copied, is_ours, values_of
 from ortet.surface.lent import session_name
+from ortet.surface.whole import whole
 
 _MANY = 10_000
 _RUNS = "__pregel_runtime"
@@ -92,6 +94,13 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         tid, ns, asked = named(config)
+        thread_id = config["configurable"]["thread_id"]
+        if not ns and not asked:
+            with suppress(NotWhole), self._threads.latest(tid) as begun:
+                if begun is not None and (head := begun.head("")) is not None:
+                    found = given(begun, head, self.serde, HeadId, thread_id)
+                    self._seen[tid, ns] = head.id
+                    return found
         with self._threads.reading(tid) as thread:
             saved = None if thread is None else thread.asked(ns, asked)
             if thread is None or saved is None:
@@ -103,7 +112,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             elif self._threads.workspace is not None and _RUNS in config["configurable"] and not ns:
                 self._threads.go_back(tid, saved)
             mark = PastId if asked else HeadId
-            return given(thread, saved, self.serde, mark, config["configurable"]["thread_id"])
+            return given(thread, saved, self.serde, mark, thread_id)
 
     def list(
         self,
@@ -157,7 +166,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             check_text(channel=channel)
         with self._threads.writing(tid) as (session, thread):
             before = thread.saved(ns, parent)
-            if thread.saved(ns, checkpoint["id"]) is None:
+            again = thread.saved(ns, checkpoint["id"]) is not None
+            if not again:
                 self._check(thread, (tid, checkpoint["id"]), conf, metadata)
             with self._threads.with_offers(tid, session, thread):
                 make = Maker(thread.heap, self.serde)
@@ -169,6 +179,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                     "meta": make.tree("metadata", plain(get_checkpoint_metadata(config, metadata))),
                     "values": values_of(make, checkpoint, before, new_versions),
                 }
+                if again:  # it takes the place of that one, and is not the latest by it
+                    data["again"] = True
                 head = thread.head(ns)
                 if parent != (head.id if head is not None else None):
                     data["parent"] = None if parent is None else str(parent)
@@ -341,7 +353,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+        return await whole(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self,
@@ -352,21 +364,21 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         tid, offer = self._offer(config, writes, task_id, task_path)
         if not await self._threads.offers.ataken(tid, offer):
-            await asyncio.to_thread(self._write, tid, offer)
+            await whole(self._write, tid, offer)
         elif not offer.is_stored:
-            await asyncio.to_thread(offer.settle)
+            await whole(offer.settle)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        await asyncio.to_thread(self.delete_thread, thread_id)
+        await whole(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
+        await whole(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+        await whole(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+        await whole(self.prune, thread_ids, strategy=strategy)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]

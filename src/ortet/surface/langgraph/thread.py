@@ -17,6 +17,8 @@ PARTS = "langgraph.parts"
 PUT = "langgraph.put"
 WRITES = "langgraph.writes"
 DROP = "langgraph.drop"
+SENDS = 4
+"""The version of checkpoints from which on what was sent to nodes lies in a channel."""
 
 Spot = tuple[str, str]
 """Namespace and id of a checkpoint."""
@@ -54,11 +56,11 @@ class Saved:
 
 
 class Write:
-    __slots__ = ("channel", "index", "path", "task", "tree")
+    __slots__ = ("at", "channel", "index", "path", "task", "tree")
 
-    def __init__(self, task: str, path: str, index: int, channel: str, tree: Tree) -> None:
-        self.task, self.path, self.index = task, path, index
-        self.channel, self.tree = channel, tree
+    def __init__(self, data: dict[str, Any], index: int, channel: str, tree: Tree, at: int) -> None:
+        self.task, self.path, self.index = data["task"], data["path"], index
+        self.channel, self.tree, self.at = channel, tree, at
 
 
 class Thread:
@@ -66,7 +68,7 @@ class Thread:
 
     def __init__(self, key: tuple[str, str], load: Callable[[str, int], bytes]) -> None:
         self.key = key
-        self.seq = self.stored = 0
+        self.seq = self.stored = self.noted = 0
         self.id: Any = None  # as its user gave it, or None before its first event
         self.travelled = ""  # the checkpoint whose files a run was given back
         self.heap = Heap(load)
@@ -80,13 +82,13 @@ class Thread:
         if event.erased:
             return
         if event.kind == "message":
-            self.heap.add_message(event.data)
+            self.heap.add_message(event.data, event.seq)
         elif event.kind.startswith("langgraph."):
             self.take(event.kind, event.data, event.seq)
 
     def take(self, kind: str, data: dict[str, Any], seq: int) -> None:
         for number, tree in data.get("new", ()):
-            self.heap.add_stored(number, tree)
+            self.heap.add_stored(number, tree, seq)
         self.tell(kind, data, seq)
 
     def tell(self, kind: str, data: dict[str, Any], seq: int) -> None:
@@ -98,7 +100,7 @@ class Thread:
         elif kind == WRITES:
             known = self._writes.setdefault((data["ns"], data["id"]), {})
             for index, channel, tree in data["writes"]:
-                write = Write(data["task"], data["path"], index, channel, tree)
+                write = Write(data, index, channel, tree, seq)
                 known[write.task, index] = write
         elif kind == DROP:
             for ns, id_ in data["ids"]:

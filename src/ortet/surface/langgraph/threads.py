@@ -17,7 +17,9 @@ from ortet.session.artifacts import Content, load
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
-from ortet.surface.langgraph.heap import Maker
+from ortet.session.traces import DERIVED
+from ortet.surface.langgraph.latest import begun, is_caught_up
+from ortet.surface.langgraph.making import Maker
 from ortet.surface.langgraph.offers import LATE, Offers, tell
 from ortet.surface.langgraph.thread import THREAD, Saved, Spot, Thread
 from ortet.surface.langgraph.writing import Record, append
@@ -46,6 +48,7 @@ class Threads:
     def _anew(self) -> None:
         """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
         self._known: OrderedDict[str, Thread] = OrderedDict()
+        self._latest: OrderedDict[str, Thread] = OrderedDict()  # of others, who know no more
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.offers = Offers(lambda tid, spot: tid not in self._known or self._is_here(tid, spot))
@@ -56,6 +59,29 @@ class Threads:
         with self.lent.hub():
             found = self.lent.journal(session_name(tid))
             yield None if found is None else self._caught_up(tid, *found)
+
+    @contextmanager
+    def latest(self, tid: str) -> Iterator[Thread | None]:
+        """For who asks for the latest checkpoint and nothing else: a thread that may not know more
+        than that, and raises NotWhole where it does not know enough. None: read all of it."""
+        with self.lent.hub() as hub:
+            found = self.lent.journal(session_name(tid))
+            yield None if found is None or tid in self._known else self._begun(hub, tid, found)
+
+    def _begun(
+        self, hub: Hub, tid: str, found: tuple[SessionRow, Line, int | None]
+    ) -> Thread | None:
+        row, line, last = found
+        thread, key = self._latest.pop(tid, None), (row.id, row.timeline)
+        if thread is None or thread.key != key or (last is not None and last < thread.seq):
+            noted = hub.catalog.row(DERIVED, row.id)
+            thread = None if noted is None else begun(noted.value, line, key, self._load)
+        if thread is None or not is_caught_up(thread, line):
+            return None
+        self._latest[tid] = thread
+        if len(self._latest) > _MOST:
+            self._latest.popitem(last=False)
+        return thread
 
     @contextmanager
     def writing(self, tid: str) -> Iterator[tuple[Session, Thread]]:
@@ -153,6 +179,7 @@ class Threads:
     def forget(self, tid: str) -> None:
         with self.lent.hub():
             self._known.pop(tid, None)
+            self._latest.pop(tid, None)
 
     def ids(self) -> Sequence[Any]:
         """As they were given: of sessions that LangGraph has written to."""
@@ -175,6 +202,8 @@ class Threads:
         if last is None or last > thread.seq:
             for event in line.events(thread.seq):
                 thread.apply(event)
+        if (other := self._latest.pop(tid, None)) is not None and other.key == key:
+            thread.heap.take_over(other.heap)
         return thread
 
     def _load(self, oid: str, size: int) -> bytes:

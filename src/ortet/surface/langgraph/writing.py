@@ -12,10 +12,11 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 from ortet.journal.events import Draft, Event, Ref
 from ortet.session.artifacts import store
 from ortet.session.session import Session
-from ortet.surface.langgraph.heap import Maker
+from ortet.surface.langgraph.latest import note
+from ortet.surface.langgraph.making import Maker
 from ortet.surface.langgraph.messages import MARK
 from ortet.surface.langgraph.parts import Part, Tree
-from ortet.surface.langgraph.thread import PARTS, THREAD, Saved, Thread
+from ortet.surface.langgraph.thread import PARTS, PUT, THREAD, Saved, Thread
 
 _FULL = 1 << 18
 """Bytes of parts that go into one event."""
@@ -43,10 +44,15 @@ def append(
         said = [part for part in make.new if part.stored is part.tree and part.is_message]
         drafts += [Draft("message", part.tree, hub.author) for part in said]
         *groups, last = _groups([part for part in make.new if part not in said])
-        drafts += [Draft(PARTS, {"new": group}, hub.author) for group in groups]
-        whole = {**data, "new": last} if last else data
+        drafts += [Draft(PARTS, {"new": _stored(group)}, hub.author) for group in groups]
+        whole = {**data, "new": _stored(last)} if last else data
         drafts.append(Draft(kind, whole, hub.author, refs))
-        events = session._ledger.add(*drafts, now=now or bool(refs))
+        rows = note(session.id, thread, session._ledger.tip) if kind == PUT else ()
+        events = session._ledger.add(*drafts, rows=rows, now=now or bool(refs))
+    told = [[part] for part in said] + [*groups, last]
+    for event, parts in zip(events[-len(told) :], told, strict=True):
+        for part in parts:
+            part.at = event.seq
     make.done()
     if thread.id is None:
         thread.id = thread_id
@@ -55,14 +61,19 @@ def append(
     return events[-1]
 
 
-def _groups(parts: list[Part]) -> Iterator[list[list[Any]]]:
-    """Parts as records have them, no more in each than an event can hold; the last may be empty."""
-    group, size = list[list[Any]](), 0
+def _stored(parts: list[Part]) -> list[list[Any]]:
+    """As records have them."""
+    return [[part.number, part.stored] for part in parts]
+
+
+def _groups(parts: list[Part]) -> Iterator[list[Part]]:
+    """No more in each than an event can hold; the last may be empty."""
+    group, size = list[Part](), 0
     for part in parts:
         if size + len(part.raw) > _FULL:
             yield group
             group, size = [], 0
-        group.append([part.number, part.stored])
+        group.append(part)
         size += len(part.raw)
     yield group
 
