@@ -145,3 +145,35 @@ def test_an_item_of_a_langgraph_store(hub: Hub) -> None:
 
     assert asyncio.run(work()).value == {"n": 2}
     assert [one.value for one in memory.history(("a",), "k")] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_checkpoint_and_writes_of_a_langgraph_thread(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    from ortet.surface.langgraph import OrtetSaver
+
+    saver = OrtetSaver(hub)
+    thread: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+    async def work() -> Any:
+        first = await saver.aput(thread, empty_checkpoint(), {}, {})
+        lock, second = saver._threads.lent.hub(), {**empty_checkpoint(), "id": "second"}
+        await cancelled(lock, lambda: saver.aput(first, second, {}, {}))  # type: ignore[arg-type]
+        latest = await saver.aget_tuple(thread)
+        assert latest is not None
+        lock = saver._threads.lent.hub()
+        monkeypatch.setattr(saver._threads.offers, "ataken", withdrawn)
+        await cancelled(lock, lambda: saver.aput_writes(latest.config, [("n", 1)], "task"))
+        found = await saver.aget_tuple(thread)
+        await saver.aput(latest.config, {**empty_checkpoint(), "id": "third"}, {}, {})
+        return found
+
+    async def withdrawn(*_: Any) -> bool:
+        """Nobody came that takes the writes along."""
+        return False
+
+    found = asyncio.run(work())
+    assert found.checkpoint["id"] == "second"
+    assert found.pending_writes == [("task", "n", 1)]
