@@ -240,6 +240,7 @@ def open_hub(
             swarms=LazySwarms(open_hub),
             cache=found.cache or ProcessCache(clock),
             embedder=settings.embedder if embedder is None else embedder,
+            shelves=found.shelves,
         )
     )
 

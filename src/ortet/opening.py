@@ -18,6 +18,7 @@ from ortet.settings import Settings
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Cache, Catalog, Signal
     from ortet.backend.httpwire import Hello
+    from ortet.memory.abc import Shelves
     from ortet.store.objects import LocalObjects
 
 MIB = 1 << 20
@@ -41,6 +42,7 @@ class Opened(NamedTuple):
     signal: Signal
     objects: LocalObjects
     cache: Cache | None = None  # one that servers share
+    shelves: Shelves | None = None  # what memories are found by, where hosts share it
 
 
 def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> Opened:

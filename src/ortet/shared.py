@@ -113,6 +113,7 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
     from ortet.backend.buckets import bucket_of
     from ortet.backend.owing import Owing
     from ortet.codec import Hasher, checksum
+    from ortet.memory.postgres_shelves import PostgresShelves
     from ortet.session.parts import host_id
     from ortet.store.remote import RemoteObjects
 
@@ -155,7 +156,8 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
         undo.callback(shared.close if shared is not None else lambda: None)
         signal = signal_of(address.signal, space=store, database=catalog.database)
         undo.pop_all()
-    return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared)
+    shelves = PostgresShelves(catalog.link)
+    return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared, shelves)
 
 
 def _identity(catalog: Catalog, *, create: bool) -> str:

@@ -141,11 +141,11 @@ class TestTakingIn:
         fill(index)
         with index.reading() as lookup:
             start, end = _place(lookup, 1, "working", 0), _place(lookup, 1, "working", 40)
-            assert lookup.until(start, end, 9) == start
-            assert lookup.until(start, end, 10).id == start.id + 1
-            assert lookup.until(start, end, 255).id == start.id + 25
-            assert lookup.until(start, end, 255) == _place(lookup, 1, "working", 25)
-            assert lookup.until(start, end, 10_000) == end
+            assert lookup.until([(start, end)], 9)[0] == start
+            assert lookup.until([(start, end)], 10)[0].id == start.id + 1
+            assert lookup.until([(start, end)], 255)[0].id == start.id + 25
+            assert lookup.until([(start, end)], 255)[0] == _place(lookup, 1, "working", 25)
+            assert lookup.until([(start, end)], 10_000)[0] == end
 
 
 @given(st.text(min_size=1, max_size=60))

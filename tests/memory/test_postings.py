@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortet.memory import postings
+from ortet.memory import postgres_postings, postings
+from ortet.memory.abc import Page, WordIndex
 from ortet.memory.candidates import Effort
 from ortet.memory.index import Index
+from ortet.memory.postgres_index import PostgresIndex
 from ortet.memory.postings import Postings
 from ortet.memory.records import Doc, Path, Query, Span, Tier
 from ortet.memory.search import search
@@ -29,8 +31,14 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
-    """Twelve timelines, each a fork of the one before, with words of very different frequency."""
     made = Index(tmp_path_factory.mktemp("postings") / "index.db")
+    fill(made)
+    yield made
+    made.close()
+
+
+def fill(index: WordIndex) -> None:
+    """Twelve timelines, each a fork of the one before, with words of very different frequency."""
     chance = random.Random(11)
     tiers: list[Tier] = ["working", "working", "working", "semantic", "episodic"]
     for line in range(12):
@@ -38,9 +46,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
         for seq in range(line * EVERY + 1, (line + 1) * EVERY + 1):
             words = [word for number, word in enumerate(WORDS) if chance.random() < 0.7**number]
             docs.append(Doc(seq, chance.choice(tiers), " ".join(words), time=seq))
-        made.add(f"line{line}", 0, (line + 1) * EVERY, docs, [])
-    yield made
-    made.close()
+        page = Page(f"line{line}", 0, (line + 1) * EVERY, docs, [])
+        index.take([page], index.standing([]).mark)
 
 
 def chain(*lines: int) -> Path:
@@ -103,3 +110,44 @@ def test_nothing_to_see(index: Index) -> None:
         empty = Postings(lookup, see(lookup, [], Query("")), limit=5)
         assert empty.count(["terma"]) == {"terma": 0}
         assert empty.having("terma") == empty.nearest("terma", 3) == []
+
+
+DATABASE_WAYS = {
+    "looked at": {},
+    "looked at in parts": {"SAMPLE": 7},
+    "by the index of terms": {"SAMPLE": 1, "MOST": 10**6, "FEW": 0},
+    "by stretches": {"SAMPLE": 1, "FEW": 10**6},
+    "too many": {"SAMPLE": 1, "MOST": 5},
+}
+
+
+@pytest.mark.parametrize("way", DATABASE_WAYS)
+def test_a_database_counts_and_finds_alike(
+    index: Index, in_database: PostgresIndex, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name, value in DATABASE_WAYS[way].items():
+        monkeypatch.setattr(postgres_postings, name, value)
+    fill(in_database)
+    for lines in ((3,), (0, 4, 5, 9), tuple(range(12))):
+        for limit in (40, 10**6):
+            with index.reading() as lookup, in_database.reading() as other:
+                wanted, found = (
+                    one.postings(see(one, [chain(*lines)], Query("")), limit=limit)
+                    for one in (lookup, other)
+                )
+                assert found.count([*WORDS, "nowhere"]) == wanted.count([*WORDS, "nowhere"])
+                for word in (WORDS[0], WORDS[3], WORDS[9]):
+                    assert other_ids(found.nearest(word, 7)) == other_ids(wanted.nearest(word, 7))
+                    assert other_ids(found.having(word)) == other_ids(wanted.having(word))
+                    assert other_ids(found.nearest(word, 9)) == other_ids(wanted.nearest(word, 9))
+        paths = [chain(*lines), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
+        effort = Effort(postings=150, documents=30, counted=40)
+        query = Query(" ".join(WORDS), k=25)
+        expected = search(index, paths, query, effort=effort)
+        assert search(in_database, paths, query, effort=effort) == expected
+
+
+def other_ids(ids: list[int]) -> list[int]:
+    """Both number the timelines in the order in which they were taken in; from which number on is
+    the database's own."""
+    return [id_ - ids[0] for id_ in ids]

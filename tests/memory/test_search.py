@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path as Directory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ortet.memory.abc import Page, WordIndex
 from ortet.memory.candidates import Effort
 from ortet.memory.index import Index, Lost
+from ortet.memory.postgres_index import PostgresIndex
 from ortet.memory.records import Answer, Doc, End, Found, Path, Query, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, rarity
 from ortet.memory.search import Near, search
@@ -24,11 +26,10 @@ ALL = 1 << 30
 class World:
     """Timelines with what was said and learned on them, and an index of as much as is asked for."""
 
-    def __init__(self, directory: Directory) -> None:
-        self.directory = directory
+    def __init__(self, index: WordIndex) -> None:
         self.docs: dict[str, list[Doc]] = {}
         self.ends: dict[str, list[End]] = {}
-        self.index = Index(directory / "index.db")
+        self.index = index
 
     def say(self, timeline: str, *texts: str, start: int = 1, speaker: str = "") -> None:
         for seq, text in enumerate(texts, start):
@@ -43,14 +44,17 @@ class World:
     def put(self, timeline: str, doc: Doc) -> None:
         self.docs.setdefault(timeline, []).append(doc)
 
-    def fill(self, timeline: str, upto: int, index: Index | None = None) -> None:
+    def fill(self, timeline: str, upto: int, index: WordIndex | None = None) -> None:
         index = index or self.index
-        known = index.known(timeline)
+        standing = index.standing([timeline])
+        known = standing.known.get(timeline, 0)
         if known < upto:
             docs, ends = self.docs.get(timeline, []), self.ends.get(timeline, [])
-            index.add(timeline, known, upto, docs, ends)
+            index.take([Page(timeline, known, upto, docs, ends)], standing.mark)
 
-    def ask(self, text: str, *paths: Path, index: Index | None = None, **more: object) -> Answer:
+    def ask(
+        self, text: str, *paths: Path, index: WordIndex | None = None, **more: object
+    ) -> Answer:
         index = index or self.index
         for path in paths:
             for span in path.spans:
@@ -70,10 +74,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Directory) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.index.close()
+def world(index: WordIndex) -> World:
+    return World(index)
 
 
 def on(*spans: tuple[str, int, int], scope: str = "") -> Path:
@@ -509,7 +511,7 @@ def test_as_if_all_were_read(
 ) -> None:
     """The same memories with the same scores as without an index, whatever else is in it."""
     docs, ends, path = made
-    world = World(tmp_path_factory.mktemp("world"))
+    world = World(Index(tmp_path_factory.mktemp("world") / "index.db"))
     world.docs, world.ends = docs, ends
     answer = world.ask(" ".join(terms), path, k=100)
     stemmed = world.index.words.query_terms(" ".join(terms))
@@ -518,13 +520,34 @@ def test_as_if_all_were_read(
     scores = {(one.timeline, one.seq): one.scores.bm25 for one in answer.found}
     assert scores == pytest.approx(expected)
 
-    world.index.drop()
+    world.index.forget(None)
     for line in (OTHER, RIGHT):
         world.say(line, *[" ".join(VOCABULARY[:number]) for number in range(1, 12)])
         world.end(line, 12, f"{MAIN[0]}3")
     for line in (RIGHT, LEFT, OTHER, MAIN):  # in another order, with more of each
         world.fill(line, ALL)
     assert world.ask(" ".join(terms), path, k=100) == answer
+    world.index.close()
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(worlds(), st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4, unique=True))
+def test_a_database_answers_as_a_file_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    in_database: PostgresIndex,
+    made: tuple[dict[str, list[Doc]], dict[str, list[End]], Path],
+    terms: list[str],
+) -> None:
+    docs, ends, path = made
+    world = World(Index(tmp_path_factory.mktemp("world") / "index.db"))
+    world.docs, world.ends = docs, ends
+    in_database.forget(None)
+    for line in (OTHER, RIGHT, LEFT, MAIN):
+        world.fill(line, ALL, in_database)
+    question = " ".join(terms)
+    assert world.ask(question, path, k=100, index=in_database) == world.ask(question, path, k=100)
     world.index.close()
 
 

@@ -63,6 +63,7 @@ _ROWS = """SELECT kind, key, value, version FROM records
     WHERE kind = %s AND key > %s ORDER BY key LIMIT %s"""
 _PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::bytea,
     %(expect)s::bigint, %(slot)s, %(request)s::bigint)"""
+_TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
 _EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
 _RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
 _FORGET = "DELETE FROM writers WHERE time < now() - interval '1 day'"
@@ -108,6 +109,11 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)
         self.database = self._link.database
         self.epochs = Epochs(lambda: int(self._link.run(_EPOCH)[0][0]))
+
+    @property
+    def link(self) -> Link:
+        """For what else is kept in its schema; it is closed with the catalog."""
+        return self._link
 
     def _at(self) -> int | None:
         return None if self._shared else self._clock.now_ns()
@@ -240,6 +246,12 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         values = {"epoch": epoch, "kind": kind, "key": key, "value": value, "expect": expect}
         with self._slots.taken() as slot, self.epochs.hearing():
             return int(self._link.run(_PUT, {**values, **slot})[0][0] or 0)
+
+    # timelines, with those of PostgresTimelines
+
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        found = self._link.run(_TIMELINES, ([uuid(id_) for id_ in ids],))
+        return [Timeline(id_.hex, parent.hex if parent else "", at) for id_, parent, at in found]
 
     # care
 

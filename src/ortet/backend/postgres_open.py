@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -63,6 +63,24 @@ class Link:
                 raise Invalid("bad_value", f"PostgreSQL cannot keep this ({error})") from error
             time.sleep(random.uniform(0.5, 1.5) * _PAUSE * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def reading(self, settings: str = "") -> Iterator[psycopg.Connection]:
+        """For several statements that see one moment. None of them is tried again: Unavailable has
+        the driver's own error as its cause."""
+        self._check()
+        try:
+            with self._pool.lent() as connection:
+                connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings}")
+                try:
+                    yield connection
+                finally:
+                    with suppress(psycopg.Error):
+                        connection.rollback()
+        except psycopg.Error as error:
+            if is_lost(error):
+                self._pool.distrust()
+            raise translated(error, self.place) from error
 
     @contextmanager
     def own(self) -> Iterator[psycopg.Connection]:

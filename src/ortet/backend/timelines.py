@@ -46,6 +46,11 @@ class Timelines(ABC):
     @abstractmethod
     def timeline(self, id_: str) -> Timeline | None: ...
 
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        """Those of many that there are."""
+        found = (self.timeline(id_) for id_ in ids)
+        return [one for one in found if one is not None]
+
     @abstractmethod
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         """Timelines that were forked from this one, in id order, ids greater than `after`."""

@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from ortet.memory.postings import Postings
+from ortet.memory.abc import Having
 from ortet.memory.scoring import Weights, rarity
 from ortet.memory.visible import Visible
 
@@ -41,7 +41,7 @@ class Terms(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...]
 
 
-def choose(postings: Postings, total: int, words: Sequence[str], effort: Effort) -> Terms:
+def choose(postings: Having, total: int, words: Sequence[str], effort: Effort) -> Terms:
     """As many terms as the effort allows, the rarest first, and at least one."""
     having = postings.count(words)
     rarest = sorted((count, word) for word, count in having.items() if count)[:TERMS]
@@ -61,7 +61,7 @@ def choose(postings: Postings, total: int, words: Sequence[str], effort: Effort)
 
 
 def candidates(
-    postings: Postings, visible: Visible, terms: Terms, weights: Weights, effort: Effort
+    postings: Having, visible: Visible, terms: Terms, weights: Weights, effort: Effort
 ) -> Iterator[list[int]]:
     """Ids of documents by what the chosen terms in them and beside them tell, without how often
     and how long: lists of `effort.documents` at most, the most telling first."""
@@ -101,7 +101,7 @@ def most_telling(told: Mapping[int, float], many: int) -> list[int]:
     return sorted(above, key=told.__getitem__, reverse=True) + list(islice(equal, left))
 
 
-def _told(postings: Postings, terms: Terms, most: int) -> dict[int, float]:
+def _told(postings: Having, terms: Terms, most: int) -> dict[int, float]:
     told: dict[int, float] = {}
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import apsw
 from blake3 import blake3
 
+from ortet.memory.abc import Page, Standing
 from ortet.memory.indexfile import IndexFile, Lost, lost
 from ortet.memory.lookup import FIRST, LINES, Lookup
 from ortet.memory.records import TIERS, Doc, End
@@ -94,6 +95,17 @@ class Index:
         with self.reading() as lookup:
             return {name: known for name, (_, known) in lookup.timelines(timelines).items()}
 
+    def standing(self, timelines: Iterable[str]) -> Standing:
+        with self._file.transaction() as connection:
+            rows = Lookup(connection).timelines(timelines)
+            known = {name: known for name, (_, known) in rows.items()}
+            return Standing(known, bytes(connection.execute(_MARK).get))
+
+    def take(self, pages: Iterable[Page], mark: object) -> None:
+        assert isinstance(mark, bytes)
+        for page in pages:
+            self.add(*page, mark=mark)
+
     def mark(self) -> bytes:
         """To be asked for before events are read: see `add`."""
         with self._file.transaction() as connection:
@@ -113,7 +125,7 @@ class Index:
         what `known` said. What another process was faster with is passed over. Raises Lost when
         less is known than `after`, or it was emptied since `mark`: what was read before that may
         have been erased."""
-        taken = [_taken(self.words, doc) for doc in docs]  # before the file is locked
+        made = [taken(self.words, doc) for doc in docs]  # before the file is locked
         with self._file.transaction(write=True) as connection:
             if mark and connection.execute(_MARK).get != mark:
                 raise lost("the index of memories was emptied while events were read")
@@ -123,7 +135,7 @@ class Index:
                 raise lost(f"events {known + 1} to {after} are not in the index of memories")
             if upto <= known:
                 return
-            _insert(connection, no, [row for row in taken if known < row.doc.seq <= upto])
+            _insert(connection, no, [row for row in made if known < row.doc.seq <= upto])
             connection.executemany(
                 _END, [(end.key, no, end.seq, end.time) for end in ends if known < end.seq <= upto]
             )
@@ -135,6 +147,10 @@ class Index:
         with self._file.transaction() as connection:
             yield Lookup(connection)
 
+    def forget(self, timelines: Collection[str] | None) -> None:  # noqa: ARG002
+        """All of it: a page of the file that was freed keeps what it held."""
+        self.drop()
+
     def drop(self) -> None:
         """Empties it: nothing of what it held stays in the directory. Raises Unavailable."""
         self._file.empty()
@@ -143,7 +159,7 @@ class Index:
         self._file.close()
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     doc: Doc
     length: int
     words: str
@@ -151,11 +167,12 @@ class _Taken(NamedTuple):
     hash: bytes
 
 
-def _taken(words: Words, doc: Doc) -> _Taken:
+def taken(words: Words, doc: Doc) -> Taken:
+    """A document as it is kept: its distinct words, and how often each occurs if any does twice."""
     tokens = words.tokens(f"{doc.speaker} {doc.about} {doc.text}")
     counted = Counter(tokens)
     repeated = len(counted) < len(tokens)
-    return _Taken(
+    return Taken(
         doc,
         len(tokens),
         " ".join(counted),
@@ -164,10 +181,10 @@ def _taken(words: Words, doc: Doc) -> _Taken:
     )
 
 
-def _insert(connection: apsw.Connection, no: int, taken: list[_Taken]) -> None:
+def _insert(connection: apsw.Connection, no: int, made: list[Taken]) -> None:
     tails: dict[int, _Tail] = {}
     rows = []
-    for doc, length, words, counts, digest in sorted(taken, key=lambda row: row.doc.seq):
+    for doc, length, words, counts, digest in sorted(made, key=lambda row: row.doc.seq):
         line = no * LINES + TIERS.index(doc.tier)
         id_, total = tails[line] if line in tails else _last(connection, line)
         id_, total = tails[line] = _Tail(id_ + 1, total + length)

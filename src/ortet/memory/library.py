@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path as Directory
 from typing import TYPE_CHECKING
 
 from ortet.errors import Unsupported
 from ortet.ids import Clock
+from ortet.memory.abc import Page, Shelves, WordIndex
 from ortet.memory.index import Index, Lost, text_hash
 from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
 from ortet.memory.scoring import Weights
@@ -29,12 +30,20 @@ class Library:
     """Derived from the journals: what is lost here is read from them again."""
 
     def __init__(
-        self, directory: Directory, clock: Clock, *, embedder: Embedder | str | None = None
+        self,
+        directory: Directory,
+        clock: Clock,
+        *,
+        embedder: Embedder | str | None = None,
+        shelves: Shelves | None = None,
     ) -> None:
+        """In files of a directory, unless hosts share it on `shelves`."""
         self._directory = directory
         self._clock = clock
         self._embedder = embedder
-        self._index = Index(directory / "index.db", shared=True)
+        self._index: WordIndex = (
+            shelves.words() if shelves is not None else Index(directory / "index.db", shared=True)
+        )
         self._vectors: Vectors | None = None
         self._trust = Weights().cosine
 
@@ -51,15 +60,8 @@ class Library:
         raise last
 
     def _catch_up(self, paths: Sequence[Path], news: News) -> None:
-        ends = self._index.known_of({span.timeline for path in paths for span in path.spans})
-        for path in paths:
-            for span in path.spans:
-                known = ends.get(span.timeline, 0)
-                if known < span.upto:
-                    mark = self._index.mark()
-                    for upto, docs, gone in news(span, max(known, span.after)):
-                        self._index.add(span.timeline, known, upto, docs, gone, mark=mark)
-                        known = ends[span.timeline] = upto
+        standing = self._index.standing({span.timeline for path in paths for span in path.spans})
+        self._index.take(_behind(paths, standing.known, news), standing.mark)
 
     def _meanings(self, news: News) -> Asked | _Missing | None:
         if self._vectors is None and self._embedder is not None:
@@ -76,10 +78,12 @@ class Library:
             self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
         return self._vectors.over(self._index, news) if self._vectors is not None else None
 
-    def forget(self, texts: Iterable[str] | None = None) -> None:
-        """These texts were erased; None: which ones is not known any more. The index is read from
-        the journals again; to make every vector again would be dear."""
-        self._index.drop()
+    def forget(
+        self, texts: Iterable[str] | None = None, *, timelines: Collection[str] | None = None
+    ) -> None:
+        """These texts were erased, on these timelines; None: which ones is not known any more. The
+        index is read from the journals again; to make every vector again would be dear."""
+        self._index.forget(timelines)
         if not (self._directory / "vectors.db").exists():
             return
         from ortet.memory.vectorfile import VectorFile
@@ -94,6 +98,17 @@ class Library:
         self._index.close()
         if self._vectors is not None:
             self._vectors.close()
+
+
+def _behind(paths: Sequence[Path], ends: dict[str, int], news: News) -> Iterator[Page]:
+    """What is not known yet."""
+    for path in paths:
+        for span in path.spans:
+            known = ends.get(span.timeline, 0)
+            if known < span.upto:
+                for upto, docs, gone in news(span, max(known, span.after)):
+                    yield Page(span.timeline, known, upto, docs, gone)
+                    known = ends[span.timeline] = upto
 
 
 class _Missing:

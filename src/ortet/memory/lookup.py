@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 import msgspec
 
 from ortet.memory.records import TIERS, Tier
 
+if TYPE_CHECKING:
+    from ortet.memory.abc import Having
+    from ortet.memory.visible import Visible
+
 LINES = 4
 """Lines of a timeline: one for each tier, and one to spare."""
 FIRST = 1 << 32
 """The ids of line n are n * FIRST + 1 and so on."""
 
-_BITS = 32
+BITS = 32
 """Of the number of an event, where it stands in one number with its line."""
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _TIMELINES = """SELECT name, no, known
     FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
 _EXACTLY = """SELECT seq, docs.id FROM json_each(?) AS wanted
     CROSS JOIN docs ON line IN (?, ?, ?) AND seq = wanted.value"""
-_LINE = f"(wanted.value >> {_BITS}) * {LINES} + tiers.value"
+_LINE = f"(wanted.value >> {BITS}) * {LINES} + tiers.value"
 _PLACES = f"""SELECT tiers.value, wanted.value, docs.id, total
     FROM json_each(?) AS tiers CROSS JOIN json_each(?) AS wanted CROSS JOIN docs ON line = {_LINE}
     AND seq = (SELECT max(seq) FROM docs
-        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << _BITS) - 1})"""
+        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << BITS) - 1})"""
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
@@ -82,11 +86,11 @@ def tier_of(id_: int) -> Tier:
 
 def end_of(timeline: int, seq: int) -> int:
     """An event of a timeline, by their numbers, as one."""
-    return timeline << _BITS | min(seq, (1 << _BITS) - 1)
+    return timeline << BITS | min(seq, (1 << BITS) - 1)
 
 
 class Lookup:
-    """Good while the transaction lasts that it was made in."""
+    """`abc.Reading` of a file, good while the transaction lasts that it was made in."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -110,18 +114,21 @@ class Lookup:
             found[TIERS[tier]][end] = Place(id_, total)
         return found
 
-    def exactly(self, timeline: int, seqs: Sequence[int]) -> dict[int, int]:
-        """The ids of the documents at events, as far as there are any."""
-        lines = (timeline * LINES + tier for tier in range(len(TIERS)))
-        return dict(self._connection.execute(_EXACTLY, (_json(seqs), *lines)))
+    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for timeline, seqs in wanted.items():
+            lines = (timeline * LINES + tier for tier in range(len(TIERS)))
+            rows = self._connection.execute(_EXACTLY, (_json(seqs), *lines))
+            found.update(((timeline, seq), id_) for seq, id_ in rows)
+        return found
 
-    def seq(self, id_: int) -> int:
-        """At which event a document is."""
-        return int(self._connection.execute(_SEQ, (id_,)).get)
+    def seqs(self, ids: Collection[int]) -> dict[int, int]:
+        return {id_: int(self._connection.execute(_SEQ, (id_,)).get) for id_ in ids}
 
-    def until(self, low: Place, high: Place, time: int) -> Place:
-        """The last of low.id < id <= high.id that happened by then; `low`: none. Times along a
-        timeline never go back."""
+    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+        return [self._until(low, high, time) for low, high in pieces]
+
+    def _until(self, low: Place, high: Place, time: int) -> Place:
         left, right = low.id, high.id
         while left < right:
             middle = (left + right + 1) // 2
@@ -131,11 +138,10 @@ class Lookup:
                 right = middle - 1
         if left in (low.id, high.id):
             return low if left == low.id else high
-        return Place(left, self.total(left))
+        return Place(left, self.totals([left])[left])
 
-    def total(self, id_: int) -> int:
-        """All tokens of its line up to this document, which may be the line's beginning."""
-        return int(self._connection.execute(_TOTAL, (id_,)).get or 0)
+    def totals(self, ids: Collection[int]) -> dict[int, int]:
+        return {id_: int(self._connection.execute(_TOTAL, (id_,)).get or 0) for id_ in ids}
 
     def reached(self, term: str, low: int, high: int, many: int) -> int:
         """The first of low <= id <= high by which so many documents have it; 0: fewer have."""
@@ -180,6 +186,11 @@ class Lookup:
             line = timeline * LINES + TIERS.index(tier)
             found += self._connection.execute(_HASHES, (line, after, upto))
         return sorted(found)
+
+    def postings(self, visible: Visible, *, limit: int) -> Having:
+        from ortet.memory.postings import Postings  # noqa: PLC0415 - which reads with this
+
+        return Postings(self, visible, limit=limit)
 
 
 def _json(values: Iterable[int] | Iterable[str]) -> str:

@@ -30,7 +30,7 @@ class Postings:
     def count(self, terms: Iterable[str]) -> dict[str, float]:
         """How many documents have each term: counted, or, from the limit on, inferred from how
         many had to be looked at, the nearest stretches first."""
-        tallies = {term: _Tally(self._visible.total, self._limit) for term in terms}
+        tallies = {term: Tally(self._visible.total, self._limit) for term in terms}
         if len(self._visible.stretches) <= FEW:
             self._ask(tallies)
         else:
@@ -57,7 +57,7 @@ class Postings:
                 break
         return found
 
-    def _ask(self, tallies: dict[str, _Tally]) -> None:
+    def _ask(self, tallies: dict[str, Tally]) -> None:
         """Stretch by stretch, until there are enough of each."""
         many = len(self._visible.stretches) > FEW
         open_ = dict(tallies)
@@ -74,7 +74,7 @@ class Postings:
         for term, tally in open_.items():
             self._whole[term] = tally.ids
 
-    def _read(self, stretch: Stretch, tallies: dict[str, _Tally]) -> None:
+    def _read(self, stretch: Stretch, tallies: dict[str, Tally]) -> None:
         having: dict[str, list[int]] = {term: [] for term in tallies}
         for id_, words in self._lookup.words(stretch.low, stretch.high):
             for term in having.keys() & words.split(" "):
@@ -82,7 +82,7 @@ class Postings:
         for term, ids in having.items():
             tallies[term].take(ids, stretch)
 
-    def _pick(self, term: str, tally: _Tally) -> bool:
+    def _pick(self, term: str, tally: Tally) -> bool:
         """Whether the file has few enough of them to look at all."""
         stretches = self._visible.stretches
         low = min(stretch.low for stretch in stretches)
@@ -91,30 +91,31 @@ class Postings:
             return False
         ids = self._lookup.having(term, low, high)
         whole: list[int] = []
-        for stretch, some in self._sorted_out(ids):
+        for stretch, some in sorted_out(self._visible, ids):
             if not tally.is_full:
                 tally.take(some, stretch)
             whole += reversed(some)
         self._whole[term] = whole
         return True
 
-    def _sorted_out(self, ids: Sequence[int]) -> list[tuple[Stretch, list[int]]]:
-        """Ids by their stretches, as far as they are in any; ids and stretches in order."""
-        stretches = self._visible.stretches
-        if len(ids) > len(stretches):
-            return [
-                (one, list(ids[bisect_left(ids, one.low) : bisect_right(ids, one.high)]))
-                for one in stretches
-            ]
-        parts: dict[int, list[int]] = {}
-        for id_ in ids:
-            found = self._visible.stretch(id_)
-            if found is not None:
-                parts.setdefault(found.order, []).append(id_)
-        return [(stretches[order], parts[order]) for order in sorted(parts)]
+
+def sorted_out(visible: Visible, ids: Sequence[int]) -> list[tuple[Stretch, list[int]]]:
+    """Ids by their stretches, as far as they are in any; ids and stretches in order."""
+    stretches = visible.stretches
+    if len(ids) > len(stretches):
+        return [
+            (one, list(ids[bisect_left(ids, one.low) : bisect_right(ids, one.high)]))
+            for one in stretches
+        ]
+    parts: dict[int, list[int]] = {}
+    for id_ in ids:
+        found = visible.stretch(id_)
+        if found is not None:
+            parts.setdefault(found.order, []).append(id_)
+    return [(stretches[order], parts[order]) for order in sorted(parts)]
 
 
-class _Tally:
+class Tally:
     """Counts documents that have one term, stretch by stretch."""
 
     def __init__(self, total: int, limit: int) -> None:

@@ -9,10 +9,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from ortet.memory.abc import Reading, WordIndex
 from ortet.memory.candidates import Effort, Terms, candidates, choose
-from ortet.memory.index import Index
-from ortet.memory.lookup import Ended, Entry, Lookup, tier_of
-from ortet.memory.postings import Postings
+from ortet.memory.lookup import Ended, Entry, tier_of
 from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, count_terms, fuse, nearness, ranks
 from ortet.memory.visible import Stretch, Visible, see
@@ -44,7 +43,7 @@ class _Hit(NamedTuple):
 
 
 def search(
-    index: Index,
+    index: WordIndex,
     paths: Sequence[Path],
     query: Query,
     *,
@@ -72,7 +71,7 @@ def search(
 
 
 def _answer(
-    index: Index,
+    index: WordIndex,
     paths: Sequence[Path],
     query: Query,
     *,
@@ -83,7 +82,7 @@ def _answer(
     words = index.words.query_terms(query.text)
     with index.reading() as lookup:
         visible = see(lookup, paths, query)
-        postings = Postings(lookup, visible, limit=effort.counted)
+        postings = lookup.postings(visible, limit=effort.counted)
         terms = choose(postings, visible.total, words, effort)
         some = candidates(postings, visible, terms, weights, effort)
         found = _enough(lookup, visible, some, query, effort.documents // 2)
@@ -92,7 +91,7 @@ def _answer(
     return Answer(_fused(hits, cosines, k=query.k, weights=weights, terms=terms), near.status)
 
 
-def _spans(index: Index, paths: Sequence[Path], query: Query) -> list[Span]:
+def _spans(index: WordIndex, paths: Sequence[Path], query: Query) -> list[Span]:
     """Those of the paths, cut by time: what is not asked for must take nobody's place."""
     if not query.at and not query.after:
         heard = (path for path in paths if path.tiers)
@@ -102,7 +101,7 @@ def _spans(index: Index, paths: Sequence[Path], query: Query) -> list[Span]:
 
 
 def _enough(
-    lookup: Lookup, visible: Visible, some: Iterable[list[int]], query: Query, enough: int
+    lookup: Reading, visible: Visible, some: Iterable[list[int]], query: Query, enough: int
 ) -> dict[int, Entry]:
     """Candidates that are believed and valid, by their ids."""
     found: dict[int, Entry] = {}
@@ -114,7 +113,7 @@ def _enough(
 
 
 def _scored(
-    lookup: Lookup,
+    lookup: Reading,
     visible: Visible,
     found: Mapping[int, Entry],
     rarities: Mapping[str, float],
@@ -140,18 +139,18 @@ def _scored(
 
 
 def _by_meaning(
-    lookup: Lookup, visible: Visible, near: Near, query: Query, hits: dict[int, _Hit]
+    lookup: Reading, visible: Visible, near: Near, query: Query, hits: dict[int, _Hit]
 ) -> dict[int, float]:
     """Cosines of what is near and can be seen; what words did not find joins the hits."""
     numbers = lookup.timelines({timeline for timeline, _, _ in near.places})
     places: dict[str, list[int]] = {}
     for timeline, seq, _ in near.places:
         places.setdefault(timeline, []).append(seq)
-    ids = {name: lookup.exactly(numbers[name][0], places[name]) for name in numbers}
+    ids = lookup.exactly({numbers[name][0]: places[name] for name in numbers})
     cosines: dict[int, float] = {}
     seen: dict[int, Stretch] = {}
     for timeline, seq, cosine in near.places:
-        id_ = ids.get(timeline, {}).get(seq, 0)
+        id_ = ids.get((numbers[timeline][0], seq), 0) if timeline in numbers else 0
         stretch = visible.stretch(id_)
         if stretch is not None:
             cosines[id_], seen[id_] = cosine, stretch
@@ -162,7 +161,7 @@ def _by_meaning(
 
 
 def _living(
-    lookup: Lookup, visible: Visible, entries: Mapping[int, Entry], query: Query
+    lookup: Reading, visible: Visible, entries: Mapping[int, Entry], query: Query
 ) -> dict[int, Entry]:
     """Those that are believed, and were valid when it is asked for."""
     keys = [entry.key for entry in entries.values() if entry.key]

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from ortet.errors import OrtetError
 from ortet.ids import Clock, SystemClock
+from ortet.memory.abc import WordIndex
 from ortet.memory.backlog import Backlog, Want
 from ortet.memory.coarse import Rows, rows_of
 from ortet.memory.embedders import Embedder
 from ortet.memory.filling import Filler
-from ortet.memory.index import Index, Lost, text_hash
+from ortet.memory.index import Lost, text_hash
 from ortet.memory.indexfile import lost
 from ortet.memory.matrix import Matrix, nearest
 from ortet.memory.records import Span, Tier
@@ -73,13 +74,13 @@ class Vectors:
         self._backlog = Backlog(self._file)
         self._filler = Filler(self._embedder, self._backlog, self._keep, clock=self._clock)
 
-    def over(self, index: Index, news: News) -> Asked:
+    def over(self, index: WordIndex, news: News) -> Asked:
         """To be searched with, for one question: what the index has, as far as `news` reads it."""
         return Asked(self, index, news)
 
     def rank(
         self,
-        index: Index,
+        index: WordIndex,
         news: News,
         spans: Sequence[Span],
         *,
@@ -108,7 +109,12 @@ class Vectors:
             return Near([], f"failed: {error.message}")
 
     def fill(
-        self, index: Index, news: News, spans: Sequence[Span], tiers: Sequence[Tier], timeout: float
+        self,
+        index: WordIndex,
+        news: News,
+        spans: Sequence[Span],
+        tiers: Sequence[Tier],
+        timeout: float,
     ) -> bool:
         """Whether all there is has a vector, after so many seconds at most."""
         with self._lock:
@@ -135,7 +141,7 @@ class Vectors:
         self._file.close()
 
     def _cover(
-        self, index: Index, news: News, spans: Sequence[Span], tiers: Sequence[Tier]
+        self, index: WordIndex, news: News, spans: Sequence[Span], tiers: Sequence[Tier]
     ) -> dict[bytes, Want]:
         """Takes in what the spans have more than before; returns which texts are to be embedded,
         the oldest first."""
@@ -239,7 +245,7 @@ class Vectors:
 class Asked:
     """What a search asks: `ortet.memory.search.Vectors`."""
 
-    def __init__(self, vectors: Vectors, index: Index, news: News) -> None:
+    def __init__(self, vectors: Vectors, index: WordIndex, news: News) -> None:
         self._vectors = vectors
         self._index = index
         self._news = news
@@ -250,7 +256,7 @@ class Asked:
         )
 
 
-def _hashes(index: Index, span: Span, tier: Tier, after: int) -> list[tuple[int, bytes]]:
+def _hashes(index: WordIndex, span: Span, tier: Tier, after: int) -> list[tuple[int, bytes]]:
     with index.reading() as lookup:
         number, known = lookup.timeline(span.timeline)
         if known < span.upto:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ortet.memory.abc import Reading
 from ortet.memory.indexfile import lost
-from ortet.memory.lookup import FIRST, Ended, Lookup, Place, end_of, tier_of
+from ortet.memory.lookup import FIRST, Ended, Place, end_of, tier_of
 from ortet.memory.records import EVERYONE, TIERS, Path, Query, Span, Tier
 
 
@@ -75,11 +76,12 @@ class Visible:
             )
         return found
 
-    def spans(self, lookup: Lookup) -> list[Span]:
+    def spans(self, lookup: Reading) -> list[Span]:
         """As much of the timelines as there is to be found: no more events than that."""
         ends: dict[str, tuple[int, int]] = {}
+        seqs = lookup.seqs({id_ for one in self.stretches for id_ in (one.low, one.high)})
         for stretch in self.stretches:
-            first, last = lookup.seq(stretch.low), lookup.seq(stretch.high)
+            first, last = seqs[stretch.low], seqs[stretch.high]
             low, high = ends.get(stretch.span.timeline, (first, last))
             ends[stretch.span.timeline] = min(low, first), max(high, last)
         return [Span(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
@@ -99,14 +101,16 @@ class Visible:
 
 
 class _Piece(NamedTuple):
-    """Documents of one tier of one span: low.id < id <= high.id."""
+    """Documents of one tier of one span: low.id < id <= high.id; of these, what happened since it
+    is asked for is behind `since`."""
 
     span: Span
     low: Place
     high: Place
+    since: int
 
 
-def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
+def see(lookup: Reading, paths: Sequence[Path], query: Query) -> Visible:
     """Raises Lost when the index does not hold a span to its end."""
     numbers = _numbers(lookup, paths)
     spans = (span for path in paths for span in path.spans if span.timeline in numbers)
@@ -114,24 +118,25 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
         query.tiers,
         {end_of(numbers[span.timeline], seq) for span in spans for seq in (span.after, span.upto)},
     )
+    ways = [
+        (path, tier, list(_pieces(path, known, numbers)))
+        for path in paths
+        for tier, known in places.items()
+        if known and tier in path.tiers
+    ]
+    if query.at or query.after:
+        ways = _cut(lookup, ways, query)
     claimed: dict[int, list[tuple[int, int]]] = {}
     stretches: list[Stretch] = []
     nearer = 0
-    tokens = dict.fromkeys(TIERS, 0)
-    for path in paths:
-        for tier, known in places.items():
-            if not known or tier not in path.tiers:
-                continue
-            pieces = list(_pieces(lookup, path, known, at=query.at, numbers=numbers))
-            totals = _totals(lookup, pieces)
-            for stretch in _along(lookup, path.scope, pieces, query.after, claimed):
-                tokens[tier] += totals(stretch.high) - totals(stretch.low - 1)
-                stretch = stretch._replace(  # noqa: PLW2901
-                    order=len(stretches), nearer=nearer, believer=path.believer
-                )
-                stretches.append(stretch)
-                nearer += stretch.high - stretch.low + 1
-    visible = Visible(stretches, tokens, query.at)
+    for path, _, pieces in ways:
+        for stretch in _along(path.scope, pieces, claimed):
+            stretch = stretch._replace(  # noqa: PLW2901
+                order=len(stretches), nearer=nearer, believer=path.believer
+            )
+            stretches.append(stretch)
+            nearer += stretch.high - stretch.low + 1
+    visible = Visible(stretches, _tokens(lookup, stretches, ways), query.at)
     for path in paths:
         for span in path.spans:
             if span.timeline in numbers:
@@ -139,7 +144,7 @@ def see(lookup: Lookup, paths: Sequence[Path], query: Query) -> Visible:
     return visible
 
 
-def _numbers(lookup: Lookup, paths: Iterable[Path]) -> dict[str, int]:
+def _numbers(lookup: Reading, paths: Iterable[Path]) -> dict[str, int]:
     """Of their timelines: a store has many, and they are asked for at once."""
     spans = [span for path in paths for span in path.spans if span.upto > span.after]
     found = lookup.timelines({span.timeline for span in spans})
@@ -151,7 +156,7 @@ def _numbers(lookup: Lookup, paths: Iterable[Path]) -> dict[str, int]:
 
 
 def _pieces(
-    lookup: Lookup, path: Path, places: Mapping[int, Place], *, at: int, numbers: Mapping[str, int]
+    path: Path, places: Mapping[int, Place], numbers: Mapping[str, int]
 ) -> Iterator[_Piece]:
     for span in path.spans:
         if span.upto <= span.after:
@@ -161,32 +166,53 @@ def _pieces(
         if high is None:
             continue
         low = places.get(end_of(number, span.after)) or Place(high.id // FIRST * FIRST, 0)
-        if at:
-            high = lookup.until(low, high, at)
         if low.id < high.id:
-            yield _Piece(span, low, high)
+            yield _Piece(span, low, high, low.id)
 
 
-def _totals(lookup: Lookup, pieces: Iterable[_Piece]) -> Callable[[int], int]:
-    """Tokens up to a document: those of whole spans have been read with their places."""
-    known = dict(place for piece in pieces for place in (piece.low, piece.high))
-    return lambda id_: known[id_] if id_ in known else lookup.total(id_)
+_Way = tuple[Path, Tier, list[_Piece]]
+
+
+def _cut(lookup: Reading, ways: Sequence[_Way], query: Query) -> list[_Way]:
+    """By time, all of them at once: a store has many."""
+    every = [piece for _, _, pieces in ways for piece in pieces]
+    if query.at:
+        highs = lookup.until([(one.low, one.high) for one in every], query.at)
+        every = [one._replace(high=high) for one, high in zip(every, highs, strict=True)]
+    if query.after:
+        sinces = lookup.until([(one.low, one.high) for one in every], query.after - 1)
+        every = [one._replace(since=since.id) for one, since in zip(every, sinces, strict=True)]
+    left = iter(every)
+    cut = [(path, tier, [next(left) for _ in pieces]) for path, tier, pieces in ways]
+    return [
+        (path, tier, [one for one in some if one.low.id < one.high.id]) for path, tier, some in cut
+    ]
+
+
+def _tokens(lookup: Reading, stretches: Iterable[Stretch], ways: Iterable[_Way]) -> dict[Tier, int]:
+    """Of all stretches of each tier: those up to whole spans have been read with their places."""
+    totals: dict[int, int] = {}
+    for _, _, pieces in ways:
+        for piece in pieces:
+            totals[piece.low.id], totals[piece.high.id] = piece.low.total, piece.high.total
+    wanted = {id_ for one in stretches for id_ in (one.high, one.low - 1) if id_ not in totals}
+    if wanted:
+        totals |= lookup.totals(wanted)
+    tokens = dict.fromkeys(TIERS, 0)
+    for one in stretches:
+        tokens[tier_of(one.low)] += totals[one.high] - totals[one.low - 1]
+    return tokens
 
 
 def _along(
-    lookup: Lookup,
-    scope: str,
-    pieces: list[_Piece],
-    after: int,
-    claimed: dict[int, list[tuple[int, int]]],
+    scope: str, pieces: list[_Piece], claimed: dict[int, list[tuple[int, int]]]
 ) -> Iterator[Stretch]:
     """Those parts of a path that no path before it has, from its end."""
     for number, piece in reversed(list(enumerate(pieces))):
         before = pieces[number - 1].high.id if number else 0
         behind = pieces[number + 1].low.id + 1 if number + 1 < len(pieces) else 0
-        low = lookup.until(piece.low, piece.high, after - 1) if after else piece.low
         others = claimed.setdefault(piece.high.id // FIRST, [])
-        for first, last in _unclaimed(low.id + 1, piece.high.id, others):
+        for first, last in _unclaimed(piece.since + 1, piece.high.id, others):
             yield Stretch(
                 piece.span,
                 scope,
@@ -195,7 +221,7 @@ def _along(
                 first - 1 if first > piece.low.id + 1 else before,
                 last + 1 if last < piece.high.id else behind,
             )
-        others.append((low.id + 1, piece.high.id))
+        others.append((piece.since + 1, piece.high.id))
 
 
 def _unclaimed(

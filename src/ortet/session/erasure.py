@@ -121,7 +121,7 @@ def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> R
         hub.objects.forget(hub.objects.gate.bump())
         sessions.maps.forget()
         sessions.scopes.forget()
-        hub.library.forget(texts)
+        hub.library.forget(texts, timelines={event.timeline for event in pending.events})
         let_go(hub.cache)
         hotfold.let_go(hub.cache)
     for row in known:

@@ -18,6 +18,7 @@ from ortet.session.vaultkeys import Keyring
 from ortet.store.objects import LocalObjects
 
 if TYPE_CHECKING:
+    from ortet.memory.abc import Shelves
     from ortet.memory.embedders import Embedder
     from ortet.session.swarming import Swarms
 
@@ -62,6 +63,7 @@ class Parts(msgspec.Struct, frozen=True):
     cache: Cache  # of working memories
     embedder: Embedder | str | None = None  # what gives texts a meaning, or its name
     encore: Encore | None = None
+    shelves: Shelves | None = None  # what memories are found by, where hosts share it
 
 
 def host_id() -> str:

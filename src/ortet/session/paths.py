@@ -23,8 +23,17 @@ class Paths:
     def to_ends(self, timelines: Sequence[str]) -> Iterator[list[Span]]:
         for start in range(0, len(timelines), _PAGE):
             page = timelines[start : start + _PAGE]
+            self._learn(page)
             for timeline, head in zip(page, self._catalog.last_heads(page), strict=True):
                 yield self._to(timeline, self._end(timeline, head))
+
+    def _learn(self, timelines: Sequence[str]) -> None:
+        """Where they begin, and those that they began on."""
+        wanted = {one for one in timelines if one not in self._known}
+        while wanted:
+            found = self._catalog.timelines(sorted(wanted))
+            self._known.update((line.id, line) for line in found)
+            wanted = {line.parent for line in found if line.parent} - self._known.keys()
 
     def _end(self, timeline: str, head: bytes) -> int:
         try:

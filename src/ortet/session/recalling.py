@@ -60,7 +60,12 @@ class Recalling:
         from ortet.memory.library import Library
 
         parts = self._parts
-        return Library(parts.root / "local" / "memory", parts.clock, embedder=parts.embedder)
+        return Library(
+            parts.root / "local" / "memory",
+            parts.clock,
+            embedder=parts.embedder,
+            shelves=parts.shelves,
+        )
 
     @cached_property
     def summariser(self) -> Summariser:

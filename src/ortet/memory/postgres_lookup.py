@@ -1,0 +1,236 @@
+"""What a search reads of the index in PostgreSQL, at one moment: few statements, however many
+timelines can be seen."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from ortet.memory.lookup import BITS, FIRST, LINES, Ended, Entry, Place
+from ortet.memory.records import TIERS, Tier
+
+if TYPE_CHECKING:
+    from ortet.memory.abc import Having
+    from ortet.memory.visible import Visible
+
+_TIMELINES = (
+    "SELECT name, no, known, counts, totals FROM memory_lines WHERE name = ANY (%s::text[])"
+)
+_PLACES = """SELECT tier, "end", docs.id, total
+    FROM unnest(%s::int[]) AS tier, unnest(%s::bigint[]) AS "end", LATERAL (
+        SELECT id, total FROM memory_docs
+        WHERE line = ("end" >> 32) * 4 + tier AND seq <= ("end" & 4294967295)
+        ORDER BY seq DESC LIMIT 1) AS docs"""
+_EXACTLY = """SELECT line / 4, seq, id FROM unnest(%s::bigint[], %s::bigint[]) AS w (line, seq)
+    JOIN memory_docs USING (line, seq)"""
+_SEQS = "SELECT id, seq FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_TOTALS = "SELECT id, total FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_UNTIL = """SELECT found, coalesce(total, 0)
+    FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS w (low, high, n),
+        LATERAL memory_until(low, high, %s::bigint) AS found
+    LEFT JOIN memory_docs ON id = found ORDER BY n"""
+_ENTRIES = """SELECT id, seq, time, importance, since, until, key, scope, length, words, times
+    FROM unnest(%s::bigint[]) WITH ORDINALITY AS w (id, n) JOIN memory_docs USING (id) ORDER BY n"""
+_BARE = _ENTRIES.replace("words, times", "'', NULL")
+_CONTENTS = "SELECT id, length, words, times FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_ENDS = "SELECT key, no, seq, time FROM memory_ends WHERE key = ANY (%s::bytea[])"
+_HASHES = """SELECT seq, hash FROM memory_docs
+    WHERE line = ANY (%s::bigint[]) AND seq > %s::bigint AND seq <= %s::bigint ORDER BY seq"""
+# One row for each term that some have: their ids as bytes. The first says how many were looked at.
+_SCAN = """WITH asked AS MATERIALIZED (
+        SELECT word::tsquery AS word, n FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n)
+    ), seen AS MATERIALIZED (
+        SELECT id, part, words FROM unnest(%s::bigint[], %s::bigint[]) AS w (low, high)
+        JOIN memory_terms ON id BETWEEN low AND high
+    )
+    SELECT 0, int8send(count(*)) FROM seen WHERE part = 0
+    UNION ALL
+    SELECT n, string_agg(int8send(id), ''::bytea ORDER BY id) FROM seen, asked
+    WHERE words @@ word GROUP BY n"""
+_FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM (
+        SELECT id FROM memory_terms WHERE words @@ word::tsquery AND id BETWEEN low AND high
+        LIMIT %s) AS found)
+    FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n),
+        unnest(%s::bigint[], %s::bigint[]) AS r (low, high)"""
+
+
+class Damaged(Exception):
+    """The tables do not hold what they must: somebody took something out."""
+
+
+class _Tail(NamedTuple):
+    """The end of a timeline: its last event, and of each tier how many documents and tokens."""
+
+    known: int
+    counts: list[int]
+    totals: list[int]
+
+
+class PostgresLookup:
+    """`abc.Reading`, good while the transaction lasts that it was made in. Raises Damaged."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._tails: dict[int, _Tail] = {}
+
+    def mark(self) -> UUID | None:
+        rows = self._ask("SELECT mark FROM memory_marks")
+        return rows[0][0] if rows else None
+
+    def timeline(self, name: str) -> tuple[int, int]:
+        return self.timelines([name]).get(name, (0, 0))
+
+    def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for name, no, known, counts, totals in self._ask(_TIMELINES, list(names)):
+            if known:
+                found[name] = no, known
+                self._tails[no] = _Tail(known, counts, totals)
+        return found
+
+    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+        """Where a timeline ends has been read with its number: most are asked for to their end."""
+        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        numbers = {TIERS.index(tier): places for tier, places in found.items()}
+        rest: list[int] = []
+        for end in ends:
+            no, seq = end >> BITS, end & (FIRST - 1)
+            tail = self._tails.get(no)
+            if tail is None or 0 < seq < tail.known:
+                rest.append(end)
+            elif seq:
+                for number, places in numbers.items():
+                    if count := tail.counts[number]:
+                        id_ = (no * LINES + number) * FIRST + count
+                        places[end] = Place(id_, tail.totals[number])
+        if rest:
+            for number, end, id_, total in self._ask(_PLACES, list(numbers), rest):
+                numbers[number][end] = Place(id_, total)
+        return found
+
+    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+        pairs = [
+            (no * LINES + tier, seq)
+            for no, seqs in wanted.items()
+            for tier in range(len(TIERS))
+            for seq in seqs
+        ]
+        if not pairs:
+            return {}
+        rows = self._ask(_EXACTLY, [line for line, _ in pairs], [seq for _, seq in pairs])
+        return {(no, seq): id_ for no, seq, id_ in rows}
+
+    def seqs(self, ids: Collection[int]) -> dict[int, int]:
+        return self._whole(_SEQS, ids)
+
+    def totals(self, ids: Collection[int]) -> dict[int, int]:
+        firsts = {id_: 0 for id_ in ids if not id_ % FIRST}
+        return firsts | self._whole(_TOTALS, [id_ for id_ in ids if id_ % FIRST])
+
+    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+        if not pieces:
+            return []
+        lows, highs = [low.id for low, _ in pieces], [high.id for _, high in pieces]
+        rows = self._ask(_UNTIL, lows, highs, time)
+        return [Place(*row) for row in rows]
+
+    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+        wanted = list(ids)
+        if not wanted:
+            return {}
+        found: dict[int, Entry] = {}
+        for id_, seq, time, importance, since, until, key, scope, *rest in self._ask(
+            _BARE if bare else _ENTRIES, wanted
+        ):
+            when = id_, seq, time, importance, since, until
+            found[id_] = Entry(*when, in_text(key), in_text(scope), *rest)
+        _check(wanted, found)
+        return found
+
+    def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
+        wanted = list(ids)
+        rows = self._ask(_CONTENTS, wanted) if wanted else []
+        _check(wanted, rows)
+        yield from ((id_, length, words, times) for id_, length, words, times in rows)
+
+    def ends(self, keys: Iterable[str]) -> list[Ended]:
+        wanted = sorted({in_bytes(key) for key in keys})
+        if not wanted:
+            return []
+        rows = self._ask(_ENDS, wanted)
+        return [Ended(in_text(key), no, seq, time) for key, no, seq, time in rows]
+
+    def hashes(
+        self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
+    ) -> list[tuple[int, bytes]]:
+        lines = [timeline * LINES + TIERS.index(tier) for tier in tiers]
+        return [(seq, digest) for seq, digest in self._ask(_HASHES, lines, after, upto)]
+
+    def postings(self, visible: Visible, *, limit: int) -> Having:
+        from ortet.memory.postgres_postings import PostgresPostings  # noqa: PLC0415 - as SQLite's
+
+        return PostgresPostings(self, visible, limit=limit)
+
+    def scan(
+        self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]
+    ) -> dict[str, array[int]]:
+        """Which of all documents of low <= id <= high have each term, in order of id; by looking
+        at each of them."""
+        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+        (_, seen), *rows = self._ask(_SCAN, [_quoted(term) for term in terms], lows, highs)
+        there, wanted = _ids(seen)[0], sum(high - low + 1 for low, high in ranges)
+        if there != wanted:
+            raise Damaged(f"words of {there} documents for {wanted}")
+        return {terms[number - 1]: _ids(raw) for number, raw in rows}
+
+    def find(
+        self, terms: Sequence[str], ranges: Sequence[tuple[int, int]], most: int
+    ) -> dict[str, list[array[int]]]:
+        """The same by the index of terms, apart for each range; any `most` of them where there are
+        more."""
+        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+        found: dict[str, list[array[int]]] = {term: [] for term in terms}
+        for number, raw in self._ask(_FIND, most, [_quoted(t) for t in terms], lows, highs):
+            if raw:
+                found[terms[number - 1]].append(_ids(raw))
+        return found
+
+    def _whole(self, statement: str, ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = dict(self._ask(statement, list(ids))) if ids else {}
+        _check(ids, found)
+        return found
+
+    def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        # not prepared: the plan depends on what is asked for
+        return self._connection.execute(statement, values, prepare=False, binary=True).fetchall()
+
+
+def _check(wanted: Sized, found: Sized) -> None:
+    if len(found) < len(wanted):
+        raise Damaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
+
+
+def _ids(raw: bytes) -> array[int]:
+    made = array("q", raw)
+    if byteorder == "little":
+        made.byteswap()
+    return made
+
+
+def _quoted(term: str) -> str:
+    """As a tsquery: nothing in it is syntax."""
+    return "'" + term.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def in_bytes(text: str) -> bytes:
+    """PostgreSQL keeps no NUL in text."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def in_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")

@@ -1,0 +1,163 @@
+"""Which documents have a term, asked of PostgreSQL: the same as of a file, in a few statements."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ortet.memory.postgres_lookup import PostgresLookup
+from ortet.memory.postings import Tally, sorted_out
+from ortet.memory.visible import Stretch, Visible
+
+SAMPLE = 2000
+"""Documents that are looked at one by one: what is common among them is common, and where there are
+no more of them, that is all."""
+FEW = 16
+"""So many stretches are asked for apart; of more, all between the first and the last."""
+MOST = 200_000
+"""Above so many it is sooner told by looking at what can be seen."""
+
+
+class _Part(NamedTuple):
+    """Some of a stretch: low <= id <= high."""
+
+    stretch: Stretch
+    low: int
+    high: int
+
+
+class PostgresPostings:
+    """`abc.Having`. A term that is common is counted in documents, the nearest first, until there
+    are enough; the index of terms tells of the others. Which way is taken changes nothing."""
+
+    def __init__(self, lookup: PostgresLookup, visible: Visible, *, limit: int) -> None:
+        self._lookup = lookup
+        self._visible = visible
+        self._limit = limit
+        self._whole: dict[str, list[int]] = {}  # the nearest first
+
+    def count(self, terms: Iterable[str]) -> dict[str, float]:
+        total = self._visible.total
+        tallies = {term: Tally(total, self._limit) for term in terms}
+        if tallies and total:
+            self._look(tallies, SAMPLE, total)
+        return {term: tally.count() for term, tally in tallies.items()}
+
+    def having(self, term: str) -> list[int]:
+        if term not in self._whole:
+            self._find([term])
+        return self._whole[term]
+
+    def nearest(self, term: str, most: int) -> list[int]:
+        if term in self._whole:
+            return self._whole[term][:most]
+        found: list[int] = []
+        for parts in self._pieces(newest=True, size=2 * most):
+            ids = self._lookup.scan([term], _ranges(parts)).get(term, ())
+            for _, some in _by_part(ids, parts):
+                found += reversed(some)
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def _look(self, tallies: dict[str, Tally], size: int, total: int) -> None:
+        """Document by document, twice as many each time, until there are enough of each term;
+        those that turn out to be rare are left to the index of terms."""
+        open_ = dict(tallies)
+        found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {term: [] for term in tallies}
+        seen = 0
+        common = math.sqrt(self._limit / total)
+        for parts in self._pieces(newest=False, size=size):
+            having = self._lookup.scan(list(open_), _ranges(parts))
+            seen += sum(part.high - part.low + 1 for part in parts)
+            for term, ids in having.items():
+                for stretch, some in _by_part(ids, parts):
+                    found[term].append((stretch, some))
+                    if not open_[term].is_full:
+                        open_[term].take(some, stretch)
+            if seen >= total:
+                break
+            rare = [
+                term
+                for term, tally in open_.items()
+                if not tally.is_full and sum(len(s) for _, s in found[term]) < common * seen
+            ]
+            self._count(rare, tallies)
+            open_ = {t: one for t, one in open_.items() if not one.is_full and t not in rare}
+            if not open_:
+                return
+        for term in open_:
+            self._whole[term] = _nearest_first(found[term])
+
+    def _count(self, terms: Sequence[str], tallies: dict[str, Tally]) -> None:
+        """By all that have them."""
+        if not terms:
+            return
+        found = self._find(terms)
+        for term in terms:
+            tally = tallies[term] = Tally(self._visible.total, self._limit)
+            for stretch, some in found[term]:
+                if tally.is_full:
+                    break
+                tally.take(some, stretch)
+
+    def _find(self, terms: Sequence[str]) -> dict[str, list[tuple[Stretch, Sequence[int]]]]:
+        stretches = self._visible.stretches
+        found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {}
+        ranges = [(one.low, one.high) for one in stretches]
+        if len(ranges) > FEW:
+            ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
+        by_terms = self._lookup.find(terms, ranges, MOST) if ranges else {}
+        for term, parts in by_terms.items():
+            if all(len(part) < MOST for part in parts):
+                ids = sorted(id_ for part in parts for id_ in part)
+                found[term] = list(sorted_out(self._visible, ids))
+        if rest := [term for term in terms if term not in found]:
+            whole = [_Part(one, one.low, one.high) for one in stretches]
+            having = self._lookup.scan(rest, _ranges(whole)) if whole else {}
+            found |= {term: list(_by_part(having.get(term, ()), whole)) for term in rest}
+        for term in terms:
+            self._whole[term] = _nearest_first(found[term])
+        return found
+
+    def _pieces(self, *, newest: bool, size: int) -> Iterator[list[_Part]]:
+        """All that can be seen, the nearest stretches first, each from its end or its beginning:
+        so many documents, then twice as many, and so on."""
+        parts: list[_Part] = []
+        left = size
+        for stretch in self._visible.stretches:
+            low, high = stretch.low, stretch.high
+            while low <= high:
+                many = min(left, high - low + 1)
+                first = high - many + 1 if newest else low
+                parts.append(_Part(stretch, first, first + many - 1))
+                low, high = (low, high - many) if newest else (low + many, high)
+                left -= many
+                if not left:
+                    yield parts
+                    parts, size = [], 2 * size
+                    left = size
+        if parts:
+            yield parts
+
+
+def _ranges(parts: Iterable[_Part]) -> list[tuple[int, int]]:
+    return [(part.low, part.high) for part in parts]
+
+
+def _by_part(ids: Sequence[int], parts: Iterable[_Part]) -> Iterator[tuple[Stretch, list[int]]]:
+    """Ids by the parts they are in; ids in order, parts as they come."""
+    for part in parts:
+        some = list(ids[bisect_left(ids, part.low) : bisect_right(ids, part.high)])
+        if some:
+            yield part.stretch, some
+
+
+def _nearest_first(found: Iterable[tuple[Stretch, Sequence[int]]]) -> list[int]:
+    """Stretches as they come; of one that comes in parts, the last part is the newest."""
+    whole: dict[int, list[int]] = {}
+    for stretch, ids in found:
+        whole.setdefault(stretch.order, []).extend(ids)
+    return [id_ for order in sorted(whole) for id_ in reversed(whole[order])]

@@ -1,0 +1,41 @@
+"""An index in each place where there may be one: whatever is asked of it has the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+
+from ortet.backend.postgres import PostgresCatalog
+from ortet.memory.abc import WordIndex
+from ortet.memory.index import Index
+from ortet.memory.postgres_index import PostgresIndex
+
+
+@pytest.fixture(scope="session")
+def catalog() -> Iterator[PostgresCatalog]:
+    """Of a schema of its own."""
+    schema = new_schema()
+    made = PostgresCatalog(shared().url(), schema=schema)
+    yield made
+    made.close()
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def in_database(catalog: PostgresCatalog) -> PostgresIndex:
+    made = PostgresIndex(catalog.link)
+    made.forget(None)
+    return made
+
+
+@pytest.fixture(params=["file", "database"])
+def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WordIndex]:
+    if request.param == "database":
+        yield request.getfixturevalue("in_database")
+        return
+    made = Index(tmp_path / "index.db")
+    yield made
+    made.close()

@@ -1,0 +1,209 @@
+"""Recall where hosts share a store in PostgreSQL: what one has taken in all find, and the answers
+are those of a store in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres_server import shared
+from tests.session.conftest import Host, environ
+from tests.session.test_recall import TALK
+
+from ortet.config import open_hub
+from ortet.session.hub import Hub
+from ortet.testing.clock import ManualClock
+
+TABLES = ("memory_docs", "memory_terms", "memory_ends", "memory_lines", "memory_marks")
+QUESTIONS = ["grilled sardines", "where summer", "cat Momo", "猫の名前", "parseHTTPResponse", "tea"]
+
+
+def asked(schema: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    options = f"-csearch_path={schema}"
+    with psycopg.connect(shared().url(), autocommit=True, options=options) as connection:
+        cursor = connection.execute(statement, values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def rows(schema: str, table: str = "memory_docs") -> int:
+    return int(asked(schema, f"SELECT count(*) FROM {table}")[0][0])
+
+
+def live(hub: Hub) -> None:
+    """Messages, facts that are given up, a fork, an episode; in two languages."""
+    with hub.session("s") as s:
+        for role, text in TALK:
+            s.say(role, text)
+            tick(hub)
+        s.say("user", "猫の名前はモモです")
+        s.say("user", "the error is in parseHTTPResponse of src/net/http_client.py")
+        old = s.learn("the user drinks tea", about="drinks", scope="agent")
+        tick(hub)
+        s.commit("one")
+        s.learn("the user drinks green tea", supersedes=old, scope="agent")
+        s.commit("two")
+        (kid,) = s.fork(machine=False)
+        kid.say("user", "only here: sardines are fish")
+        kid.pause()
+        tick(hub)
+        s.say("user", "Momo is well again")
+        s.milestone("Momo the cat was sick in summer", outcome="done")
+    tick(hub)
+    with hub.session("t") as t:
+        t.say("user", "what does Momo eat? Sardines?")
+
+
+def tick(hub: Hub) -> None:
+    if isinstance(hub.clock, ManualClock):
+        hub.clock.advance(10**9)
+
+
+def answers(hub: Hub, questions: list[str] = QUESTIONS) -> list[Any]:
+    view = hub.get("s")
+    then = view.messages()[3].time
+    found = []
+    for ask in (hub.recall, view.recall):
+        for text in questions:
+            for more in ({}, {"at": then}, {"since": then}, {"scope": "agent"}):
+                found += [
+                    (h.text, h.tier, h.role, h.score, h.scores, h.source.seq, h.source.name)
+                    for h in ask(text, explain=True, **more)
+                ]
+    return found
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """All statements that the store asks its database."""
+    seen: list[str] = []
+    real = psycopg.Connection.execute
+
+    def execute(self: Any, statement: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(str(statement))
+        return real(self, statement, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", execute)
+        yield seen
+
+
+def test_the_answers_of_a_store_in_a_directory(tmp_path: Path, url: str) -> None:
+    found = []
+    for store in (str(tmp_path / "store"), url):
+        clock = ManualClock()
+        with open_hub(store, environ=environ(tmp_path, "one"), clock=clock) as hub:
+            live(hub)
+            found.append(answers(hub))
+    assert found[0] == found[1]
+    assert len(found[0]) > 40
+
+
+def test_what_one_host_has_taken_in_the_others_do_not_read(
+    host: Host, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = host("one")
+    live(one)
+    first = answers(one)
+    many = rows(schema)
+    other = host("two")
+    with monkeypatch.context() as patch:
+        patch.setattr("ortet.session.remembering.document", None)  # so it makes none
+        assert answers(other) == first
+    assert rows(schema) == many
+    assert not list((other.root / "local" / "memory").glob("*"))
+    with other.session("s") as s:
+        s.say("user", "and the parrot is called Coco")
+    assert one.recall("parrot", 1)[0].text.endswith("Coco")
+    assert rows(schema) == many + 1
+
+
+def test_hosts_that_fill_it_at_once_double_nothing(host: Host, schema: str) -> None:
+    one = host("one")
+    live(one)
+    hubs = [host(name) for name in ("two", "three", "four")]
+    begin = Barrier(len(hubs))
+    found: list[list[str]] = []
+
+    def ask(hub: Hub) -> None:
+        begin.wait()
+        found.append([hit.text for hit in hub.recall("Momo sardines", 20)])
+
+    threads = [Thread(target=ask, args=(hub,)) for hub in hubs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert found[0] == found[1] == found[2] == [h.text for h in one.recall("Momo sardines", 20)]
+    twice = "SELECT line, seq FROM memory_docs GROUP BY 1, 2 HAVING count(*) > 1"
+    assert asked(schema, twice) == []
+    assert rows(schema, "memory_terms") == rows(schema)
+
+
+HARM = [
+    *(f"DROP TABLE {table}" for table in TABLES),
+    "DELETE FROM memory_terms WHERE mod(id, 2) = 0",
+    "DELETE FROM memory_docs WHERE seq > 3",
+    "DELETE FROM memory_marks",
+    "TRUNCATE memory_terms",
+    "SELECT memory_empty(NULL)",
+]
+
+
+def test_what_is_lost_of_it_is_made_again(host: Host, schema: str) -> None:
+    hub = host("one")
+    live(hub)
+    first = [answers(hub, QUESTIONS[:2]), rows(schema), rows(schema, "memory_terms")]
+    for harm in HARM:
+        asked(schema, harm)
+        again = [answers(hub, QUESTIONS[:2]), rows(schema), rows(schema, "memory_terms")]
+        assert again == first, harm
+
+
+def test_a_session_that_is_removed_leaves_nothing(host: Host, schema: str) -> None:
+    hub = host("one")
+    live(hub)
+    with hub.session("gone") as s:
+        s.say("user", "the password of the safe is swordfish")
+        s.learn("swordfish opens the safe")
+    kept = rows(schema)
+    assert hub.recall("swordfish", 1)
+    assert rows(schema) > kept
+    hub.remove("gone")
+    assert not [h for h in hub.recall("swordfish") if "swordfish" in h.text]
+    words = "SELECT count(*) FROM memory_docs WHERE words LIKE '%%swordfish%%'"
+    assert asked(schema, words) == [(0,)]
+    terms = "SELECT count(*) FROM memory_terms WHERE words @@ 'swordfish'::tsquery"
+    assert asked(schema, terms) == [(0,)]
+
+
+def test_all_sessions_are_one_question(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = host("one")
+    numbers = []
+    for start, stop in ((0, 3), (3, 30)):
+        for number in range(start, stop):
+            with hub.session(f"s{number}") as s:
+                s.say("user", f"the zebra of session {number} has stripes")
+        assert len(hub.recall("zebra stripes", 50)) == stop
+        other = host(f"other {stop}")  # which has read nothing yet
+        with counted(monkeypatch) as seen:
+            assert len(other.recall("zebra stripes of session 2", 1)) == 1
+        numbers.append(len(seen))
+    assert numbers[0] == numbers[1], seen
+
+
+def test_stores_in_one_database_stay_apart(tmp_path: Path, host: Host, schema: str) -> None:
+    live(host("one"))
+    other = f"{shared().url()}&bucket=file://{tmp_path}/other&schema={schema}_b"
+    try:
+        with open_hub(other, environ=environ(tmp_path, "one")) as hub:
+            with hub.session("s") as s:
+                s.say("user", "nothing about fish")
+            assert [h.text for h in hub.recall("sardines fish")] == ["nothing about fish"]
+    finally:
+        asked(schema, f'DROP SCHEMA IF EXISTS "{schema}_b" CASCADE')
