@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--store", metavar="URL", help="Keep history there: in a directory, or in servers.")
+@click.option("--store", metavar="DIR", help="Keep history in DIR, or in servers, by their URL.")
 @click.option("--name", metavar="NAME", help="Call the workspace so, not like the directory.")
 def init(call: Call, store: str | None, name: str | None) -> None:
     """Make this directory a workspace.
