@@ -306,6 +306,23 @@ class Hub(Minding, Recalling, Copying, Keeping, Custody, Asides):
     def _start(self, row: WorkspaceRow) -> Workspace:
         if row.files == "inplace" or row.engine == "folder":
             self.check_here(row.name, row.host)
+        elif self.url != str(self.root):
+            return self._start_anywhere(row)
+        return self._start_here(row)
+
+    def _start_anywhere(self, row: WorkspaceRow) -> Workspace:
+        """The same of one that another host of the store may have had."""
+        from ortet.session.arriving import arrived, bring_home  # here: others do without it
+
+        workspace = self._start_here(arrived(self, row))
+        try:
+            bring_home(workspace)
+        except BaseException:
+            workspace.close()
+            raise
+        return workspace
+
+    def _start_here(self, row: WorkspaceRow) -> Workspace:
         live = self._machines.open(row, lambda: self._start_image(row))
         try:
             return self._remember(Workspace(self, row, live)).come_back()

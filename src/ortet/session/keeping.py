@@ -83,9 +83,11 @@ class Keeping:
         """What crashes left in the store's local part and nobody uses."""
         from ortet.machine.leftovers import find_leftovers
 
-        found = find_leftovers(self.root, {row.machine for row in self.registry.all()})
+        found = find_leftovers(
+            self.root, {one for row in self.registry.all() for one in row.machines}
+        )
         # read again: what was being made while we looked has its row now
-        known = {row.machine for row in self.registry.all()}
+        known = {one for row in self.registry.all() for one in row.machines}
         return [one for one in found if one.what != "home" or Path(one.path).name not in known]
 
     def tidy(self) -> tuple[list[Leftover], int]:

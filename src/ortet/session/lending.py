@@ -155,8 +155,11 @@ def hand_over(session: Session) -> None:
     if session.status != PAUSED:
         session.pause()
         return
+    from ortet.session.arriving import leave_ready  # here: it asks who is across
+
     try:
         session.take_in()
+        leave_ready(session)
         session._budget.settle()
         session.let_go()
     except Refused:  # another process has taken over

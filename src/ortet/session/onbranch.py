@@ -142,6 +142,13 @@ class OnBranch:
         with suppress(OSError):  # a hint, and the deed is done
             hub.signal.notify(name)
 
+    def keep_found(self, image: Oid, parent: Oid | None, message: str) -> None:
+        """Within `moving`: files that were at this commit once, into the reflog only."""
+        state, head = self._put_state(image), self._head
+        found = self._put_commit(state, message, [parent] if parent else [])
+        if head is not None:
+            self._move([(head.oid, found), (found, head.oid)], "restore", message)
+
     def _moved(self) -> OrtetError:
         """What to say when the branch is not where it was; from now on it is where it is."""
         if self.hub.registry.get(self.name) is None:

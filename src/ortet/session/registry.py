@@ -27,6 +27,14 @@ _STEM = 100
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
+class Left(msgspec.Struct, frozen=True):
+    """A machine on a host that had the workspace before, and the head when another took it."""
+
+    machine: str
+    engine: str
+    head: bytes = b""
+
+
 class WorkspaceRow(msgspec.Struct, frozen=True):
     """A workspace: a branch with a machine. A map, so that later releases may add keys."""
 
@@ -43,11 +51,17 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     limits: Limits = Limits()  # of its live machines, and those of its forks
     network: Network = "none"  # of the same
     room: bool = False  # private, and made from no directory: `base` is empty
+    left: dict[str, Left] = {}  # private only, by host: see session/arriving
 
     @property
     def nothing(self) -> bytes:
         """The image of a commit that holds no files, if such a commit may be meant here."""
         return self.base if self.room else b""
+
+    @property
+    def machines(self) -> list[str]:
+        """The ids of all that may have files of it."""
+        return [self.machine, *(left.machine for left in self.left.values())]
 
     @property
     def directory(self) -> Path:

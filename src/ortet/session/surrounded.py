@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ortet.journal.events import Draft
 from ortet.journal.mind import Mind
 from ortet.journal.story import Story
 from ortet.session import handover
+from ortet.session.arriving import leave_ready
 from ortet.session.environments import recorded_in, recorded_of
 from ortet.session.handover import Handover
 from ortet.session.host import Host
@@ -34,6 +35,7 @@ from ortet.session.surroundings import surroundings
 from ortet.session.variables import Variables
 
 if TYPE_CHECKING:
+    from ortet.session.session import Session
     from ortet.session.sessions import Sessions
     from ortet.session.workspace import Workspace
 
@@ -104,6 +106,7 @@ class Surrounded(Making):
         stirred = self._stirred or self._files is not None or bool(self._own.changed)
         if stirred and self.profile.environment != "asked":
             self._look_by_itself()
+        leave_ready(cast("Session", self))
 
     def _before_commit(self) -> None:
         """What has to be there when the files are looked at."""
