@@ -28,6 +28,7 @@ from ortet.backend.keys import check_limit, check_name
 from ortet.backend.postgres_events import PostgresTimelines, uuid
 from ortet.backend.postgres_open import Link
 from ortet.backend.postgres_rows import Slots, claim_values, name_of, row_values, said, ttl_of
+from ortet.backend.postgres_together import together
 from ortet.codec import Compressor
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
@@ -108,6 +109,7 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._slots = Slots()
         self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)
         self.database = self._link.database
+        self._together = together(self.database)
         self.epochs = Epochs(lambda: int(self._link.run(_EPOCH)[0][0]))
 
     @property
