@@ -12,6 +12,7 @@ from ortet.errors import Invalid, Refused, Unsupported
 from ortet.store.abc import Kind
 from ortet.store.objects import LocalObjects
 from ortet.store.root import open_root
+from ortet.testing.processes import in_threads
 
 Open = Callable[..., LocalObjects]
 
@@ -21,6 +22,12 @@ def test_a_new_store_says_what_it_is(root: Path) -> None:
     assert (root / "FORMAT").read_text() == "ortet store 1 0000000000000000\n"
     assert sorted(p.name for p in root.iterdir()) == ["FORMAT", "local"]
     open_root(root, Hasher())
+
+
+def test_threads_make_it_at_once(root: Path) -> None:
+    found = in_threads(open_root, [(root, Hasher()) for _ in range(8)])
+    assert len(found) == 8
+    assert sorted(p.name for p in root.iterdir()) == ["FORMAT", "local"]
 
 
 def test_beside_a_catalog_a_store_is_made(root: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from threading import get_ident
 
 import msgspec
 
@@ -78,7 +79,7 @@ def check_place(path: Path) -> None:
 
 
 def _create(path: Path, file: Path, hasher: Hasher) -> None:
-    part = path / f"FORMAT.{os.getpid()}"
+    part = path / f"FORMAT.{os.getpid()}.{get_ident()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         check_place(path)
