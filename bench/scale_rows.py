@@ -59,7 +59,9 @@ def _grows(size: int) -> Judge:
 def _asked(size: int) -> tuple[str, Judge]:
     if size == SIZES[0]:
         return "", lambda _: None
-    return f"more than with 1, no fewer than with {SIZES[SIZES.index(size) - 1]}", _grows(size)
+    before = SIZES[SIZES.index(size) - 1]
+    also = "" if before == SIZES[0] else f", no fewer than with {before}"
+    return f"more than with {SIZES[0]}{also}", _grows(size)
 
 
 ROWS = (

@@ -265,8 +265,9 @@ def _one(hub: ortet.Hub, name: str, events: int) -> Iterator[tuple[str, float]]:
 
 
 def _of_commits(plan: Plan, servers: Servers) -> Iterator[Sample]:
-    """What one commit of a message leaves in both, less the message's own event."""
-    count, database = plan.counts.deeds, servers.database("ortet")
+    """What one commit of a message leaves in both, less the message's own event. Tables grow by
+    pages, so many are needed."""
+    count, database = 5 * plan.counts.deeds, servers.database("ortet")
     texts = session_text.messages(6)
     with ortet.open(servers.store("commits")) as hub, hub.session("bench") as session:
         session.say("user", next(texts))
