@@ -36,13 +36,13 @@ from ortet.errors import Conflict, Invalid, OrtetError, Refused
 from ortet.journal.line import Line
 from ortet.session.guest import line_of
 from ortet.session.hub import Hub
-from ortet.session.lending import SOON, WANTED, ask_for, hand_over, left, take_up, wanted
+from ortet.session.lending import WANTED, ask_for, hand_over, left, take_up, wanted
 from ortet.session.lifecycle import SessionRow, check_agent, no_session
 from ortet.session.profiles import Manner
 from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.foreign import session_name
-from ortet.surface.lentkeeper import Kept, how_opened, keep, later, spoils, sum_up, wait_for, weakly
+from ortet.surface.lentkeeper import Asking, Kept, how_opened, keep, later, spoils, sum_up, weakly
 
 __all__ = ["Lent", "session_name"]
 
@@ -246,43 +246,37 @@ class Lent:
     def _enter(self, name: str, *, create: bool, options: dict[str, Any]) -> Kept:
         """The session, with the lock taken, which is not kept while another process is waited
         for."""
-        until = time.monotonic() + self._patience
         self._be_polite(name)
-        while True:
-            lock = self._lock
-            lock.acquire()
-            try:
-                hub = self._opened()
-                kept = self._kept.get(name)
-                if kept is not None and not kept.is_ours(to_write=True):
-                    self._leave(name, kept, lost=True)
-                    kept = None
-                if kept is None:
-                    kept = self._keep(name, self._open(hub, name, create, options))
-                self._entered[name] += 1
-                return kept
-            except BaseException as error:
+        with Asking(time.monotonic() + self._patience) as asking:
+            while True:
+                lock = self._lock
+                lock.acquire()
                 try:
-                    wait = self._waiter(error, name, until)
-                finally:
-                    lock.release()
-                if wait is None:
-                    raise
-            wait()
+                    hub = self._opened()
+                    kept = self._kept.get(name)
+                    if kept is not None and not kept.is_ours(to_write=True):
+                        self._leave(name, kept, lost=True)
+                        kept = None
+                    if kept is None:
+                        kept = self._keep(name, self._open(hub, name, create, options))
+                    self._entered[name] += 1
+                    return kept
+                except BaseException as error:
+                    try:
+                        wait = self._waiter(error, name, asking)
+                    finally:
+                        lock.release()
+                    if wait is None:
+                        raise
+                wait()
 
-    def _waiter(self, error: BaseException, name: str, until: float) -> Callable[[], None] | None:
+    def _waiter(self, error: BaseException, name: str, asking: Asking) -> Callable[[], None] | None:
         """How to wait for a session that another process has; None where that is no use."""
-        rest = until - time.monotonic()
         hub = self._own
-        if not isinstance(error, Refused) or error.kind != "lease_held" or rest <= 0 or not hub:
+        if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
         row = hub._minds().roll.find(self.agent, name)
-        if row is None:
-            return None
-        signal, topic = hub.signal, left(row.id)
-        token = signal.token(topic)
-        ask_for(signal, row.id)
-        return lambda: wait_for(signal.wait, topic, token, min(rest, SOON))
+        return None if row is None else asking.waiter(hub, row.id)
 
     def _open(self, hub: Hub, name: str, create: bool, options: dict[str, Any]) -> Session:
         minds = hub._minds()
@@ -310,7 +304,7 @@ class Lent:
         if self._keeper is None:
             run = weakref.WeakMethod(self._look_after)
             assert self._own is not None
-            args = (run, self._own.signal.narrowed(WANTED), self._linger / 4)
+            args = (run, self._own, self._linger / 4)
             self._keeper = Thread(target=keep, args=args, name="ortet-lent", daemon=True)
             self._keeper.start()
         return kept

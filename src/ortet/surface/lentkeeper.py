@@ -13,7 +13,7 @@ from typing import Any
 from ortet.backend.abc import Signal
 from ortet.errors import Corrupt, Invalid, OrtetError, Refused, Unavailable
 from ortet.session.hub import Hub
-from ortet.session.lending import WANTED
+from ortet.session.lending import SOON, WANTED, Request, Requests, is_across, left, wanted
 from ortet.session.session import Session
 
 _LONG = 1000
@@ -57,9 +57,36 @@ def call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
         method()
 
 
-def wait_for(wait: Callable[[str, int, float], bool], topic: str, token: int, rest: float) -> None:
+class Asking:
+    """One who asks for a session that another process has, here or on another host, until a
+    moment."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._request: Request | None = None
+
+    def waiter(self, hub: Hub, session: str) -> Callable[[], None] | None:
+        """How to wait for an answer, once it was asked for again; None when it is too late."""
+        rest = self._until - time.monotonic()
+        if rest <= 0:
+            return None
+        self._request = self._request or Request(hub, session)
+        signal, topic = hub.signal, left(session)
+        token = signal.token(topic)
+        pause = min(rest, self._request.ask())
+        return lambda: _wait_for(signal, topic, token, pause)
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self._request is not None:
+            self._request.__exit__(*args)
+
+
+def _wait_for(signal: Signal, topic: str, token: int, rest: float) -> None:
     try:
-        wait(topic, token, rest)
+        signal.wait(topic, token, rest)
     except OSError:  # it was closed meanwhile, which is told next
         time.sleep(rest)
 
@@ -72,32 +99,36 @@ def spoils(error: BaseException) -> bool:
 
 
 def keep(
-    look: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]],
-    signal: Signal,
-    pause: float,
+    look: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]], hub: Hub, pause: float
 ) -> None:
-    """The keeper's thread: as long as a session is open, and its Lent is there."""
+    """The keeper's thread: as long as a session is open, and its Lent is there. Where a signal may
+    not reach, others ask by rows."""
     token, going = 0, True
+    signal, requests = hub.signal.narrowed(WANTED), Requests(hub) if is_across(hub) else None
+    pause = min(SOON, pause) if requests else pause
+    del hub  # which is closed by whoever opened it, and collected then
     try:
         while going:
-            before = token
+            before, rows = token, set[str]()
             try:
                 before = token or signal.token(WANTED)
                 signal.wait(WANTED, before, pause)
                 token = signal.token(WANTED)
+                if requests is not None:
+                    rows = {wanted(session) for session in requests.sessions()}
             except (OSError, OrtetError):  # nobody can ask just now
                 time.sleep(pause)
             method = look()
-            going = method is not None and method(partial(_was_told, signal, before))
+            going = method is not None and method(partial(_was_told, signal, before, rows))
             del method  # who nobody uses any more is not kept by its keeper
     finally:
         with suppress(OSError, OrtetError):
             signal.close()
 
 
-def _was_told(signal: Signal, since: int, topic: str) -> bool:
+def _was_told(signal: Signal, since: int, rows: set[str], topic: str) -> bool:
     try:
-        return signal.wait(topic, since, 0)
+        return topic in rows or signal.wait(topic, since, 0)
     except (OSError, OrtetError):
         return False
 

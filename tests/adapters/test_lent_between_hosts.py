@@ -1,0 +1,55 @@
+"""Adapters of several hosts on one store: who asks for a session gets it as soon as it is free, and
+also where no signal leads from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.session.conftest import environ
+
+from ortet import shared as sharing
+from ortet.backend.signals import ProcessSignal
+from ortet.config import open_hub
+from ortet.session.hub import Hub
+from ortet.surface.lent import Lent
+
+LONG = 3600.0
+"""Seconds that a session stays open which nobody asks for: longer than any test."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    schema = new_schema()
+    yield f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture(params=["heard", "deaf"])
+def hosts(
+    request: pytest.FixtureRequest, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Hub]]:
+    if request.param == "deaf":
+        monkeypatch.setattr(sharing, "signal_of", lambda *_, **__: ProcessSignal())
+    with (
+        open_hub(url, environ=environ(tmp_path, "one")) as one,
+        open_hub(url, environ=environ(tmp_path, "two")) as two,
+    ):
+        yield [one, two]
+
+
+def test_a_session_goes_back_and_forth(hosts: list[Hub]) -> None:
+    lent = [Lent(hub, patience=60.0, linger=LONG) for hub in hosts]
+    try:
+        for number in range(6):
+            with lent[number % 2].writing("s") as session:
+                session.say("user", f"turn {number}")
+        with lent[0].reading("s") as view:
+            told = [message.content for message in view.messages()]
+        assert told == [f"turn {number}" for number in range(6)]
+        assert hosts[0].catalog.rows("wanted") == []
+    finally:
+        for each in lent:
+            each.close()
