@@ -109,9 +109,7 @@ class Heap:
     def holding(self, message: BaseMessage) -> Part | None:
         """The part that keeps this very object, as it is now."""
         found = self._objects.get(id(message))
-        if found is not None and found.object is message and found.is_unchanged():
-            return found
-        return None
+        return found if found is not None and found.is_still(message) else None
 
     def hold(self, part: Part, message: BaseMessage, then: Snapshot) -> None:
         self._leave(part.object, part)

@@ -91,13 +91,16 @@ class Maker:
 
     def _elements(self, value: list[Any], before: Tree) -> list[int]:
         """The number of each; one that is as it was at its place keeps it."""
-        was = before.get("$l", ()) if type(before) is dict else ()
-        old, found = self._heap.parts(was), list[int]()
-        for one in value:
-            part = next(old, None)
+        old: list[Part] | None = None
+        found = list[int]()
+        for at, one in enumerate(value):
             if isinstance(one, BaseMessage) and (number := self._message(one)) is not None:
                 found.append(number)
                 continue
+            if old is None:  # most lists are all messages, which are known by themselves
+                was = before.get("$l", ()) if type(before) is dict else ()
+                old = list(self._heap.parts(was))
+            part = old[at] if at < len(old) else None
             tree = self._tree(one)
             raw = encode(tree)
             if part is not None and not part.is_message and part.raw == raw:

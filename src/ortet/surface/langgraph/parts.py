@@ -53,11 +53,13 @@ class Part:
     def take_over(self, other: Part) -> None:
         self.object, self._then = other.object, other._then
 
-    def is_unchanged(self) -> bool:
-        return self.object is not None and self._then is not None and is_as(self.object, self._then)
+    def is_still(self, message: BaseMessage) -> bool:
+        """Whether this very object is kept, and nobody has changed it."""
+        then = self._then
+        return self.object is message and then is not None and is_as(message, then)
 
     def message(self) -> BaseMessage:
-        if not self.is_unchanged():
+        if self.object is None or not self.is_still(self.object):
             self.keep(message_of(self.tree))
         assert self.object is not None
         return self.object
