@@ -14,6 +14,7 @@ from ortet.backend.bodies import LARGEST, Packer, packed, raw_id, unpacked
 from ortet.backend.keys import check_limit
 from ortet.backend.sqlite_open import Handle
 from ortet.backend.sqlite_rows import change_rows, check_lease, fetch_all
+from ortet.backend.sqlite_turns import Add
 from ortet.codec import Compressor
 from ortet.ids import Clock
 
@@ -100,39 +101,45 @@ class SqliteTimelines(Timelines):
 
     def _add_one(self, timeline: str, event: EventRow, lease: Lease | None) -> bool:
         """False, with nothing done, when something is amiss: the long way says what."""
-        with self._handle:
+
+        def make() -> Add:
             body = packed(event.body, self._zstd)
-        values = (raw_id(timeline), event.seq, event.head, event.salt, body)
+            values = (raw_id(timeline), event.seq, event.head, event.salt, body)
 
-        def add(db: apsw.Connection) -> bool:
-            if lease is None:
-                db.execute(_ADD_ONE, values)
-            else:
-                held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
-                db.execute(_ADD_ONE_HELD, values + held)
-            return db.changes() == 1
+            def add(db: apsw.Connection) -> bool:
+                if lease is None:
+                    db.execute(_ADD_ONE, values)
+                else:
+                    held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
+                    db.execute(_ADD_ONE_HELD, values + held)
+                return db.changes() == 1
 
-        return self._handle.adding(add)
+            return add
+
+        return self._handle.adding(make)
 
     def _add_few(self, timeline: str, events: Sequence[EventRow], lease: Lease | None) -> bool:
         """As `_add_one`, all or none."""
         first, count = events[0].seq, len(events)
         if [event.seq for event in events] != list(range(first, first + count)):
             return False
-        values: list[str | int | bytes] = []
-        with self._handle:
-            for event in events:
-                values += (event.head, event.salt, packed(event.body, self._zstd))
         raw, statement = raw_id(timeline), _several(count, lease is not None)
 
-        def add(db: apsw.Connection) -> bool:
-            held: tuple[str, str, int, int] = ("", "", 0, 0)
-            if lease is not None:
-                held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
-            db.execute(statement, (raw, first, *held, *values))
-            return db.changes() == count
+        def make() -> Add:
+            values: list[str | int | bytes] = []
+            for event in events:
+                values += (event.head, event.salt, packed(event.body, self._zstd))
 
-        return self._handle.adding(add)
+            def add(db: apsw.Connection) -> bool:
+                held: tuple[str, str, int, int] = ("", "", 0, 0)
+                if lease is not None:
+                    held = (lease.name, lease.owner, lease.fence, self._clock.now_ns())
+                db.execute(statement, (raw, first, *held, *values))
+                return db.changes() == count
+
+            return add
+
+        return self._handle.adding(make)
 
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
@@ -53,15 +53,17 @@ class Handle:
         close_at_fork(self)
 
     def __enter__(self) -> apsw.Connection:
-        if not self._lock.acquire(timeout=-1 if ours() is None else self._wait()):
+        patience = ours()
+        if patience is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=self._wait()):
             raise translated(apsw.BusyError("another thread waits for it"), self._path)
         try:
-            connection = (
-                self._connection
-                if self._pid == os.getpid() and self._connection
-                else self._reopen()
-            )
-            if (wait := round(self._wait() * 1000)) != self._waits_ms:
+            connection = self._connection
+            if self._pid != os.getpid() or connection is None:
+                connection = self._reopen()
+            wait = self._busy_ms if patience is None else round(self._wait() * 1000)
+            if wait != self._waits_ms:
                 connection.set_busy_timeout(wait)
                 self._waits_ms = wait
             return connection
@@ -75,7 +77,10 @@ class Handle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and self._connection is not None:
+        if error is None:
+            self._lock.release()
+            return
+        if self._connection is not None:
             _roll_back(self._connection)
         self._lock.release()
         if isinstance(error, apsw.BusyError) and (patience := ours()) is not None:
@@ -96,11 +101,12 @@ class Handle:
                 _roll_back(connection)  # while it is still ours: the next finds the file free
                 raise
 
-    def adding(self, add: Add) -> bool:
-        """One insert, with those of other threads that come at the same time; whether it did."""
+    def adding(self, make: Callable[[], Add]) -> bool:
+        """One insert, with those of other threads that come at the same time; whether it did. It is
+        made while no other thread uses this connection."""
         with self as connection:
             self._check()
-            return self._turns.together(connection, add, self._wait())
+            return self._turns.together(connection, make(), self._wait())
 
     def _wait(self) -> float:
         """Seconds for a lock that others hold."""

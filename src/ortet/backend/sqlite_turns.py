@@ -59,23 +59,32 @@ class Turns:
 
     def together(self, db: apsw.Connection, add: Add, seconds: float) -> bool:
         """What `add` says. It may be done by another thread, on that one's connection."""
-        turn = _Turn(add)
-        if not self._wait(turn, seconds):
-            if turn.busy:
-                raise _busy()
-            if turn.done is not None:
-                return turn.done
-            with self.alone(seconds):  # all failed together: whose fault it is each finds alone
-                return add(db)
+        if not self._begins():
+            turn = _Turn(add)
+            if not self._wait(turn, seconds):
+                if turn.busy:
+                    raise _busy()
+                if turn.done is not None:
+                    return turn.done
+                with self.alone(seconds):  # all failed together: whose fault it is each finds alone
+                    return add(db)
         others: list[_Turn] = []
         try:
-            if self._waiting:
-                # before any is chosen: who waits for another process is not kept by our patience
-                db.execute("BEGIN IMMEDIATE")
-                others = self._others()
-            return _all(db, turn, others) if db.in_transaction else add(db)
+            if not self._waiting:
+                return add(db)
+            # before any is chosen: who waits for another process is not kept by our patience
+            db.execute("BEGIN IMMEDIATE")
+            others = self._others()
+            return _all(db, add, others)
         finally:
             self._leave(others)
+
+    def _begins(self) -> bool:
+        """Whether it leads at once, as most do: for those no gate is made."""
+        with self._lock:
+            free = not self._busy
+            self._busy = True
+        return free
 
     def _wait(self, turn: _Turn, seconds: float) -> bool:
         """Whether it leads now."""
@@ -123,11 +132,11 @@ class Turns:
             one.gate.release()
 
 
-def _all(db: apsw.Connection, first: _Turn, others: Sequence[_Turn]) -> bool:
+def _all(db: apsw.Connection, first: Add, others: Sequence[_Turn]) -> bool:
     """In the transaction that was begun; when it fails as a whole, the first is done by itself."""
-    turns = (first, *others)
     try:
-        done = [one.add(db) for one in turns if one.add is not None]
+        done = first(db)
+        rest = [one.add(db) for one in others if one.add is not None]
         db.execute("COMMIT")
     except BaseException as error:
         if db.in_transaction:
@@ -138,11 +147,10 @@ def _all(db: apsw.Connection, first: _Turn, others: Sequence[_Turn]) -> bool:
                 one.busy = True
         if isinstance(error, apsw.BusyError) or not isinstance(error, Exception):
             raise
-        assert first.add is not None
-        return first.add(db)
-    for one, fine in zip(turns, done, strict=True):
+        return first(db)
+    for one, fine in zip(others, rest, strict=True):
         one.done = fine
-    return done[0]
+    return done
 
 
 def _busy() -> apsw.BusyError:

@@ -4,7 +4,7 @@ destroyed and the chain stays whole."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -85,24 +85,28 @@ class Chain:
 
     def make(self, tip: Tip, draft: Draft, now: int) -> tuple[EventRow, Event]:
         """The event that follows `tip`. Its time is not before that of the one before it."""
-        body = encode_body(draft)
-        salt = self._random(SALT_BYTES)
-        seq, time = tip.seq + 1, max(now, tip.time)
-        seal = self._hasher.oid(salt + body)
-        header = Header(seq, draft.kind, time, draft.actor, seal, tip.hash)
-        head = encode(header)
-        version, data = upcast.apply(draft.kind, draft.version, draft.data)
-        event = Event(
-            seq=seq,
-            kind=draft.kind,
-            time=time,
-            actor=draft.actor,
-            data=data,
-            hash=self._hasher.oid(head),
-            refs=[(oid, int(kind)) for oid, kind in draft.refs],
-            version=version,
-        )
-        return EventRow(seq, head, salt, body), event
+        rows, events = self.make_all(tip, (draft,), lambda: now)
+        return rows[0], events[0]
+
+    def make_all(
+        self, tip: Tip, drafts: Sequence[Draft], now: Callable[[], int]
+    ) -> tuple[list[EventRow], list[Event]]:
+        """Those that follow `tip`, and one another."""
+        oid, salts = self._hasher.oid, self._random(SALT_BYTES * len(drafts))
+        seq, time, prev = tip.seq, tip.time, tip.hash
+        rows, events = [], []
+        for number, draft in enumerate(drafts):
+            body = encode_body(draft)
+            salt = salts[number * SALT_BYTES : (number + 1) * SALT_BYTES]
+            seq, time = seq + 1, max(now(), time)
+            kind, actor = draft.kind, draft.actor
+            head = encode(Header(seq, kind, time, actor, oid(salt + body), prev))
+            prev = oid(head)
+            version, data = upcast.apply(kind, draft.version, draft.data)
+            refs = [(bytes(one), int(sort)) for one, sort in draft.refs] if draft.refs else []
+            rows.append(EventRow(seq, head, salt, body))
+            events.append(Event(seq, kind, time, actor, data, prev, refs=refs, version=version))
+        return rows, events
 
     def read(self, row: EventRow, timeline: str = "") -> Event:
         """An event from its row; Corrupt when the body is not the one its header commits to."""
@@ -160,7 +164,7 @@ def encode_body(draft: Draft) -> bytes:
         check_shape(draft.kind, draft.data)
     if not isinstance(draft.actor, str):
         raise Invalid("bad_value", f"{draft.actor!r} is nobody's name: give text")
-    refs = [(bytes(oid), int(kind)) for oid, kind in draft.refs]
+    refs = [(bytes(oid), int(kind)) for oid, kind in draft.refs] if draft.refs else []
     body = encode(Body(draft.data, refs, draft.version))
     if len(body) > MAX_BODY:
         raise Invalid(
@@ -179,24 +183,27 @@ _ARRAYS = (list, tuple)
 
 def check_plain(value: Any, depth: int = 0) -> None:
     """Invalid unless it is what JSON can say: then every surface shows the same."""
-    if type(value) in _EXACT or isinstance(value, _SCALARS):
+    kind = type(value)
+    if kind in _EXACT:
         return
-    if depth > _DEEPEST:
-        raise _not_plain(f"it is nested more than {_DEEPEST} deep")
-    if isinstance(value, dict):
+    if kind is dict or isinstance(value, dict):
+        if depth > _DEEPEST:
+            raise _too_deep()
         for key, item in value.items():
-            if not isinstance(key, str):
+            if type(key) is not str and not isinstance(key, str):
                 raise _not_plain(f"key {key!r} is not a string")
             if type(item) not in _EXACT:
                 check_plain(item, depth + 1)
-    elif isinstance(value, _ARRAYS):
+    elif kind is list or isinstance(value, _ARRAYS):
+        if depth > _DEEPEST:
+            raise _too_deep()
         for item in value:
             if type(item) not in _EXACT:
                 check_plain(item, depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise _not_plain(f"{value} is no number that JSON has")
-    else:
+    elif not isinstance(value, _SCALARS):
         raise _not_plain(f"{type(value).__name__} is not JSON")
 
 
@@ -208,6 +215,10 @@ def is_plain(value: Any) -> bool:
     except Invalid:
         return False
     return True
+
+
+def _too_deep() -> Invalid:
+    return _not_plain(f"it is nested more than {_DEEPEST} deep")
 
 
 def _not_plain(why: str) -> Invalid:

@@ -100,11 +100,16 @@ def message_of(event: Event) -> Message:
 
 def _message(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     before = mind.core.calling
-    if not before and data.get("role") != "assistant":
+    if not before and (data.get("role") != "assistant" or _asks_nothing(data)):
         return  # nothing waits for it, and it asks for nothing
     calling = unanswered(before, message_of(event))
     if calling != before:
         mind.change(calling=calling)
+
+
+def _asks_nothing(data: dict[str, Any]) -> bool:
+    """As most that an assistant says: seen without looking for calls in it."""
+    return "extra" not in data and type(data.get("content")) is str
 
 
 def _note(mind: Mind, event: Event, data: dict[str, Any]) -> None:

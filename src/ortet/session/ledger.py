@@ -76,12 +76,8 @@ class Ledger:
             if self._closed:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()
-            tip, made, events = self._from(), [], []
-            for draft in self._hidden(drafts):
-                row, event = self._chain.make(tip, draft, self._clock.now_ns())
-                tip = Tip(event.seq, event.hash, event.time)
-                made.append(row)
-                events.append(event)
+            shown = self._hidden(drafts)
+            made, events = self._chain.make_all(self._from(), shown, self._clock.now_ns)
             at_once = now or bool(rows) or self._durability == "event"
             if at_once or len(self._waiting) + len(made) >= _MANY:
                 self._write([*self._waiting, *made], rows)
@@ -89,7 +85,9 @@ class Ledger:
             else:
                 self._start()
                 self._waiting += made
-            self.tip = tip
+            if events:
+                last = events[-1]
+                self.tip = Tip(last.seq, last.hash, last.time)
             fold(self.mind, events)
         return events
 

@@ -46,7 +46,7 @@ class Saying(View):
 
     def say(self, role: str, content: Any, **extra: Any) -> Event:
         """A message; `content` is text, or the parts a model API takes."""
-        return self._add("message", _message(role, content, extra))
+        return self._add("message", message_data(role, content, extra))
 
     def say_all(
         self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]], *, key: str = ""
@@ -64,7 +64,7 @@ class Saying(View):
             elif type(message) is dict or isinstance(message, Mapping):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
-            said.append(_message(role, content, extra))
+            said.append(message_data(role, content, extra))
         if key and said and not self.replaying:
             known = said_before(self, key, said)
             return self._add_all("message", said, key) if known is None else known
@@ -273,7 +273,8 @@ class Saying(View):
         raise NotFound("no_event", f"there is no event {seq} yet: s.events() has all of them")
 
 
-def _message(role: str, content: Any, extra: dict[str, Any]) -> dict[str, Any]:
+def message_data(role: Any, content: Any, extra: dict[str, Any]) -> dict[str, Any]:
+    """What the event of a message tells."""
     if not role or not isinstance(role, str):
         raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
     data = {"role": role, "content": content}

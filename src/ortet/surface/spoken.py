@@ -18,6 +18,7 @@ from ortet.session import telling
 from ortet.session.hub import Hub
 from ortet.session.recollect import last_compaction
 from ortet.session.rewinding import go_before
+from ortet.session.saying import message_data
 from ortet.session.session import Session
 from ortet.session.telling import Telling, had_apart, is_large
 from ortet.session.view import View
@@ -30,6 +31,8 @@ _NAMED = 20
 
 _PATIENCE = 30.0
 """Seconds that a framework waits for another process: it was told that what it says is stored."""
+
+_SAID = ("role", "content")
 
 _OPENED: WeakKeyDictionary[Hub, dict[str, Lent]] = WeakKeyDictionary()
 
@@ -89,8 +92,11 @@ def _place_of(value: Any) -> str:
 
 def say(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
     """All of these messages or none, in order, durable when it returns, for the price of one."""
+    if not messages:
+        return []
     if not is_large(messages):
-        events = session.say_all(messages)
+        author = session.hub.author
+        events = add(session, [Draft("message", _data(one), author) for one in messages])
     else:
         with session.hub.writing():  # until the events are there, a sweep must not take contents
             events = add(session, drafts_of(session, messages))
@@ -108,12 +114,12 @@ def _mark(session: Session) -> None:
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
     """The events of messages, within hub.writing(): the contents of large ones are stored."""
-    told = []
-    for message in messages:
-        extra = dict(message)
-        data = {"role": extra.pop("role"), "content": extra.pop("content", None)}
-        told.append(Telling("message", {**data, "extra": extra} if extra else data))
-    return telling.drafts_of(session.hub, told)
+    return telling.drafts_of(session.hub, [Telling("message", _data(one)) for one in messages])
+
+
+def _data(message: dict[str, Any]) -> dict[str, Any]:
+    extra = {key: message[key] for key in message if key not in _SAID} if len(message) > 2 else {}
+    return message_data(message.get("role"), message["content"], extra)
 
 
 def add(session: Session, drafts: Sequence[Draft]) -> list[Event]:

@@ -48,7 +48,7 @@ class OrtetCompactingSession(OrtetSession):
         """Called by the Runner behind each turn; `{"force": True}` compacts in any case."""
         del wrapper
         force = bool(args and args.get("force"))
-        await self._do(lambda: self._compact(force))
+        await self._order.do(lambda: self._compact(force))
 
     def _add(self, items: list[Any]) -> None:
         super()._add(items)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from agents.memory.session_settings import (
@@ -23,6 +19,7 @@ from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.items import messages_of
+from ortet.surface.openai_agents.order import Order
 from ortet.surface.openai_agents.shelf import newest_in, shelf_of
 from ortet.surface.spoken import leave_out, lent_of, naming, say, take_back
 
@@ -64,8 +61,7 @@ class Conversation:
         self._name = session_name(session_id)
         self._branch = MAIN
         self._ours: set[str] = set()  # calls that were added here, whose results may still come
-        self._order: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
+        self._order = Order()
 
     @property
     def name(self) -> str:
@@ -79,29 +75,27 @@ class Conversation:
         them; it leaves out results whose calls are not among them. A summary that stands for what
         was compacted comes first."""
         most = resolve_session_limit(limit, self.session_settings)
-        found = await self._do(lambda: self._items(most, branch_id))
+        found = await self._order.do(lambda: self._items(most, branch_id))
         return cast("list[TResponseInputItem]", found)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """All of them or none, on the disk when it returns."""
         if items:
             given = list(items)
-            await self._do(lambda: self._add(given))
+            await self._order.do(lambda: self._add(given))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take back the latest item. It stays in the history: `ortet reflog` leads there."""
-        return cast("TResponseInputItem | None", await self._do(self._pop))
+        return cast("TResponseInputItem | None", await self._order.do(self._pop))
 
     async def clear_session(self) -> None:
         """Begin anew. What was said goes out of context and stays in the journal: `s.dropped()` has
         it. Facts, decisions and spending stay."""
-        await self._do(self._clear)
+        await self._order.do(self._clear)
 
     def close(self) -> None:
         """Let the session go; another process may have it at once. It can be used again."""
-        if self._order is not None:
-            self._order.shutdown()
-            self._order = None
+        self._order.close()
         self._lent.let_go(self._here())
 
     # in the thread of this conversation
@@ -113,19 +107,20 @@ class Conversation:
 
     def _add(self, items: list[Any]) -> None:
         messages = messages_of(items)
-        answered = {message.get("tool_call_id") for message in messages}
         writing = self._lent.writing(self._here(), **self._options)
         with naming("item", items), writing as session:
-            calling = session.mind.core.calling
-            if calling and any(c.id not in answered and c.id not in self._ours for c in calling):
-                session.close_calls()  # of a process that ended in between
-            self._introduce(session)
+            if calling := session.mind.core.calling:
+                known = {message.get("tool_call_id") for message in messages} | self._ours
+                if any(call.id not in known for call in calling):
+                    session.close_calls()  # of a process that ended in between
+            if self._name != self.session_id:
+                self._introduce(session)
             say(session, messages)
             self._ours = {call.id for call in session.mind.core.calling}
 
     def _introduce(self, session: Session) -> None:
         """Its name does not always tell the id that the SDK knows it by."""
-        if self._name != self.session_id and session.mind.core.events <= 1:
+        if session.mind.core.events <= 1:
             session.record("openai.session", {"session_id": self.session_id})
 
     def _pop(self) -> Any:
@@ -170,16 +165,3 @@ class Conversation:
             if error.kind != "no_session":
                 raise
             return None
-
-    async def _do(self, call: Callable[[], T]) -> T:
-        """In a thread, behind whatever this object was told before; whole, whoever cancels."""
-        if self._order is None or self._process != os.getpid():  # a forked child has no threads
-            self._order, self._process = ThreadPoolExecutor(1, "ortet-openai"), os.getpid()
-        doing = self._order.submit(call)
-        try:
-            return await asyncio.wrap_future(doing)
-        except asyncio.CancelledError:
-            while not doing.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({asyncio.wrap_future(doing)})
-            raise

@@ -42,6 +42,10 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
                 "has them",
             )
         own = dict(item)
+        if len(own) == 2 and own.get("role") in _ROLES and type(own.get("content")) is str:
+            group = None
+            found.append(own)
+            continue
         alone = _alone(own)
         if alone is not None:
             group = None

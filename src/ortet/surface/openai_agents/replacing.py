@@ -31,7 +31,7 @@ class Replacing(Turns):
         from agents.memory.session import _CompactionSnapshot
 
         must_be(TIMES, limit=limit)
-        found = await self._do(lambda: self._read(self._placed))
+        found = await self._order.do(lambda: self._read(self._placed))
         if found is None:
             return None
         timeline, placed = found
@@ -49,7 +49,7 @@ class Replacing(Turns):
                     return False
                 return _replace(session, now[1], len(expected), list(output), whole=whole)
 
-            return bool(await self._do(lambda: self._write(write)))
+            return bool(await self._order.do(lambda: self._write(write)))
 
         return _CompactionSnapshot([item for _, item in latest], complete, replace)  # type: ignore[misc]
 

@@ -64,7 +64,7 @@ class OrtetSession(Replacing):
         Conflict("name_taken") when there is or was one of that name."""
         must_be(TIMES, turn_number=turn_number)
         may_be(_NAME, branch_name=branch_name)
-        return await self._do(lambda: self._make(turn_number, branch_name))
+        return await self._order.do(lambda: self._make(turn_number, branch_name))
 
     async def create_branch_from_content(
         self, search_term: str, branch_name: str | None = None
@@ -77,16 +77,16 @@ class OrtetSession(Replacing):
 
     async def switch_to_branch(self, branch_id: str) -> None:
         """Go on there. NotFound("no_branch")."""
-        await self._do(lambda: self._switch(branch_id))
+        await self._order.do(lambda: self._switch(branch_id))
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Close it: its name stays taken, and hub.get still reads what was said there. The current
         one only with `force`, which leads back to main."""
-        await self._do(lambda: self._delete(branch_id, force))
+        await self._order.do(lambda: self._delete(branch_id, force))
 
     async def list_branches(self) -> list[dict[str, Any]]:
         """Those there are, with how much was said on each; forks that others made too."""
-        return await self._do(self._list)
+        return await self._order.do(self._list)
 
     # in the thread of this conversation
 

@@ -60,20 +60,25 @@ class Turns(Conversation):
         """
         usage, model = result.context_wrapper.usage, _model_of(result)
         if usage is not None:
-            await self._do(lambda: self._write(lambda session: self._pay(session, usage, model)))
+            await self._order.do(
+                lambda: self._write(lambda session: self._pay(session, usage, model))
+            )
 
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
         """Of one turn ({} when nothing is known), or of all."""
-        found = await self._do(lambda: self._read(self._usage_by_turn, self._here(branch_id))) or {}
+        found = (
+            await self._order.do(lambda: self._read(self._usage_by_turn, self._here(branch_id)))
+            or {}
+        )
         if user_turn_number is not None:
             return found.get(user_turn_number, {})
         return [{"user_turn_number": number, **used} for number, used in sorted(found.items())]
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
         """What is known of a branch, or of all; None when that is nothing."""
-        return await self._do(lambda: self._usage(branch_id))
+        return await self._order.do(lambda: self._usage(branch_id))
 
     async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
         """What users said, by turn."""
@@ -111,7 +116,7 @@ class Turns(Conversation):
         return found
 
     async def _turns(self, branch: str | None) -> list[Turn]:
-        return await self._do(lambda: self._read(self._turns_of, self._here(branch))) or []
+        return await self._order.do(lambda: self._read(self._turns_of, self._here(branch))) or []
 
     # in the thread of this conversation
 
