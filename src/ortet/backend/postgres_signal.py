@@ -56,7 +56,9 @@ class _Postgres(msgspec.Struct, frozen=True):
         return _Speaker(joined(self.database), self.channel)
 
     def hearer(self, prefix: str) -> Hearer:  # noqa: ARG002 - it hears all
-        connection = psycopg.connect(self.database.conninfo, autocommit=True)
+        connection = psycopg.connect(
+            self.database.conninfo, autocommit=True, connect_timeout=int(_REACH)
+        )
         try:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
             return _Hearer(connection)
