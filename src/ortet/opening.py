@@ -48,6 +48,7 @@ class Opened(NamedTuple):
 def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> Opened:
     """Rows in SQLite, packs in files."""
     from ortet.backend.files import FileBucket
+    from ortet.backend.owing import Owing
     from ortet.backend.signals import HostSignal
     from ortet.backend.sqlite import SqliteCatalog
     from ortet.codec import Hasher
@@ -73,6 +74,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
             random=random,
             quota=settings.quota * MIB if settings.quota is not None else None,
             reserve=settings.reserve * MIB,
+            owing=Owing(catalog, "", name="", clock=clock),  # of those who use it over HTTP
         )
         undo.pop_all()
     signal = HostSignal(root / "local" / "signal")
@@ -85,6 +87,7 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
     from ortet.backend.httpcatalog import HttpCatalog
     from ortet.backend.httplink import Link
     from ortet.backend.httpsignal import HttpSignal
+    from ortet.backend.owing import Owing
     from ortet.codec import Hasher, checksum
     from ortet.session.parts import host_id
     from ortet.store.remote import RemoteObjects
@@ -101,6 +104,8 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
         hasher = Hasher(read_key(options.get("key_file") or settings.key_file, root))
         _check(link.url, hello, hasher.key_id)
         bucket = HttpBucket(link)
+        # machines lie in `root`: another user's, or another cache, is another host to them
+        host = checksum(f"{host_id()}\n{root}".encode()).hex()
         objects = RemoteObjects(
             root,
             bucket,
@@ -109,10 +114,9 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
             clock=clock,
             random=random,
             reserve=settings.reserve * MIB,
+            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
         )
         undo.pop_all()
-    # machines lie in `root`: another user's, or another cache, is another host to them
-    host = checksum(f"{host_id()}\n{root}".encode()).hex()
     return Opened(url, root, host, settings, catalog, bucket, HttpSignal(link), objects)
 
 

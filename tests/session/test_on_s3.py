@@ -9,17 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from tests.postgres_server import drop_schema, new_schema, shared
 from tests.s3_server import Proxy, passes, takes_nothing
 
+from ortet.backend.owing import owing
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.ids import from_hex
 from ortet.session.hub import Hub
 from ortet.store.remote import RemoteObjects
+from ortet.testing.processes import WAIT
 
 Host = Callable[..., Hub]
 
@@ -127,6 +130,74 @@ def test_what_was_uploaded_is_owed_no_more(host: Host, proxy: Proxy, tmp_path: P
     with pytest.raises(NotFound):
         other.restore(strange, to=tmp_path / "out")
     assert [m.content for m in other.session("s").messages()] == ["first"]
+
+
+def until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_who_misses_a_commit_is_told_which_and_whose(
+    host: Host, proxy: Proxy, tmp_path: Path
+) -> None:
+    hub, other = host("one"), host("two")
+    with hub.session("s") as s:
+        s.say("user", "first")
+        s.commit("first")
+        proxy.always = takes_nothing
+        s.say("user", "second")
+        late = s.commit("second", durable="local").oid
+        until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+        with pytest.raises(Unavailable) as caught:
+            other.restore("s", to=tmp_path / "early")
+        assert f"commit {late[:12]} was made on {os.uname().nodename}" in caught.value.message
+        with pytest.raises(Unavailable) as caught:  # which nobody has named
+            other.restore("ab" * 32, to=tmp_path / "early")
+        assert "not everything" in caught.value.message
+        proxy.always = passes
+        s.commit(durable="remote")
+    until(lambda: not owing(other.catalog))
+    assert [m.content for m in other.session("s").messages()] == ["first", "second"]
+
+
+def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
+    host: Host, proxy: Proxy, tmp_path: Path
+) -> None:
+    hub, other = host("one"), host("two")
+    with hub.session("s") as s:
+        s.say("user", "first")
+        s.commit("first")
+        proxy.always = takes_nothing
+        s.say("user", "second")
+        late = s.commit("second", durable="local").oid
+        until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+
+    def doctor(*words: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "ortet", "doctor", "--json", *words],
+            env={**os.environ, "ORTET_URL": other.url, "XDG_CACHE_HOME": str(tmp_path / "two")},
+            capture_output=True,
+            check=False,
+            text=True,
+            cwd=tmp_path,
+        )
+        return json.loads(done.stdout) if not done.returncode else done.stderr
+
+    told = doctor()
+    assert [(one["host"], one["commits"]) for one in told["late"]] == [
+        (os.uname().nodename, [late])
+    ]
+    assert "nobody" in doctor("--give-up", "nobody")
+    assert doctor("--give-up", os.uname().nodename)["given_up"]
+    assert doctor()["late"] == []
+    with pytest.raises(NotFound):  # it is lost
+        other.restore(late, to=tmp_path / "out")
+    proxy.always = passes
+    host("one")  # and it is not: the disk was still there
+    until(lambda: other.objects.find(late[:20]))
+    assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 
 def test_where_a_commit_must_be_is_one_of_two(host: Host, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class QueuedBucket(Bucket):
         self._near = FileBucket(directory / "objects")
         self._directory = directory
         self._note = directory / "told"
+        self._commits = directory / "commits"
+        self._named = b""  # of these others were told
         self._wake = threading.Event()
         self._hurry = threading.Event()  # somebody waits for it
         self._over = threading.Event()
@@ -98,6 +100,18 @@ class QueuedBucket(Bucket):
             self._note.write_bytes(_TOLD)
             self._told = True
 
+    def note(self, commits: Sequence[str]) -> None:
+        """That these are among what was put: others are told which, soon."""
+        with suppress(OSError), open(self._commits, "a", encoding="ascii") as file:
+            file.writelines(f"{commit}\n" for commit in commits)
+        self._wake.set()
+
+    def _tell_commits(self) -> None:
+        found = _read(self._commits)
+        if self._owing is not None and found != self._named and _read(self._note) == _TOLD:
+            self._owing.tell(found.decode("ascii").split())
+            self._named = found
+
     def _end(self) -> None:
         """Take back what was told, once nothing is left."""
         if self._owing is None or self._left.is_set() or not self._note.exists():
@@ -106,6 +120,8 @@ class QueuedBucket(Bucket):
             if self._note.exists() and not any(True for _ in self._near.list()):
                 self._note.write_bytes(_ENDING)
                 self._owing.done()
+                self._named = b""
+                self._commits.unlink(missing_ok=True)
                 self._note.unlink()
 
     def _is_there(self, key: str) -> bool:
@@ -214,6 +230,7 @@ class QueuedBucket(Bucket):
                 if self._over.is_set():
                     return True
                 if found.key not in self._refused:
+                    self._tell_commits()
                     self._upload(found.key)
                     self._trouble = ""
             self._end()

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from ortet.backend.abc import Bucket, Queued
+from ortet.backend.owing import Owing
 from ortet.codec import Hasher
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
 from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
@@ -78,10 +79,12 @@ class LocalObjects(Objects):
         quota: int | None = None,
         reserve: int = 0,
         seal_at: int = SEAL_AT,
+        owing: Owing | None = None,
     ) -> None:
         _free_much()
         self.hasher = hasher
         self.heirs: Callable[[Oid], Oid | None] = lambda _: None
+        self.owing = owing
         try:
             self.root = open_root(root, hasher)
             self.gate = self._make_gate()
@@ -183,8 +186,13 @@ class LocalObjects(Objects):
                 except (NotFound, Corrupt) as error:
                     failure = error
             if failure is None:
-                raise no_object(oid)
-        raise failure if isinstance(failure, Corrupt) else no_object(oid)
+                raise self._missed(oid)
+        raise failure if isinstance(failure, Corrupt) else self._missed(oid)
+
+    def _missed(self, oid: Oid) -> OrtetError:
+        """It may be on another host's disk, and on its way."""
+        late = self.owing.missing(oid) if self.owing is not None else None
+        return no_object(oid) if late is None else late
 
     def has(self, oid: Oid) -> bool:
         """Whether it is stored, as far as this host knows; what is here becomes durable with the
@@ -276,6 +284,10 @@ class LocalObjects(Objects):
         if not found:  # a remote hub sends packs, which only a look at all of them tells
             self.shelf.refresh()
             found.update(self.shelf.prefix(low, high))
+        if not found and len(prefix) == 2 * OID_BYTES:  # shorter, it may be anything else
+            missed = self._missed(Oid(bytes.fromhex(prefix)))
+            if not isinstance(missed, NotFound):
+                raise missed
         return [(oid, kind_of(found[oid])) for oid in sorted(found)]
 
     def stats(self) -> Stats:

@@ -14,7 +14,7 @@ from ortet.backend.owing import Owing
 from ortet.backend.uploads import QueuedBucket
 from ortet.codec import Hasher
 from ortet.errors import NotFound
-from ortet.ids import OID_BYTES, Clock, Oid, Random
+from ortet.ids import Clock, Oid, Random
 from ortet.store.abc import Kind
 from ortet.store.gate import Gate
 from ortet.store.kept import LIMIT, Kept
@@ -59,7 +59,6 @@ class RemoteObjects(LocalObjects):
     ) -> None:
         self._epochs = epochs
         self._keep = keep
-        self._owing = owing
         # ids of packs are never given twice: nobody needs to be asked
         self._queue = QueuedBucket(bucket, root / _QUEUE, ask=False, owing=owing)
         self.durable = durable
@@ -71,6 +70,7 @@ class RemoteObjects(LocalObjects):
             random=random,
             reserve=reserve,
             seal_at=seal_at,
+            owing=owing,
         )
 
     def _make_gate(self) -> Gate:
@@ -106,30 +106,16 @@ class RemoteObjects(LocalObjects):
         if durable == "remote":  # also what an earlier commit left, when this one had nothing new
             self._queue.settle()
 
-    def _get_again(self, oid: Oid) -> bytes:
-        try:
-            return super()._get_again(oid)
-        except NotFound:
-            self._check_late(oid)
-            raise
-
-    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
-        found = super().find(prefix)
-        if not found and len(prefix) == 2 * OID_BYTES:  # shorter, it may be anything else
-            self._check_late(Oid(bytes.fromhex(prefix)))
-        return found
-
-    def _check_late(self, oid: Oid) -> None:
-        late = None if self._owing is None else self._owing.missing(oid)
-        if late is not None:
-            raise late from None
-
     def has(self, oid: Oid) -> bool:
         """As far as is known here: what others have put since costs putting it once more."""
         return oid in self._pending or self.shelf.find_sure(oid) is not None
 
     def flush(self, *, sync: bool = True) -> None:
+        pending = [] if self.durable == "remote" else list(self._pending.items())
+        made = [oid.hex() for oid, item in pending if item[1] == Kind.COMMIT]
         super().flush(sync=sync)
+        if made:
+            self._queue.note(made)
         if sync and self.durable == "remote":
             self._queue.settle()
 

@@ -14,6 +14,7 @@ from ortet.surface import render
 from ortet.surface.call import Call, verb
 
 if TYPE_CHECKING:
+    from ortet.backend.owing import Owes
     from ortet.machine.abc import Capability
     from ortet.machine.leftovers import Leftover
 
@@ -25,7 +26,10 @@ _NEEDED = ("server", "postgresql", "schema", "rights")
 @click.option(
     "--clean", is_flag=True, help="Remove what crashes left, and cached layers of nobody."
 )
-def doctor(call: Call, clean: bool) -> None:
+@click.option(
+    "--give-up", metavar="HOST", help="Wait no more for what a lost host has not uploaded."
+)
+def doctor(call: Call, clean: bool, give_up: str | None) -> None:
     """Say what this host can do, and what to change for the rest.
 
     Everything is tried for real. It needs no store and makes none. Of a store in servers, each of
@@ -47,6 +51,7 @@ def doctor(call: Call, clean: bool) -> None:
     agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
     dead = _dead(call, agent) if exists else []
+    late = _late(call, give_up) if exists else []
     data = {
         "store": url if servers else str(store),
         "exists": exists,
@@ -56,6 +61,8 @@ def doctor(call: Call, clean: bool) -> None:
         "leftovers": left,
         "cleaned": clean,
         "layers_removed": layers,
+        "late": late,
+        "given_up": give_up is not None,
     }
     call.emit(data, _lines(call, str(data["store"]), exists, found=found, agent=agent))
     if dead:
@@ -66,6 +73,8 @@ def doctor(call: Call, clean: bool) -> None:
     for thing in left:
         pid = f" {thing.pid}" if thing.pid else ""
         call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
+    for owes in late:
+        _tell_late(call, owes, given_up=give_up is not None)
     if left and not clean:
         call.note("`ortet doctor --clean` removes what is left over")
 
@@ -94,6 +103,28 @@ def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
 
     workers = agent["workers"] if agent else ()
     return found_dead(call.hub, {name for worker in workers for name in worker["live"]})
+
+
+def _late(call: Call, lost: str | None) -> list[Owes]:
+    """Hosts on whose disks alone there is something; of these the one that is given up."""
+    from ortet.backend.owing import give_up, owing
+
+    catalog = call.hub.catalog
+    return list(owing(catalog).values()) if lost is None else give_up(catalog, lost)
+
+
+def _tell_late(call: Call, owes: Owes, *, given_up: bool) -> None:
+    since, commits = render.when(owes.since), render.plural(len(owes.commits), "commit")
+    what = f"{commits}, as far as it has said" if owes.commits else "something"
+    host = render.safe(owes.host)
+    if given_up:
+        gone = f" ({', '.join(map(render.short, owes.commits[-5:]))})" if owes.commits else ""
+        call.note(f"{host} is waited for no more; `ortet verify` says what is missing{gone}")
+        return
+    call.note(
+        f"{host} has not uploaded {what}, since {since}: others cannot read it until it has; if "
+        f"that host is lost, `ortet doctor --give-up {host}`"
+    )
 
 
 def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
