@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,36 @@ def test_what_was_erased_is_not_given(hub: Hub) -> None:
     texts = [one.content for one in found.checkpoint["channel_values"]["messages"]]
     assert len(texts) == 11
     assert "what is 3?" not in texts
+
+
+_FOR_EVER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import ortet
+from ortet.surface.langgraph import OrtetSaver, latest
+from test_latest import OF, talk
+latest._FEW = 5
+with ortet.open(sys.argv[1]) as hub, OrtetSaver(hub) as saver:
+    said = []
+    while True:
+        talk(saver, 1, said)
+        said = saver.get_tuple(OF).checkpoint["channel_values"]["messages"]
+        print(len(said), flush=True)
+"""
+
+
+def test_who_is_killed_leaves_a_note_that_fits(hub: Hub, tmp_path: Path) -> None:
+    place, tests = str(tmp_path / "store"), str(Path(__file__).parent)
+    command = [sys.executable, "-c", _FOR_EVER, place, tests]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        stored = [int(next(writer.stdout)) for _ in range(25)]
+        writer.kill()
+        stored += [int(line) for line in writer.stdout if line.endswith("\n")]
+    found, is_short = cold(hub)
+    assert is_short
+    assert found == whole(hub)
+    assert len(found.checkpoint["channel_values"]["messages"]) >= stored[-1]
 
 
 @pytest.mark.usefixtures("often")
