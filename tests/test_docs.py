@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from tests import postgres_server, s3_server, valkey_server
+from tests import postgres_server, ray_cluster, s3_server, valkey_server
 
 from ortet.machine.mounts import privileged
 
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FOR_ROOT = {"live.md"}
 WITH_SERVERS = {"scale-out.md"}
+WITH_RAY = {"ray.md"}
 NOT_EXECUTED = {"text", "toml"}
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 MARK = "<<step %d ended with %d>>"
@@ -128,6 +129,10 @@ def servers(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, str]]:
     """What a page of many hosts finds in its environment: real servers of its own."""
+    if page.name in WITH_RAY:
+        with closing(ray_cluster.RayCluster()) as cluster:
+            yield {"RAY_ADDRESS": cluster.address}
+        return
     if page.name not in WITH_SERVERS:
         yield {}
         return

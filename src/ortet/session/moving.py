@@ -305,6 +305,8 @@ class Moving(Surrounded):
         name: str | None = None,
         at: Ref | None = None,
         interrupted: Interrupted = "again",
+        on: str | None = None,
+        needs: Mapping[str, float] | None = None,
         progress: Watcher | None = None,
         halt: Halt | None = None,
     ) -> SwarmResult:
@@ -317,11 +319,11 @@ class Moving(Surrounded):
         the best, k > 1 leaves the k best as sessions, 0 none, "merge" (or "merge:K") brings all (or
         the K best) together here. `budget` is each attempt's share of the family's; `stop_when`, a
         score or asked after each, ends the others. An attempt that fails, dies or takes longer than
-        `timeout` seconds costs itself only. `harvest`: learn what the losers learned.
+        `timeout` seconds costs itself only. `harvest`: learn what the losers learned. `on`
+        "ray" or "ray://HOST:PORT" they run on nodes that have what one `needs`, as {"cpu": 2}.
 
-        A swarm whose process was killed goes on when it is called again with the same `name`: what
-        is done is not done again; attempts that were `interrupted` are repeated, or "count". With
-        `halt` another thread can end it, or have it let go.
+        A swarm whose process was killed goes on when it is called again with the same `name`;
+        attempts that were `interrupted` are repeated, or "count". `halt`: another thread ends it.
         """
         from ortet.session.swarming import Wish
 
@@ -339,6 +341,8 @@ class Moving(Surrounded):
             name=name,
             at=at,
             interrupted=interrupted,
+            on=on,
+            needs=needs,
             progress=progress,
             halt=halt,
         )

@@ -37,7 +37,7 @@ class Attempt(msgspec.Struct, frozen=True):
     id: str = ""
     commit: str = ""  # what it ended with; in the reflog when it was dropped
     value: Any = None  # what the task returned, where that is plain data
-    reason: str = ""  # "error", "score", "crash", "timeout", "budget", "stopped", ...
+    reason: str = ""  # "error", "score", "crash", "timeout", "budget", "stopped", "lost", ...
     error: str = ""
     seconds: float = 0.0
     tries: int = 0
@@ -131,6 +131,8 @@ class Wish(msgspec.Struct, frozen=True):
     name: Any = None
     at: Ref | None = None
     interrupted: Any = "again"
+    on: Any = None
+    needs: Any = None
     progress: Any = None
     halt: Halt | None = None
 

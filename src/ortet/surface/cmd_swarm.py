@@ -61,6 +61,10 @@ def swarm() -> None:
 @click.option("--harvest", is_flag=True, help="Learn what the losers learned.")
 @click.option("--keep-losers", is_flag=True, help="Leave the other forks too.")
 @click.option("--name", metavar="NAME", help="To go on with it when this process is killed.")
+@click.option("--on", metavar="CLUSTER", help="ray, or ray://HOST:PORT: on the nodes of a cluster.")
+@click.option(
+    "--need", "needs", multiple=True, metavar="NAME=N", help="Of such a node, as cpu=2; repeatable."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     call: Call,
@@ -78,6 +82,8 @@ def run(
     harvest: bool,
     keep_losers: bool,
     name: str | None,
+    on: str | None,
+    needs: tuple[str, ...],
 ) -> None:
     """Run a command in N forks, score them, adopt the best.
 
@@ -96,6 +102,7 @@ def run(
     if not command and name is None:
         raise Invalid("bad_usage", "give a command behind --, or the --name of a swarm to go on")
     options: dict[str, Any] = {"parallel": parallel, "timeout": timeout, "stop_when": stop_at}
+    options.update(on=on, needs=limits_of(needs, "--need") or None)
     if command:
         options.update(
             task=command[0] if len(command) == 1 else list(command),
@@ -113,10 +120,7 @@ def run(
         result = _session(call, session).swarm(name=name, progress=table, **options)
     finally:
         table.close()
-    head = f"swarm {result.name}: {_said(result)}"
-    stay = ", ".join(one.session for one in result.winners) if keep not in ("0", "1") else ""
-    tail = [f"they stay as {stay}"] if stay and not keep.startswith("merge") else []
-    call.emit(_data(result), [*(lines_of(result) if live else []), head, *tail])
+    call.emit(_data(result), [*(lines_of(result) if live else []), *_outcome(result, keep)])
     if not result.kept and keep != "0" and command:
         raise Conflict(
             "nothing_kept",
@@ -186,6 +190,12 @@ def _ended(call: Call, one: Attempt, *, live: bool) -> None:
 
 def _data(found: SwarmResult) -> dict[str, Any]:
     return render.fields(found)
+
+
+def _outcome(result: SwarmResult, keep: str) -> list[str]:
+    head = f"swarm {result.name}: {_said(result)}"
+    stay = ", ".join(one.session for one in result.winners) if keep not in ("0", "1") else ""
+    return [head, f"they stay as {stay}"] if stay and not keep.startswith("merge") else [head]
 
 
 def _said(found: SwarmResult) -> str:

@@ -1,4 +1,5 @@
-"""The driver's end of the server: attempts are started, awaited and stopped."""
+"""The driver's end of the process that starts attempts, here or elsewhere: they are started,
+awaited and stopped."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from ortet.errors import Invalid, Unavailable
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable, Unsupported
 from ortet.machine import wire
 from ortet.machine.polling import readable
 from ortet.session.swarming import Halt
@@ -18,37 +19,51 @@ from ortet.swarm.attempt import Job
 from ortet.swarm.travel import Work, surroundings
 
 _START = 120.0
-"""Seconds: the modules of a task may be heavy."""
+"""Seconds: the modules of a task may be heavy, and a cluster far."""
+
+HERE, ON_RAY = "ortet.swarm.server", "ortet.swarm.rayserver"
+"""Programs that start attempts: `python -m PROGRAM FD`. They are told what to load, answer with
+{"ready": pid} or an error, and are then sent {"job": Job} and {"stop": i}; they tell how each has
+ended, and when FD is closed they end with all that they have started."""
+
+_ERRORS: dict[str, type[OrtetError]] = {
+    cls.name: cls for cls in (Invalid, Refused, Unavailable, Unsupported)
+}
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How an attempt ended, as far as that is known outside of it. Lost: with its node, or with
+    what started it there, so that it says nothing about the task."""
+
+    i: int
+    code: int = 0
+    why: Literal["", "error", "lost", "timeout"] = ""
+    error: str = ""
 
 
 class Crew:
-    """One server process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing
-    it ends every attempt that still runs."""
+    """A process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing it ends
+    every attempt that still runs. `times`: it ends those that take too long, as only it knows when
+    they began."""
 
-    def __init__(
-        self, opener: Callable[..., Any], task: Work, score: Work | None, *, lends: bool
-    ) -> None:
+    def __init__(self, program: str, told: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
+        self.times = program == ON_RAY
+        heard = subprocess.DEVNULL if program == ON_RAY else None  # Ray talks much
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ortet.swarm.server", str(number)],
+                [sys.executable, "-m", program, str(number)],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
+                stdout=heard,
+                stderr=heard,
                 start_new_session=True,
             )
         self._sock = ours
         self._ready = False
         try:
-            self._say(
-                {
-                    "opener": f"{opener.__module__}:{opener.__qualname__}",
-                    "task": msgspec.to_builtins(task),
-                    "score": msgspec.to_builtins(score),
-                    "around": surroundings(task, score),
-                    "lends": lends,
-                }
-            )
+            self._say(told)
         except BaseException:
             self.close()
             raise
@@ -64,6 +79,8 @@ class Crew:
             raise _gone() from error
         self._sock.settimeout(None)
         self._ready = True
+        if "kind" in reply:
+            raise _ERRORS.get(reply["error"], Unavailable)(reply["kind"], reply["message"])
         if "error" in reply:
             raise Invalid(
                 "bad_task",
@@ -79,9 +96,9 @@ class Crew:
         """End an attempt with all it has started; `wait` tells when it is gone."""
         self._say({"stop": i})
 
-    def wait(self, seconds: float | None, halt: Halt | None = None) -> tuple[int, int] | None:
-        """The next attempt that has ended, and its exit code; None when the time is over, or there
-        is a word to the driver."""
+    def wait(self, seconds: float | None, halt: Halt | None = None) -> Ended | None:
+        """The next attempt that has ended; None when the time is over, or there is a word to the
+        driver."""
         both = [self._sock] if halt is None else [self._sock, halt]
         if self._sock.fileno() not in readable(*both, seconds=seconds):
             return None
@@ -89,7 +106,7 @@ class Crew:
             message, _ = wire.receive(self._sock)
         except wire.Closed as error:
             raise _gone() from error
-        return message["ended"], message["code"]
+        return msgspec.convert(message, Ended)
 
     def close(self) -> None:
         self._sock.close()
@@ -100,6 +117,16 @@ class Crew:
             wire.send(self._sock, message)
         except (wire.Closed, OSError) as error:
             raise _gone() from error
+
+
+def telling(opener: Callable[..., Any], task: Work, score: Work | None) -> dict[str, Any]:
+    """What every one of these programs is told; `opener` opens the store."""
+    return {
+        "opener": f"{opener.__module__}:{opener.__qualname__}",
+        "task": msgspec.to_builtins(task),
+        "score": msgspec.to_builtins(score),
+        "around": surroundings(task, score),
+    }
 
 
 def _gone() -> Unavailable:

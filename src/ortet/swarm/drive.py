@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,16 @@ from ortet.session.swarming import SwarmResult, swarm_topic
 from ortet.store.faults import reach
 from ortet.swarm.attempt import Job
 from ortet.swarm.book import UNFINISHED, AttemptRow, Book, SwarmRow, told
-from ortet.swarm.crew import Crew
+from ortet.swarm.crew import Crew, Ended
 from ortet.swarm.plan import Plan
 from ortet.swarm.shares import affordable, give_back
 
 if TYPE_CHECKING:
     from ortet.session.session import Session
+
+
+_LOSSES = 4
+"""So often a try of an attempt may be lost: it may be what kills its node."""
 
 
 class _Live(msgspec.Struct):
@@ -47,6 +51,8 @@ class Drive:
         self._rows = book.attempts()
         self._live: dict[int, _Live] = {}
         self._slots = list(range(plan.parallel))
+        self._todo: deque[int] = deque()
+        self._losses: Counter[int] = Counter()
         self._gone: set[int] = set()
         self._stopped = False  # it was told to, and knows
 
@@ -83,6 +89,14 @@ class Drive:
         if held is not None and self._is_here(held.owner):
             leader = int(held.owner.split(":")[1])
         kill_run(row.mark, leader)
+        self._free(row)
+
+    def _free(self, row: AttemptRow) -> None:
+        """Let nobody write to the fork of a try that has ended: on another host its lease would
+        last. Whatever still lives there is refused."""
+        held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
+        if held is not None:
+            self._hub.catalog.seize(held)
 
     def _is_here(self, owner: str) -> bool:
         host = self._hub._parts.host
@@ -92,7 +106,8 @@ class Drive:
 
     def run(self, crew: Callable[[], Crew]) -> None:
         """Until every attempt has ended, or enough was found."""
-        todo = deque(row.i for row in self._rows if row.state == "waiting")
+        todo = self._todo
+        todo.extend(row.i for row in self._rows if row.state == "waiting")
         if not todo or self._is_enough():
             self._leave(todo)
             return
@@ -158,7 +173,7 @@ class Drive:
 
     def _await(self, staff: Crew) -> None:
         """Until one has ended, or has had its time."""
-        timeout, now = self._plan.timeout, time.monotonic()
+        timeout, now = None if staff.times else self._plan.timeout, time.monotonic()
         left = None
         if timeout is not None:
             ends = [one.began + timeout for one in self._live.values() if not one.why]
@@ -166,7 +181,7 @@ class Drive:
         ended = staff.wait(left, None if self._stopped else self._plan.halt)
         self._heed()
         if ended is not None:
-            self._took(*ended)
+            self._took(ended)
             return
         for i, one in self._live.items():
             if timeout is not None and time.monotonic() - one.began >= timeout:
@@ -184,17 +199,22 @@ class Drive:
             self._live[i].why = why
             staff.stop(i)
 
-    def _took(self, i: int, code: int) -> None:
+    def _took(self, ended: Ended) -> None:
         """A process has ended: what it said counts; if it said nothing, it died."""
-        live = self._live.pop(i)
+        i, live = ended.i, self._live.pop(ended.i)
         self._slots.append(live.slot)
         reach("swarm.ended")
         row = self._book.attempt(i)
         if row.state in UNFINISHED:
             seconds = time.monotonic() - live.began
-            row = self._write(replace(row, seconds=seconds, **self._cause(live.why, code)))
+            row = self._write(replace(row, seconds=seconds, **self._cause(live.why, ended)))
+            self._free(row)
             if row.fork is not None and self._row.terms.budget:
                 give_back(self._hub.catalog, self._session.row, row.fork.id)
+            if row.state == "waiting":
+                for fork in row.forks:
+                    drop_fork(self._hub, fork.id, fork.branch)
+                self._todo.append(i)
         self._rows[i] = row
         reach("swarm.recorded")
         self._show()
@@ -204,14 +224,28 @@ class Drive:
         if self._plan.progress is not None:
             self._plan.progress(self.result)
 
-    def _cause(self, why: str, code: int) -> dict[str, Any]:
+    def _cause(self, why: str, ended: Ended) -> dict[str, Any]:
         if why == "stopped":
             return {"state": "stopped", "reason": why, "error": self._enough()}
-        if why == "timeout":
+        if "timeout" in (why, ended.why):
             error = f"it took longer than {self._plan.timeout:g} s"
-            return {"state": "failed", "reason": why, "error": error}
+            return {"state": "failed", "reason": "timeout", "error": error}
+        if ended.why == "lost":
+            return self._lost(ended)
+        if ended.why:
+            return {"state": "failed", "reason": ended.why, "error": ended.error}
+        code = ended.code
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return {"state": "failed", "reason": "crash", "error": f"its process ended with {how}"}
+
+    def _lost(self, ended: Ended) -> dict[str, Any]:
+        """It is made again, as the same attempt, unless it shall count or may be the cause."""
+        self._losses[ended.i] += 1
+        times = self._losses[ended.i]
+        if self._plan.interrupted == "again" and times < _LOSSES:
+            return {"state": "waiting"}
+        often = f", for the {times}. time" if times > 1 else ""
+        return {"state": "failed", "reason": "lost", "error": f"{ended.error}{often}"}
 
     def _enough(self) -> str:
         told = self._plan.halt is not None and self._plan.halt.word

@@ -13,6 +13,7 @@ from ortet.given import CALL, FLAG, NUMBER, TEXT, TIMES, may_be, must_be
 from ortet.session.lifecycle import check_session
 from ortet.session.purses import check_amounts
 from ortet.session.swarming import Halt, Interrupted, Losers, SwarmResult, Watcher, Wish
+from ortet.swarm.place import Cluster, place_of
 from ortet.swarm.travel import Work, work_of
 
 _MERGE = "merge"
@@ -50,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
     interrupted: Interrupted
     progress: Watcher | None
     halt: Halt | None = None
+    on: Cluster | None = None
 
 
 def plan_of(wish: Wish) -> Plan:
@@ -68,8 +70,10 @@ def plan_of(wish: Wish) -> Plan:
         raise Invalid(
             "bad_task", "give a task, a function or a command, or the name of a swarm to go on with"
         )
-    task = None if wish.task is None else work_of(wish.task, "task")
-    score = None if wish.score is None else work_of(wish.score, "score")
+    on = place_of(wish.on, wish.needs)
+    far = on is not None
+    task = None if wish.task is None else work_of(wish.task, "task", far=far)
+    score = None if wish.score is None else work_of(wish.score, "score", far=far)
     return Plan(
         terms=Terms(
             n=wish.n,
@@ -89,6 +93,7 @@ def plan_of(wish: Wish) -> Plan:
         interrupted=wish.interrupted,
         progress=wish.progress,
         halt=wish.halt,
+        on=on,
     )
 
 

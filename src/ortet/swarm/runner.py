@@ -19,8 +19,9 @@ from ortet.session.swarming import SwarmResult, Wish, swarm_topic
 from ortet.store.faults import reach
 from ortet.swarm import book as books
 from ortet.swarm.book import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
-from ortet.swarm.crew import Crew
+from ortet.swarm.crew import HERE, ON_RAY, Crew, telling
 from ortet.swarm.drive import Drive
+from ortet.swarm.place import elsewhere
 from ortet.swarm.plan import Plan, differences, plan_of
 from ortet.swarm.shares import check_share
 from ortet.swarm.travel import work_of
@@ -33,8 +34,8 @@ _TRIES = 100
 
 
 class LocalSwarms:
-    """Swarms on this host. `opener` opens the store in the process of an attempt; it is a function
-    that can be imported."""
+    """Swarms that this host drives, wherever attempts run. `opener` opens the store in the process
+    of an attempt; it is a function that can be imported."""
 
     def __init__(self, opener: Callable[..., Any]) -> None:
         self._opener = opener
@@ -87,7 +88,10 @@ class LocalSwarms:
             raise Invalid(
                 "bad_task", f"the task of swarm {plan.name!r} is a function: give it again"
             )
-        return Crew(self._opener, plan.task, plan.score, lends=_lends(session, plan))
+        told = telling(self._opener, plan.task, plan.score)
+        if plan.on is None:
+            return Crew(HERE, {**told, "lends": _lends(session, plan)})
+        return Crew(ON_RAY, {**told, **elsewhere(session.hub, plan.on, plan.timeout)})
 
     def _begin(
         self, session: Session, plan: Plan, wish: Wish, lease: Lease, crew: Crew

@@ -45,7 +45,7 @@ class Server:
         self._opener: Callable[..., Any] = getattr(importlib.import_module(module), name)
         self._user = not privileged()
         self._zygotes: dict[int, Zygote] = {}
-        self._lends = bool(told["lends"])
+        self._lends = bool(told.get("lends"))
         self._running: dict[int, Job] = {}  # by pid
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -55,7 +55,8 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._woken)
-        rehearse(self._opener, self._zygote(0).lend() if self._lends else None)
+        if not told.get("once"):
+            rehearse(self._opener, self._zygote(0).lend() if self._lends else None)
         gc.collect()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
 
@@ -153,7 +154,7 @@ class Server:
                 kill_run(job.mark, -1)
             if code and job.slot in self._zygotes:  # it may have been killed in mid-sentence
                 self._zygotes.pop(job.slot).close()
-            wire.send(self._sock, {"ended": job.i, "code": code})
+            wire.send(self._sock, {"i": job.i, "code": code})
 
     def _strangers(self) -> bool:
         """Whether there may be processes that an attempt has left behind."""

@@ -1,7 +1,8 @@
 """How a task gets into another process: a command as it is, a function by its module's name.
 
 What only lives in this process, a lambda or a closure, travels by value where cloudpickle is
-installed and is refused elsewhere.
+installed and is refused elsewhere. To another host so does what a module defines that is not
+installed: nobody knows which version of it lies there, if any.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import pickle
 import runpy
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -35,14 +38,15 @@ class Work(msgspec.Struct, frozen=True):
     main: bool = False  # it needs the script of this process
 
 
-def work_of(given: Any, what: str) -> Work:
-    """Invalid("bad_task") for what is neither a command nor a function another process can have."""
+def work_of(given: Any, what: str, *, far: bool = False) -> Work:
+    """Invalid("bad_task") for what is neither a command nor a function another process can have;
+    `far`: one of another host."""
     if isinstance(given, str):
         if not given.strip() or "\0" in given:
             raise Invalid("bad_task", f"{what} is an empty command: give one, or a function")
         return Work(f"$ {given}", given)
     if callable(given):
-        return _function(given, what)
+        return _function(given, what, far=far)
     if isinstance(given, Sequence) and not isinstance(given, bytes):
         words = list(given)
         if words and all(isinstance(word, str) for word in words):
@@ -54,16 +58,19 @@ def work_of(given: Any, what: str) -> Work:
     )
 
 
-def _function(given: Callable[..., Any], what: str) -> Work:
+def _function(given: Callable[..., Any], what: str, *, far: bool) -> Work:
     label = (
         f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', repr(type(given)))}"
     )
+    if far and (module := _uninstalled(given)) is not None:
+        with _by_value_too(module):
+            return _by_value(given, label, what, None)
     try:
         data = pickle.dumps(given)
     except Exception as error:
         return _by_value(given, label, what, error)
     needs_main = _MAIN.encode() in data
-    if needs_main and _script() is None:
+    if needs_main and (far or _script() is None):
         return _by_value(given, label, what, None)
     return Work(label, pickled=base64.b64encode(data).decode(), main=needs_main)
 
@@ -84,6 +91,36 @@ def _by_value(given: Any, label: str, what: str, error: Exception | None) -> Wor
             "the top of a module, and open there what it needs",
         ) from cause
     return Work(label, pickled=base64.b64encode(data).decode())
+
+
+def _uninstalled(given: Callable[..., Any]) -> types.ModuleType | None:
+    """The module of a function, or of an object's class, unless all hosts can have it alike."""
+    name = getattr(given, "__module__", None) or type(given).__module__
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        return None
+    places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    real = os.path.realpath(file)
+    return None if any(real.startswith(os.path.realpath(x) + "/") for x in places) else module
+
+
+@contextmanager
+def _by_value_too(module: types.ModuleType) -> Iterator[None]:
+    """What it defines goes by value meanwhile."""
+    try:
+        cloudpickle = import_module("cloudpickle")
+    except ImportError:  # which is told where it is used
+        yield
+        return
+    known = module.__name__ in cloudpickle.list_registry_pickle_by_value()
+    if not known:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        if not known:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _script() -> dict[str, str] | None:

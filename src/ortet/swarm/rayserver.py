@@ -1,0 +1,201 @@
+"""The process that has attempts made by the nodes of a Ray cluster; see crew.ON_RAY.
+
+A process of its own, so that Ray's threads, signals and logs are not the user's. Ray never repeats
+a task: whether an attempt that was lost is made again is for the driver to say, who takes the old
+try its right to say anything first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NoReturn
+
+import msgspec
+
+from ortet.errors import OrtetError, Refused, Unavailable
+from ortet.machine import wire
+from ortet.swarm import raynode
+from ortet.swarm.place import Cluster
+
+_LEAVE = 10.0
+"""Seconds for good-byes to a cluster that may be gone."""
+
+
+class RayServer:
+    """Has each attempt made by a node that has what it needs, and tells how it ended."""
+
+    def __init__(self, sock: socket.socket, told: dict[str, Any]) -> None:
+        self._sock = sock
+        self._ray: Any = import_module("ray")
+        self._cluster = msgspec.convert(told["cluster"], Cluster)
+        self._told = told
+        self._refs: dict[int, Any] = {}
+        self._stopped: set[int] = set()
+        self._ended: deque[tuple[int, Any]] = deque()
+        self._wake, self._woken = os.pipe()
+        self._connect()
+        self._check()
+        self._perform = self._ray.remote(raynode.perform)
+
+    def serve(self) -> NoReturn:
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._sock, selectors.EVENT_READ)
+            waiting.register(self._wake, selectors.EVENT_READ)
+            with suppress(wire.Closed, OSError):
+                while True:
+                    for key, _ in waiting.select():
+                        if key.fileobj is self._sock:
+                            self._hear()
+                        else:
+                            os.read(self._wake, 1)
+                            self._tell(*self._ended.popleft())
+        self._leave()
+
+    def _connect(self) -> None:
+        try:
+            self._ray.init(
+                address=self._cluster.address,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
+        except Exception as error:
+            where = self._cluster.address
+            known = "RAY_ADDRESS, or a Ray of this host" if where == "auto" else where
+            raise Unavailable(
+                "no_cluster",
+                f"no Ray cluster answers at {known} ({_line(error)}): start one with "
+                "`ray start --head`, or give the address of one that runs",
+            ) from error
+
+    def _check(self) -> None:
+        """That there is a node that can do it, and that one of them reaches the store."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        if self._told["host"] and {node["NodeManagerHostname"] for node in nodes} != {
+            os.uname().nodename
+        }:
+            raise raynode.only_here(self._told["root"])
+        needs = self._cluster.totals
+        if not any(_has(node["Resources"], needs) for node in nodes):
+            words = ", ".join(f"{name} {amount:g}" for name, amount in self._cluster.needs.items())
+            raise Refused(
+                "no_node",
+                f"no node of the cluster has what an attempt needs ({words}): give less in needs=, "
+                "or add a node that has it",
+            )
+        look = self._ray.remote(raynode.look).options(num_cpus=0, max_retries=3)
+        try:
+            found = self._ray.get(look.remote(self._told))
+        except Exception as error:
+            raise Unavailable(
+                "no_node",
+                f"a node of the cluster cannot do it ({_line(error)}): install the same ortet[ray] "
+                "on every node",
+            ) from error
+        if found:
+            raise _Told(found)
+
+    def _hear(self) -> None:
+        message, _ = wire.receive(self._sock)
+        if "stop" in message:
+            self._stop(message["stop"])
+            return
+        job = message["job"]
+        i = int(job["i"])
+        options = {
+            **self._cluster.options,
+            "max_retries": 0,
+            "name": f"ortet {job['name']} {i}",
+            "scheduling_strategy": "SPREAD",
+        }
+        ref = self._perform.options(**options).remote(self._told, job)
+        self._stopped.discard(i)
+        self._refs[i] = ref
+        ref.future().add_done_callback(lambda done: self._over(i, done))
+
+    def _over(self, i: int, done: Any) -> None:
+        """In a thread of Ray."""
+        self._ended.append((i, done))
+        os.write(self._woken, b".")
+
+    def _stop(self, i: int) -> None:
+        if i in self._refs:
+            self._stopped.add(i)
+            with suppress(Exception):  # it has ended meanwhile
+                self._ray.cancel(self._refs[i], force=True)
+
+    def _tell(self, i: int, done: Any) -> None:
+        del self._refs[i]
+        error = done.exception()
+        if error is None:
+            said = done.result()
+        elif i in self._stopped:
+            said = {"code": -9}
+        elif isinstance(error, self._ray.exceptions.RayTaskError):
+            said = {"why": "error", "error": f"a node could not begin it ({_line(error)})"}
+        else:
+            said = {"why": "lost", "error": f"its worker was lost ({_line(error)})"}
+        wire.send(self._sock, {"i": i, **said})
+
+    def _leave(self) -> NoReturn:
+        """Nobody waits any more: what still runs is ended. Were the cluster gone, Ray would wait
+        for it; so does a thread, for a while."""
+        away = threading.Thread(target=self._bye, daemon=True)
+        away.start()
+        away.join(_LEAVE)
+        os._exit(0)
+
+    def _bye(self) -> None:
+        for i in list(self._refs):
+            self._stop(i)
+        with suppress(Exception):
+            self._ray.shutdown()
+
+
+class _Told(Exception):
+    """An error as a node tells it."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(found["message"])
+        self.found = found
+
+
+def _has(resources: dict[str, float], needs: dict[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= amount for name, amount in needs.items())
+
+
+def _line(error: BaseException) -> str:
+    """What Ray says takes pages: the line that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = lines[-1] if "Traceback" in str(error) else lines[0]
+    return f"{type(error).__name__}: {line}"[:500]
+
+
+def main() -> NoReturn:
+    """Connect, see that it can be done, say so, and serve."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        told, _ = wire.receive(sock)
+        try:
+            server = RayServer(sock, told)
+        except _Told as error:
+            wire.send(sock, error.found)
+            os._exit(1)
+        except OrtetError as error:
+            wire.send(sock, {**error.as_dict(), "details": {}})
+            os._exit(1)
+        wire.send(sock, {"ready": os.getpid()})
+    except wire.Closed:
+        os._exit(0)
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

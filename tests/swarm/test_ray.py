@@ -1,0 +1,246 @@
+"""Swarms on the nodes of a real Ray cluster, each with a cache of its own as another host has; and
+one of them is killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.ray_cluster import RayCluster
+
+from ortet.config import open_hub
+from ortet.errors import Invalid, Refused, Unsupported
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.session.swarming import SwarmResult
+from ortet.swarm import raynode
+from ortet.swarm.attempt import Job
+from ortet.swarm.book import Book, SwarmRow, create
+from ortet.swarm.crew import telling
+from ortet.swarm.place import Cluster, elsewhere
+from ortet.swarm.plan import Keep, Terms
+from ortet.swarm.travel import work_of
+
+WAIT = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    place = tmp_path_factory.mktemp("north") / "north"
+    with closing(RayCluster(env={"XDG_CACHE_HOME": str(place)}, north=2)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """On a store that many hosts share."""
+    schema = new_schema()
+    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+    with open_hub(url, environ={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "here")}) as hub:
+        yield hub
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def joined(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host is a node: on="ray" finds the cluster."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+
+
+def states(result: SwarmResult) -> list[str]:
+    return [one.state if one.state != "failed" else one.reason for one in result.attempts]
+
+
+def until(met: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT
+    while not met():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def note(session: Session, word: str) -> None:
+    """Leave a line where the test finds it; whole, though others write, too."""
+    fd = os.open(str(session.notes()["marks"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(fd, f"{word}\n".encode())
+    os.close(fd)
+
+
+def write(session: Session, i: int) -> str:
+    session.run(f"echo {i} > answer")
+    session.learn(f"learned by {i}")
+    return os.path.basename(os.environ["XDG_CACHE_HOME"])
+
+
+def answer(session: Session, i: int) -> int:
+    return int(session.run("cat answer").stdout)
+
+
+def fail(session: Session, i: int) -> int:
+    """Each in another way; the last is fine."""
+    if i == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if i == 1:
+        raise RuntimeError("it went wrong")
+    while i == 2:
+        time.sleep(60)
+    session.spend(usd=0.1)
+    return i
+
+
+def sink(session: Session, i: int) -> int:
+    """What begins on the node that is doomed never ends."""
+    node = os.path.basename(os.environ["XDG_CACHE_HOME"])
+    note(session, f"began {i} {node} {os.getpid()}")
+    session.learn(f"learned by {i} on {node}")
+    while node == "doomed":
+        time.sleep(60)
+    note(session, f"done {i}")
+    return i
+
+
+@pytest.mark.usefixtures("joined")
+def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "answer").write_text("none\n")
+    session = hub.session("far", workspace=work)
+    shown: list[SwarmResult] = []
+    options: dict[str, Any] = {"score": answer, "on": "ray", "harvest": True}
+    result = session.swarm(
+        write, n=3, parallel=2, needs={"cpu": 1, "north": 1}, progress=shown.append, **options
+    )
+    assert states(result) == ["done"] * 3, [one.error for one in result.attempts]
+    assert [one.value for one in result.attempts] == ["north"] * 3
+    assert [one.tries for one in result.attempts] == [1] * 3
+    assert (work / "answer").read_text() == "2\n"
+    assert sorted(fact.text for fact in session.facts()) == [f"learned by {i}" for i in range(3)]
+    assert [row.name for row in hub.sessions()] == ["far"]
+    assert [row.name for row in hub.registry.all()] == [session.row.branch]
+    assert {"running", "finished"} <= {one.state for one in shown}
+    hub.verify()
+    with pytest.raises(Refused, match="no node of the cluster has what"):
+        session.swarm(write, n=1, on="ray", needs={"unicorn": 1})
+
+
+def test_a_client_that_is_no_node_sends_what_it_has(cluster: RayCluster, tmp_path: Path) -> None:
+    """What goes wrong is told as on one host. All nodes are this one: its directory will do."""
+    more = 5
+    with open_hub(tmp_path / "store") as hub:
+        session = hub.session("near", budget={"usd": 1.0})
+        result = session.swarm(
+            lambda s, i: fail(s, i) + more,
+            n=4,
+            parallel=4,
+            timeout=5,
+            budget={"usd": 0.2},
+            on=cluster.url,
+        )
+        assert states(result) == ["crash", "error", "timeout", "done"]
+        assert "it went wrong" in result.attempts[1].error
+        assert (result.kept, result.winners[0].score) == ([3], 8)
+        assert session.budget_left()["usd"] == pytest.approx(0.9)
+        assert [row.name for row in hub.sessions()] == ["near"]
+
+
+@pytest.mark.usefixtures("joined")
+def test_a_node_is_killed_in_the_middle(cluster: RayCluster, hub: Hub, tmp_path: Path) -> None:
+    """What it had begun is made elsewhere, as the same attempts; none has two results."""
+    marks = tmp_path / "marks"
+    places = {name: str(tmp_path / name) for name in ("south", "doomed")}
+    _, doomed = (cluster.add(env={"XDG_CACHE_HOME": place}) for place in places.values())
+    session = hub.session("storm")
+    session.note("marks", str(marks))
+
+    def begun() -> list[list[str]]:
+        return [line.split() for line in lines(marks) if "doomed" in line]
+
+    def strike() -> None:
+        until(lambda: len(begun()) > 0, "nothing began on the node")
+        doomed.kill()
+
+    storm = threading.Thread(target=strike)
+    storm.start()
+    result = session.swarm(sink, n=6, parallel=6, harvest=True, on="ray")
+    storm.join()
+    lost = {int(words[1]) for words in begun()}
+    assert states(result) == ["done"] * 6, result.attempts
+    assert [one.score for one in result.attempts] == [0, 1, 2, 3, 4, 5]
+    assert {one.i for one in result.attempts if one.tries > 1} >= lost
+    done = [line for line in lines(marks) if line.startswith("done")]
+    assert sorted(done) == [f"done {i}" for i in range(6)]
+    facts = sorted(fact.text.split(" on ")[0] for fact in session.facts())
+    assert facts == [f"learned by {i}" for i in range(6)]
+    assert not any("doomed" in fact.text for fact in session.facts())
+    assert [row.name for row in hub.sessions()] == ["storm"]
+    until(lambda: not [x for x in begun() if os.path.exists(f"/proc/{x[3]}")], "it outlived it")
+    hub.verify()
+
+
+def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
+    """Whatever Ray repeats: who comes second finds the attempt taken."""
+    with open_hub(tmp_path / "store") as hub:
+        session = hub.session("twice")
+        point = session.commit("point")
+        lease = hub.catalog.acquire("swarm:twice", "us", 10**12)
+        terms = Terms(n=1, keep=Keep(), task="", score="")
+        row = SwarmRow(hub.new_id(), "two", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
+        book = Book(hub.catalog, session.id, create(hub.catalog, session.id, row, lease).id)
+        work = work_of("echo 7", "task", far=True)
+        told = {
+            **telling(open_hub, work, None),
+            **elsewhere(hub, Cluster("auto", {"cpu": 1}), None),
+        }
+        job = Job(
+            root=hub.url,
+            session=session.id,
+            swarm=row.id,
+            name="two",
+            point=point.oid,
+            i=0,
+            version=book.attempt(0).version,
+            tail="two-0",
+            mark="twice-is-nice",
+            slot=0,
+            scored=True,
+        )
+        assert raynode.look(told) == {}
+        said = [raynode.perform(told, msgspec.to_builtins(job)) for _ in range(2)]
+        found = book.attempt(0)
+        assert (found.state, found.score, len(found.forks)) == ("done", 7, 1)
+        assert said[1]["why"] == "lost"
+        assert raynode.look({**told, "version": "0"})["kind"] == "other_version"
+        assert raynode.look({**told, "host": "another"})["kind"] == "store_elsewhere"
+        assert raynode.look({**told, "root": str(tmp_path / "none")})["kind"] == "no_store_there"
+        assert raynode.perform({**told, "host": "another"}, {})["why"] == "error"
+    raynode.leave()
+
+
+def test_what_cannot_be_done_is_said_before_anything_is(tmp_path: Path, monkeypatch: Any) -> None:
+    with open_hub(tmp_path / "store") as hub:
+        session = hub.session("no")
+        for wrong in ({"on": "cloud"}, {"on": "ray://"}, {"on": 1}, {"needs": {"cpu": 1}}):
+            with pytest.raises(Invalid):
+                session.swarm("true", **wrong)
+        wants: list[Any] = [{"cpu": -1}, {"cpu": "2"}, {"": 1}, [1]]
+        for needs in wants:
+            with pytest.raises(Invalid):
+                session.swarm("true", on="ray", needs=needs)
+        with pytest.raises(Invalid, match="cannot be sent"):
+            session.swarm(lambda s, i: hub, on="ray")
+        monkeypatch.setattr("ortet.swarm.place.find_spec", lambda name: None)
+        with pytest.raises(Unsupported, match=r'pip install "ortet\[ray\]"'):
+            session.swarm("true", on="ray")
+        assert hub.swarms.all(session) == []
