@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +18,13 @@ import msgspec
 import pytest
 from tests.postgres_server import drop_schema, new_schema, shared
 from tests.ray_cluster import RayCluster
+from tests.swarm import tasks
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, Refused, Unsupported
 from ortet.session.hub import Hub
 from ortet.session.session import Session
-from ortet.session.swarming import SwarmResult
+from ortet.session.swarming import Halt, SwarmResult
 from ortet.swarm import raynode
 from ortet.swarm.attempt import Job
 from ortet.swarm.book import Book, SwarmRow, create
@@ -31,6 +34,14 @@ from ortet.swarm.plan import Keep, Terms
 from ortet.swarm.travel import work_of
 
 WAIT = 120.0
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = """
+import ortet
+from tests.swarm import tasks
+
+with ortet.open("{url}") as hub:
+    hub.session("left").swarm(tasks.block, n=3, parallel=3, name="on", on="ray")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +144,45 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
     hub.verify()
     with pytest.raises(Refused, match="no node of the cluster has what"):
         session.swarm(write, n=1, on="ray", needs={"unicorn": 1})
+    result = session.swarm(write, n=2, keep=2, **options)
+    one = hub.session(result.winners[0].session)
+    assert (one.run("cat answer").stdout, (work / "answer").read_text()) == ("1\n", "2\n")
+
+
+@pytest.mark.usefixtures("joined")
+def test_its_driver_is_killed_in_the_middle(hub: Hub, tmp_path: Path) -> None:
+    """What ran ends; who goes on makes what was not done, and can be stopped."""
+    marks = tmp_path / "marks"
+    with hub.session("left") as session:
+        session.note("marks", str(marks))
+    code = DRIVER.format(url=hub.url)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "here"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env) as driver:
+        try:
+            until(lambda: len(lines(marks)) == 2, "they have not begun")
+        finally:
+            driver.kill()
+
+    def living() -> list[str]:
+        pids = [line.split()[1] for line in lines(marks)]
+        return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+    until(lambda: not living(), "they outlived their driver")
+
+    def stop() -> None:
+        until(lambda: len(lines(marks)) == 4, "they have not begun again")
+        halt.stop()
+
+    with Halt() as halt:
+        enough = threading.Thread(target=stop)
+        enough.start()
+        session = hub.session("left")
+        result = session.swarm(tasks.block, n=3, parallel=3, name="on", on="ray", halt=halt)
+        enough.join()
+    until(lambda: not living(), "they were not stopped")
+    assert states(result) == ["done", "stopped", "stopped"]
+    assert [one.tries for one in result.attempts] == [1, 2, 2]
+    assert [row.name for row in hub.sessions()] == ["left"]
 
 
 def test_a_client_that_is_no_node_sends_what_it_has(cluster: RayCluster, tmp_path: Path) -> None:
