@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ortet.surface.cli import cli
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNIT = DEPLOY / "ortet.service"
+CONDITIONS = ("service_started", "service_healthy", "service_completed_successfully")
 
 
 def compose() -> dict[str, Any]:
@@ -99,6 +101,50 @@ def test_the_address_leads_to_the_other_services() -> None:
     assert f"-name {bucket.bucket} " in services["prepare"]["command"][0]
     assert {"database", "objects", signal.host} <= set(services)
     assert services["signal"]["command"][1:3] == ["--save", ""]  # what was erased must not stay
+
+
+def test_what_compose_names_is_there() -> None:
+    """As `docker compose config` would find, which needs no Docker here."""
+    file = compose()
+    services = file["services"]
+    known = {"image", "build", "command", "entrypoint", "environment", "depends_on", "restart"}
+    known |= {"stop_grace_period", "read_only", "tmpfs", "cap_drop", "security_opt", "volumes"}
+    known |= {"ports", "healthcheck", "configs"}
+    for name, service in services.items():
+        assert set(service) <= known, name
+        assert ":" in service["image"] or "build" in service, name  # a release, or ours
+        waits = service.get("depends_on", [])
+        assert set(waits) <= set(services) - {name}
+        for other, how in waits.items() if isinstance(waits, dict) else ():
+            assert how["condition"] in CONDITIONS
+            assert ("healthcheck" in services[other]) == (how["condition"] == "service_healthy")
+        for volume in service.get("volumes", []):
+            source, target = volume.split(":")[:2]
+            assert target.startswith("/")
+            assert source in file["volumes"] or (DEPLOY / source).is_file()
+        for config in service.get("configs", []):
+            assert config["source"] in file["configs"]
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), "others are let in by who puts TLS in front"
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
+        *sources, _ = line.split()
+        for source in sources:
+            assert (DEPLOY.parent / source).exists(), source
+    (extras,) = re.findall(r"/src\[([\w,]+)\]", text)
+    offered = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    assert set(extras.split(",")) <= set(offered["project"]["optional-dependencies"])
+    assert offered["project"]["readme"] in text
+    (release,) = re.findall(r"^FROM python:3\.(\d+)-slim$", text, re.MULTILINE)
+    assert f">=3.{release}" in offered["project"]["requires-python"].replace(" ", "")
+
+
+def test_what_the_proxy_asks_is_answered() -> None:
+    (path,) = re.findall(r"option httpchk GET (\S+)", (DEPLOY / "haproxy.cfg").read_text())
+    assert path in (DEPLOY.parent / "src/ortet/surface/http/health.py").read_text()
 
 
 def test_the_proxy_knows_each_server() -> None:
