@@ -38,6 +38,10 @@ def cpu(size: int) -> str:
     return f"scale-cpu-{size}"
 
 
+def server_cpu(size: int) -> str:
+    return f"scale-server-{size}"
+
+
 def _grows(size: int) -> Judge:
     """More than with one connection, and no fewer than with the number before: a twentieth less
     is noise."""
@@ -95,7 +99,11 @@ ROWS = (
         Row(rate(size), f"appends with {size} connections", "a second", *_asked(size))
         for size in SIZES
     ),
-    *(Row(cpu(size), f"CPU of the client for one of {size}", "us", "") for size in SIZES),
+    *(Row(cpu(size), f"CPU of the clients for each, {size} at once", "us", "") for size in SIZES),
+    *(
+        Row(server_cpu(size), f"CPU of PostgreSQL for each, {size} at once", "us", "")
+        for size in SIZES
+    ),
     Row(
         "scale-open",
         "opening a session of 100 events; full: among 20 000 sessions, 2 million events",

@@ -58,6 +58,14 @@ class Servers(msgspec.Struct, frozen=True):
         assert row is not None
         return int(row[0])
 
+    def backends_cpu(self, name: str) -> float:
+        """Microseconds of all processes that serve a database at this moment."""
+        asked = "SELECT pid FROM pg_stat_activity WHERE datname = %s"
+        with psycopg.connect(self.database("postgres")) as connection:
+            pids = [pid for (pid,) in connection.execute(asked, (name,)).fetchall()]
+        files = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+        return sum(int(file.read_text().split()[0]) for file in files if file.exists()) / 1000
+
     def bucket_objects(self, name: str) -> list[int]:
         """Sizes of the objects of a store."""
         store = S3Store(

@@ -37,6 +37,7 @@ from scale_rows import (
     append,
     cpu,
     rate,
+    server_cpu,
 )
 from scale_servers import Servers
 from session_peers import Peer, running
@@ -50,7 +51,7 @@ SAYS = 3
 
 
 def all_rows(plan: Plan) -> Iterator[Sample]:
-    loads = [name(size) for size in SIZES for name in (append, rate, cpu)]
+    loads = [name(size) for size in SIZES for name in (append, rate, cpu, server_cpu)]
     with scale_servers.started(plan.place) as servers:
         for wanted, measured in (
             (GRAPH, _graph),
@@ -163,42 +164,49 @@ def _committed(ours: Peer, texts: list[str], count: int) -> Iterator[Sample]:
 
 def _loads(plan: Plan, servers: Servers) -> Iterator[Sample]:
     counts = plan.counts
-    url, table = servers.store("loads"), servers.made("loads_bare")
-    with ortet.open(url):  # made once
+    tables = servers.made("loads_bare")
+    servers.made("loads")
+    with ortet.open(servers.store("loads", "loads")):  # made once
         pass
     with running(Path(sys.executable), {BARE: "bare"}, plan.place / "made", child=CHILD) as (one,):
-        one.ask("begin", url=table)
+        one.ask("begin", url=tables)
     for size, connections in zip(SIZES, counts.connections, strict=True):
-        yield from _load(plan, url, THREADS, (size, connections), processes=1)
+        yield from _load(plan, servers, THREADS, size, shares=[range(connections)])
         if size != SIZES[0]:
-            yield from _load(plan, url, SPREAD, (size, connections), processes=counts.processes)
-        yield from _load(plan, table, BARE, (size, connections), processes=1)
+            spread = [
+                range(connections)[one :: counts.processes] for one in range(counts.processes)
+            ]
+            yield from _load(plan, servers, SPREAD, size, shares=spread)
+        yield from _load(plan, servers, BARE, size, shares=[range(connections)])
 
 
 def _load(
-    plan: Plan, url: str, system: str, sizes: tuple[int, int], *, processes: int
+    plan: Plan, servers: Servers, system: str, size: int, *, shares: Sequence[range]
 ) -> Iterator[Sample]:
-    """So many at once, in so many processes, which begin together."""
-    size, connections = sizes
-    word = "bare" if system == BARE else "ortet"
-    kinds = {f"{system} {one}": f"{word}-{one}" for one in range(processes)}
+    """A process for each share of those who append; all begin together."""
+    ours, seconds = system != BARE, plan.counts.seconds
+    url = servers.store("loads", "loads") if ours else servers.database("loads_bare")
+    word, database = ("ortet", "loads") if ours else ("bare", "loads_bare")
+    kinds = {f"{system} {one}": f"{word}-{one}" for one in range(len(shares))}
     place = plan.place / f"load-{size}-{system.replace(' ', '-')}"
     with (
         running(Path(sys.executable), kinds, place, child=LOAD) as children,
-        ThreadPoolExecutor(processes) as pool,
+        ThreadPoolExecutor(len(shares)) as pool,
     ):
-        shares = [range(connections)[one::processes] for one in range(processes)]
 
-        def begin(child: Peer, share: Sequence[int]) -> None:
-            names = [f"load-{size}-{processes}-{number}" for number in share]
-            child.ask("begin", url=url, names=names, seconds=plan.counts.seconds)
+        def begin(child: Peer, share: range) -> None:
+            names = [f"load-{size}-{len(shares)}-{number}" for number in share]
+            child.ask("begin", url=url, names=names, seconds=seconds)
 
         list(pool.map(begin, children, shares))
+        before = servers.backends_cpu(database)
         told = list(pool.map(lambda child: child.ask("go"), children))
+        after = servers.backends_cpu(database)
     spent = [value for one in told for value in one["ms"]]
     yield Sample(append(size), system, spent)
-    yield Sample(rate(size), system, [len(spent) / plan.counts.seconds])
-    yield Sample(cpu(size), system, [sum(one["cpu"] for one in told) / len(told)])
+    yield Sample(rate(size), system, [len(spent) / seconds])
+    yield Sample(cpu(size), system, [sum(one["cpu"] for one in told) / len(spent)])
+    yield Sample(server_cpu(size), system, [(after - before) / len(spent)])
 
 
 def _full(plan: Plan, servers: Servers) -> Iterator[Sample]:
