@@ -94,18 +94,21 @@ def test_sessions_that_are_open_share_the_connections_of_their_server(tmp_path: 
             say(client, path, f"hello {number}")
             return path
 
-        end = time.monotonic() + WAIT
+        end = time.monotonic() + 2 * WAIT
         with ThreadPoolExecutor(8) as pool:
             paths = list(pool.map(begin, range(40)))
             while "ortet_rooms 40" not in client.ask("GET", "/metrics").body.decode().splitlines():
                 assert time.monotonic() < end
                 list(pool.map(say, [client] * 40, paths, ["again"] * 40))
-        with psycopg.connect(farm.database) as connection:
-            found = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'forty'"
-            ).fetchone()
-        assert found is not None
-        assert found[0] <= 6 + 1  # that hears
+        while _connections(farm, "forty") > 6 + 1:  # that hears; one that was closed stays a moment
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def _connections(farm: Farm, name: str) -> int:
+    with psycopg.connect(farm.database) as connection:
+        asked = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+        return len(connection.execute(asked, (name,)).fetchall())
 
 
 def test_with_a_bucket_and_a_valkey_that_is_killed(tmp_path: Path, s3: str) -> None:
@@ -146,6 +149,7 @@ def test_clocks_that_differ_by_minutes(farm: Farm, tmp_path: Path) -> None:
         turn((early, late)[number % 2].client(), path, text)
     turn(early.client(), path, "held")
     early.process.send_signal(signal.SIGSTOP)
+    farm.prolong(early)
     try:  # its lease counts, whatever another's clock says
         body = {"role": "user", "content": "stolen"}
         reply = late.client().ask("POST", f"{path}/messages", body)

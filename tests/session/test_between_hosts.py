@@ -126,7 +126,7 @@ def _forward(listener: socket.socket, connect: Connect) -> Callable[[], None]:
                 threading.Thread(target=serve, args=(client,), daemon=True).start()
 
     def serve(client: socket.socket) -> None:
-        with client, connect() as server:
+        with suppress(OSError), client, connect() as server:
             back = threading.Thread(target=_pass, args=(server, client), daemon=True)
             back.start()
             _pass(client, server)
