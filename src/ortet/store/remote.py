@@ -4,7 +4,7 @@ bucket when `flush` returns; what was read is kept on this host."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from ortet.backend.epochs import Epochs
 from ortet.backend.owing import Owing
 from ortet.backend.uploads import QueuedBucket
 from ortet.codec import Hasher
-from ortet.errors import NotFound
+from ortet.errors import NotFound, Refused, Unavailable
 from ortet.ids import Clock, Oid, Random
+from ortet.store import frame
 from ortet.store.abc import Kind
 from ortet.store.gate import Gate
 from ortet.store.kept import LIMIT, Kept
@@ -155,6 +156,38 @@ class RemoteWriter(Writer):
 
     _packs = True
 
+    def _write(self, items: Sequence[frame.Item], *, packed: bool) -> None:
+        try:
+            super()._write(items, packed=packed)
+        except (Refused, Unavailable) as error:
+            if error.kind not in ("disk_full", "disk_reserve"):
+                raise
+            self._do_without_disk(error)
+            super()._write(items, packed=packed)
+
+    def _do_without_disk(self, error: Refused | Unavailable) -> None:
+        """Until the next flush ends, what is on its way to the bucket is in memory only. What this
+        host promises to keep until it is there cannot be."""
+        if not self._far.in_bucket_only():
+            raise type(error)(
+                error.kind,
+                f'{error.message}; or commit with durable="remote", which needs no room here',
+                **error.details,
+            ) from error
+        with self._appending:
+            if self._tail is not None and not self._far.is_in_memory(self._tail):
+                self._tail = None  # it is sealed with the others
+            self._far.without_disk = True
+
+    def _check_room(self, tail: Tail, size: int) -> None:
+        if not self._far.is_in_memory(tail):
+            super()._check_room(tail, size)
+
+    @property
+    def _far(self) -> RemoteShelf:
+        assert isinstance(self._shelf, RemoteShelf)
+        return self._shelf
+
     def _sync(self) -> None:
         self._wait_for_seals()
         with self._appending:
@@ -162,6 +195,7 @@ class RemoteWriter(Writer):
             tails = self._shelf.mine
         for tail in tails:
             self._shelf.seal(tail)
+        self._far.without_disk = False
         while self._owed:
             tail = self._owed.pop()
             try:

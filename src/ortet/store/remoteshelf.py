@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from ortet.backend.abc import Bucket
+from ortet.backend.uploads import QueuedBucket
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.store.group import SUFFIX as GROUP
@@ -26,6 +27,8 @@ from ortet.store.tail import Tail, pack_key, storage_error
 _PREFIX = "packs/"
 GONE = ".gone"
 """Beside a pack: a sweep is about to delete it, and has copied what lives."""
+_MEMORY = "memory-"
+"""What names a tail that is no file."""
 _STRANGE = 16
 """So many packs without an index here are worth fetching those that cover many."""
 
@@ -49,6 +52,7 @@ class RemoteShelf(Shelf):
         super().__init__(root, bucket, key_id=key_id, new_id=new_id)
         self.condemned: frozenset[str] = frozenset()
         self._kept = kept
+        self.without_disk = False  # there is no room for tails
         self._drop_left_tails()
 
     def _drop_left_tails(self) -> None:
@@ -136,7 +140,17 @@ class RemoteShelf(Shelf):
     def take_tail(self) -> Tail:
         return self.new_tail()
 
+    def in_bucket_only(self) -> bool:
+        """Whether what is flushed now is in the bucket then, and nothing of it need be here."""
+        return not isinstance(self._bucket, QueuedBucket) or self._bucket.direct
+
+    def is_in_memory(self, tail: Tail) -> bool:
+        return tail.key.startswith(_MEMORY)
+
     def _create(self) -> Tail:
+        if self.without_disk:
+            path = self._root.tail(f"{_MEMORY}{self._new_id()}")
+            return Tail(path, File(os.memfd_create(path.name)), key_id=self._key_id)
         attempt = 0
         while True:
             id_ = self._new_id() + (f"-{attempt}" if attempt else "")
@@ -168,7 +182,7 @@ class RemoteShelf(Shelf):
         """Put all that is in a tail, ours or a parent's, into the bucket."""
         for attempt in count():
             # clocks and randomness of several hosts, or one that was copied, may meet
-            id_ = tail.id + (f"-{attempt}" if attempt else "")
+            id_ = tail.id.removeprefix(_MEMORY) + (f"-{attempt}" if attempt else "")
             try:
                 self._put(pack_key(id_), tail)
                 break
@@ -183,7 +197,7 @@ class RemoteShelf(Shelf):
         return pack
 
     def _put(self, key: str, tail: Tail) -> None:
-        if tail.end <= WHOLE:
+        if tail.end <= WHOLE or self.is_in_memory(tail):
             self._bucket.put(key, tail.read(0, tail.end))
             return
         copy = tail.path.with_suffix(f".{os.getpid()}.part")

@@ -151,7 +151,7 @@ class Writer:
             tail = self._tail
             if tail is None:
                 tail = self._tail = self._shelf.take_tail()
-            self._space.check(len(data))
+            self._check_room(tail, len(data))
             roomy = len(data) < _SMALL and self._space.is_ample()
             offset = tail.append(data, items, roomy=roomy)
             full = tail.full(self._seal_at)
@@ -166,6 +166,11 @@ class Writer:
             with self._lock:
                 self._sealing = {job for job in self._sealing if not job.done()}
                 self._sealing.add(self._threads().submit(self._seal, tail))
+
+    def _check_room(self, tail: Tail, size: int) -> None:
+        """Refused when a tail must not be so many bytes longer."""
+        del tail
+        self._space.check(size)
 
     def _pack(self, items: Sequence[frame.Item]) -> bytes:
         try:
