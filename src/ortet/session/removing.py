@@ -15,7 +15,7 @@ from ortet.session.holds import check_hold
 from ortet.session.inbox import kind_of as kind_of_letters
 from ortet.session.inbox import letters
 from ortet.session.lifecycle import SessionRow
-from ortet.session.traces import left_outside
+from ortet.session.traces import drop_beside, left_outside
 from ortet.session.vault import KIND as VAULT
 from ortet.store.faults import reach
 
@@ -68,7 +68,10 @@ def finish(hub: Hub) -> None:
     for row in hub.catalog.rows(_LEFT):
         hub.bucket.delete([item.key for item in hub.bucket.list(f"archives/{row.key}/")])
         reach("remove.archives")
-        _drop_timelines(hub.catalog, decode(list[str], row.value))
+        own = decode(list[str], row.value)
+        for timeline in own:
+            drop_beside(hub.catalog, timeline)
+        _drop_timelines(hub.catalog, own)
         hub.catalog.drop_row(_LEFT, row.key)
 
 

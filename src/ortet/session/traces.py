@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import RowChange
+from ortet.backend.abc import Catalog, RowChange
 from ortet.codec import decode
 from ortet.errors import Conflict
 from ortet.graph.records import Header
@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 DERIVED = "derived"
 """Rows of this kind, by the id of a session, hold what an adapter can make again of its journal:
 where to look, nothing of what was said."""
+
+
+def beside(timeline: str) -> str:
+    """The kind of rows whose keys are the kinds of rows that an adapter keeps for a timeline, made
+    of its events: those go with it."""
+    return f"beside/{timeline}"
+
+
+def drop_beside(catalog: Catalog, timeline: str) -> None:
+    while kinds := catalog.rows(beside(timeline)):
+        for one in kinds:
+            while page := catalog.rows(one.key):
+                gone = [RowChange(one.key, row.key, None) for row in page]
+                catalog.move([], verb="index", actor="", rows=gone)
+            catalog.drop_row(one.kind, one.key)
 
 
 def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[tuple[str, str]]:

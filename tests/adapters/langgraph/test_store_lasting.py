@@ -14,6 +14,7 @@ from tests.remote_server import serving
 
 import ortet
 from ortet.config import open_hub
+from ortet.errors import Conflict
 from ortet.surface.langgraph import OrtetStore
 from ortet.testing.clock import ManualClock
 
@@ -227,10 +228,42 @@ def test_rows_are_made_of_the_journal_again(hub: ortet.Hub) -> None:
     rows = [(row.key, row.value) for row in hub.catalog.rows(kind)]
     for key, _ in rows:
         hub.catalog.drop_row(kind, key)
-    hub.catalog.drop_row("langgraph-items", timeline)
+    hub.catalog.drop_row(f"beside/{timeline}", kind)
     again: Any = OrtetStore(hub)
     assert again.search((), limit=100) == before
     assert [(row.key, row.value) for row in hub.catalog.rows(kind)] == rows
+
+
+def test_what_is_removed_leaves_no_rows(hub: ortet.Hub) -> None:
+    store: Any = OrtetStore(hub)
+    for number in range(3):
+        store.put(("a",), str(number), {"n": number})
+    id_, timeline = store._journal.session, store._journal.timeline()
+    assert len(hub.catalog.rows(f"langgraph-item/{timeline}")) == 3
+    hub.remove(id_)
+    assert hub.catalog.rows(f"langgraph-item/{timeline}") == []
+    assert hub.catalog.rows(f"beside/{timeline}") == []
+    assert store.get(("a",), "1") is None
+    store.put(("a",), "1", {"n": "anew"})
+    assert store.get(("a",), "1").value == {"n": "anew"}
+
+
+def test_who_puts_into_what_has_ended_is_told_what_to_do(hub: ortet.Hub) -> None:
+    store: Any = OrtetStore(hub)
+    store.put(("a",), "1", {"n": 1})
+    hub.session("langgraph-store").close()
+    with pytest.raises(Conflict, match=r"is closed.*OrtetStore\(hub, name=") as caught:
+        store.put(("a",), "1", {"n": 2})
+    assert "unarchive" not in str(caught.value)
+    assert store.get(("a",), "1").value == {"n": 1}
+    more: Any = OrtetStore(hub, name="more")
+    more.put(("a",), "1", {"n": 2})
+    hub.archive("more")
+    with pytest.raises(Conflict, match=r"is archived.*hub\.unarchive\('more'\)"):
+        more.put(("a",), "1", {"n": 3})
+    hub.unarchive("more")
+    more.put(("a",), "1", {"n": 3})
+    assert more.get(("a",), "1").value == {"n": 3}
 
 
 def test_what_was_trimmed_is_read_from_commits(hub: ortet.Hub) -> None:

@@ -16,6 +16,7 @@ from ortet.errors import Conflict, Corrupt, Refused
 from ortet.journal.events import Draft, Event, Tip
 from ortet.session.guest import line_of
 from ortet.session.lifecycle import ARCHIVED, CLOSED, SessionRow
+from ortet.session.traces import beside, drop_beside
 from ortet.surface.langgraph.store_items import (
     EXPIRED,
     Entry,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from ortet.journal.line import Line
     from ortet.session.hub import Hub
 
-MADE = "langgraph-items"
-"""Rows of this kind, by timeline, say that its items have rows."""
 _TRIES = 1000
 _PAGE = 1000
 _NEAR = 50
@@ -87,7 +86,7 @@ class ItemJournal:
             row = self._begun(other)
             if row.id != self.session:
                 for timeline in self._ready:
-                    self._drop_rows(timeline)
+                    drop_beside(self._catalog, timeline)
                 self._ready.clear()
                 self.session = row.id
         return row
@@ -266,12 +265,7 @@ class ItemJournal:
             for _ in range(_TRIES):
                 row = self.row()
                 if row.status in (CLOSED, ARCHIVED):
-                    raise Conflict(
-                        "illegal_move",
-                        f"session {row.name!r}, which has these items, is {row.status}: "
-                        "hub.unarchive brings an archived one back",
-                        status=row.status,
-                    )
+                    raise _ended(row)
                 timeline = self.timeline()
                 tip = self._tip_of(timeline)
                 events, rows, values, last = self._made(timeline, tip, drafts(timeline))
@@ -347,10 +341,10 @@ class ItemJournal:
     def _prepare(self, timeline: str) -> None:
         """Rows for a timeline that has none: the session is new, or was led here."""
         with self.lock:
-            if self._catalog.row(MADE, timeline) is None:
+            if not self._is_made(timeline):
                 there = folded(self._whole(timeline).events())
                 rows = [row_of(timeline, id_, entry) for id_, entry in there.items()]
-                made = RowChange(MADE, timeline, b"\x01", expect=0)
+                made = RowChange(beside(timeline), kind_of(timeline), b"\x01", expect=0)
                 try:
                     self._catalog.move([], verb="index", actor=self._hub.author, rows=[made, *rows])
                 except Conflict as error:
@@ -362,14 +356,25 @@ class ItemJournal:
     def _leave(self, timeline: str) -> None:
         """Rows of timelines that the session has left are nobody's."""
         for old in self._minds.roll.left(self.session) - {timeline}:
-            if self._catalog.row(MADE, old) is not None:
-                self._drop_rows(old)
+            if self._is_made(old):
+                drop_beside(self._catalog, old)
 
-    def _drop_rows(self, timeline: str) -> None:
-        while page := self._catalog.rows(kind_of(timeline), limit=_PAGE):
-            gone = [RowChange(row.kind, row.key, None) for row in page]
-            self._catalog.move([], verb="index", actor=self._hub.author, rows=gone)
-        self._catalog.drop_row(MADE, timeline)
+    def _is_made(self, timeline: str) -> bool:
+        return self._catalog.row(beside(timeline), kind_of(timeline)) is not None
+
+
+def _ended(row: SessionRow) -> Conflict:
+    back = (
+        f"bring it back with hub.unarchive({row.name!r})"
+        if row.status == ARCHIVED
+        else "put what is new into another, as OrtetStore(hub, name=…)"
+    )
+    return Conflict(
+        "illegal_move",
+        f"session {row.name!r}, which has these items, is {row.status}, and can only be read: "
+        f"{back}",
+        status=row.status,
+    )
 
 
 def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int, set[int]]]:
