@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -148,6 +149,29 @@ def test_a_cancelled_one_is_not_stored_behind_our_back(hub: Hub) -> None:
     put(saver, first, 1)
     assert not saver._threads.offers._waiting
     assert writes(saver, first) == []
+
+
+def test_nor_is_one_whose_caller_was_interrupted(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "LATE", 60.0)
+    saver = OrtetSaver(hub)
+    first = put(saver, OF, 0)
+    later: RunnableConfig = {"configurable": {**first["configurable"], "checkpoint_id": "later"}}
+    ended = list[BaseException]()
+
+    def work() -> None:
+        try:
+            saver.put_writes(later, [("n", 7)], "task")
+        except KeyboardInterrupt as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    offered(saver, 1)
+    stop = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(*stop) == 1
+    thread.join(60)
+    assert len(ended) == 1
+    assert not saver._threads.offers._waiting
 
 
 @pytest.mark.usefixtures("patient")

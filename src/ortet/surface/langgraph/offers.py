@@ -78,9 +78,9 @@ class Offers:
         gate = Lock()
         gate.acquire()
         offer.told = gate.release
-        self._add(tid, offer)
-        last, until = self._is_here(tid, offer.spot), time.monotonic() + LATE
         try:
+            self._add(tid, offer)
+            last, until = self._is_here(tid, offer.spot), time.monotonic() + LATE
             while not gate.acquire(timeout=GATHER):
                 if (last or time.monotonic() > until) and self._withdraw(tid, offer):
                     return False
