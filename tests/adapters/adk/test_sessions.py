@@ -480,3 +480,23 @@ def test_rewound_in_ortet_the_session_is_what_it_was(hub: Hub) -> None:
         assert (found.state, len(found.events)) == ({"k": 2}, 1)
         with pytest.raises(StaleSessionError):
             asyncio.run(service.append_event(session, event("three")))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_has_not_is_refused_with_its_place(number: float, hub: Hub) -> None:
+    async def through() -> None:
+        service = OrtetSessionService(hub)
+        session = await service.create_session(**ME, session_id="s")
+        call = types.Part(function_call=types.FunctionCall(name="f", args={"deep": [1, number]}))
+        content = types.Content(role="model", parts=[types.Part(text="so"), call])
+        with pytest.raises(Invalid, match=r"parts\[1\]\.function_call\.args\.deep\[1\]"):
+            await service.append_event(session, Event(author="bot", content=content))
+        with pytest.raises(Invalid, match=r"custom_metadata\.score"):
+            await service.append_event(session, event("so", custom_metadata={"score": number}))
+        measured = event("said", author="bot", avg_logprobs=number, custom_metadata={"score": None})
+        await service.append_event(session, measured)
+        found = await service.get_session(**ME, session_id="s")
+        assert found is not None
+        assert [one.content.parts[0].text for one in found.events if one.content] == ["said"]  # type: ignore[index]
+
+    asyncio.run(through())

@@ -4,6 +4,7 @@ it is."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ EVENT = "adk.event"
 
 _SAID = "adk"
 _TEXT = "adk-json"
+_MEASURED = {"avg_logprobs", "logprobs_result"}
+"""Numbers of a model's own: where it has none, that they are missing is all there is to know."""
 _ROLES = {"model": "assistant", "user": "user"}
 _BACK = {ours: theirs for theirs, ours in _ROLES.items()}
 
@@ -33,6 +36,8 @@ def telling_of(event: AdkEvent) -> Telling:
         raise Invalid(
             "not_json", f"event {event.id!r} of {event.author!r} cannot be kept: {error}"
         ) from error
+    if _has_none(data):
+        _check_numbers(event)
     content = data.get("content") or {}
     parts = content.get("parts")
     if not parts:
@@ -56,6 +61,33 @@ def telling_of(event: AdkEvent) -> Telling:
         return Telling("message", {"role": said, "content": parts[0]["text"], "extra": extra})
     turned = [_part(part) for part in parts]
     return Telling("message", {"role": said, "content": turned, "extra": extra})
+
+
+def _has_none(value: Any) -> bool:
+    """What is left of numbers that JSON has not; all else that is None was left out."""
+    if isinstance(value, dict):
+        return any(map(_has_none, value.values()))
+    return any(map(_has_none, value)) if isinstance(value, list) else value is None
+
+
+def _check_numbers(event: AdkEvent) -> None:
+    """Invalid, with its place, for one that would come back as None."""
+    given = event.model_dump(exclude_none=True, exclude=_MEASURED)
+    waiting: list[tuple[str, Any]] = [("", given)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{place}.{key}", one) for key, one in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(f"{place}[{number}]", one) for number, one in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            place = place.removeprefix(".")
+            raise Invalid(
+                "not_json",
+                f"event {event.id!r} of {event.author!r} cannot be kept: {place} is {value}, which "
+                "is no number that JSON has: give another number, None or text",
+                key=place,
+            )
 
 
 def event_of(hub: Hub, event: Event) -> AdkEvent | None:
