@@ -56,12 +56,13 @@ def test_all_servers_of_a_store_are_tried(
     valkey.start()
     try:
         url = f"{shared().url()}&schema={schema}&bucket={quote(bucket, safe='')}"
-        url += f"&signal={quote(valkey.url, safe='')}"
+        url += f"&signal={quote(valkey.url, safe='')}&cache={quote(valkey.url + '?db=1', safe='')}"
         found = looked(url, tmp_path)
     finally:
         valkey.close()
     assert found["schema"].detail.endswith("no store yet, `ortet init` makes one")
     wanted = {"postgresql", "schema", "rights", "clock", "connections", "bucket", "valkey"}
+    wanted.add("valkey cache")
     assert {name for name in wanted if not found[name].ok} == set()
     assert found["durable"].fix.startswith("set fsync = on")  # that of tests has it off
     assert list(S3Bucket(bucket).list(MARK)) == []
@@ -125,6 +126,7 @@ def test_a_bucket_that_writes_over_is_refused(tmp_path: Path) -> None:
 def test_a_bucket_in_a_directory_is_not_made(tmp_path: Path) -> None:
     found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)
     assert found["bucket"].ok
+    assert found["valkey"].ok
     assert not (tmp_path / "bucket").exists()
 
 

@@ -43,14 +43,15 @@ def same_store(one: str, other: str) -> bool:
 def check_writable(url: str) -> None:
     """Invalid for an address with a password in it: a pointer can be read by others."""
     store_named(url)  # refuses those of the database and of a server
-    signal = address_of(url).signal if is_shared(url) else ""
+    address = address_of(url) if is_shared(url) else None
     if "\n" in url or "\r" in url:
         raise Invalid("bad_url", "an address is one line: take the line break out")
-    if signal and urlsplit(signal).password:
+    valkeys = (address.signal, address.cache) if address is not None else ()
+    if any(urlsplit(valkey).password for valkey in valkeys):
         raise Invalid(
             "bad_url",
-            "signal= holds a password, and .ortet may be read by others: put it into a file and "
-            "write ?password_file=PATH in the address of Valkey",
+            "signal= or cache= holds a password, and .ortet may be read by others: put it into a "
+            "file, and write ?password_file=PATH in the address of Valkey",
         )
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -27,6 +28,7 @@ MARK = "doctor/"
 _ROOM = 4 << 30
 """What a host keeps of a store, and as much again for what waits to be uploaded."""
 _PATIENCE = 5.0
+_GONE = "start it, or leave it out of the address; meanwhile hosts look for news once a second"
 _TRIES = 3
 
 
@@ -39,12 +41,12 @@ def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capabilit
     address = address_of(url)
     found = examine_database(address)
     found.append(_tried("bucket", lambda: _bucket(address.bucket), "see the address after bucket="))
-    if address.signal:
-        fix = "start it, or leave signal= out: without it, hosts look for news once a second"
-        found.append(_tried("valkey", lambda: _valkey(address.signal), fix))
-    else:
-        what = "none: hosts look for news once a second"
-        found.append(Capability("valkey", False, what, "add &signal=redis://HOST for wake-ups"))
+    for name, valkey in (("valkey", address.signal), ("valkey cache", address.cache)):
+        if valkey:
+            found.append(_tried(name, partial(_valkey, name, valkey), _GONE))
+    if not address.signal:
+        what = "none, and none is needed: the database wakes hosts, and they share no cache"
+        found.append(Capability("valkey", True, what))
     return [*found, _cache(cache)]
 
 
@@ -104,7 +106,7 @@ def _probed(bucket: Bucket, where: str) -> Capability:
     return Capability("bucket", False, f"{where} does not delete", "allow Delete: a sweep needs it")
 
 
-def _valkey(url: str) -> Capability:
+def _valkey(name: str, url: str) -> Capability:
     from ortet.backend.valkeyaddress import address_of as parsed
     from ortet.backend.valkeylink import Link
 
@@ -120,15 +122,14 @@ def _valkey(url: str) -> Capability:
             times.append(time.perf_counter() - began)
     except link.troubles as error:
         why = " ".join(str(error).split())
-        fix = "start it, or leave signal= out: without it, hosts look for news once a second"
-        return Capability("valkey", False, f"{link.address} does not answer ({why})", fix)
+        return Capability(name, False, f"{link.address} does not answer ({why})", _GONE)
     finally:
         line.close()
     version = told.get("valkey_version") or told.get("redis_version", "?")
     detail = f"{version}, {min(times) * 1000:.1f} ms"
     if told.get("maxmemory", "0") == "0":
         detail += ", no limit of its memory"
-    return Capability("valkey", True, detail)
+    return Capability(name, True, detail)
 
 
 def _fields(told: Any) -> dict[str, str]:

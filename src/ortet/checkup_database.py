@@ -92,12 +92,12 @@ def _looked(connection: psycopg.Connection, address: Address) -> Iterator[Capabi
         row: dict[str, Any] | None = cursor.execute(_SEEN, {"schema": address.schema}).fetchone()
         ours = (began + time.time()) / 2
     seen = msgspec.convert(row, _Seen)
-    times = []
+    times, processes = [], set()
     for _ in range(_TRIES):
         start = time.perf_counter()
-        connection.execute("SELECT 1")
+        processes.add(connection.execute("SELECT pg_backend_pid()").fetchone())
         times.append(time.perf_counter() - start)
-    yield _server(seen, min(times))
+    yield _server(seen, min(times), one=len(processes) == 1)
     yield _schema(address, seen)
     yield _rights(address, seen)
     yield _clock(seen.now - ours)
@@ -106,7 +106,7 @@ def _looked(connection: psycopg.Connection, address: Address) -> Iterator[Capabi
     yield _vectors(seen)
 
 
-def _server(seen: _Seen, took: float) -> Capability:
+def _server(seen: _Seen, took: float, *, one: bool) -> Capability:
     from ortet.backend.postgres_schema import OLDEST
 
     name, detail = "postgresql", f"{seen.release}, {took * 1000:.1f} ms"
@@ -115,6 +115,9 @@ def _server(seen: _Seen, took: float) -> Capability:
     if seen.encoding != "UTF8":
         fix = "make a database with ENCODING 'UTF8'"
         return Capability(name, False, f"{detail}, text as {seen.encoding}", fix)
+    if not one:
+        fix = "set pool_mode = session there, or go around it"
+        return Capability(name, False, f"{detail}, a pooler that changes connections", fix)
     if seen.standby:
         fix = "name the primary, or several hosts and target_session_attrs=read-write"
         return Capability(name, False, f"{detail}, a standby that takes no writes", fix)

@@ -166,6 +166,7 @@ def test_the_pointer_holds_the_address_and_no_password(
         f"{url}&password=hush",
         f"{url}&sslpassword=hush",
         f"{url}&signal={quote('redis://:hush@127.0.0.1', safe='')}",
+        f"{url}&cache={quote('redis://:hush@127.0.0.1', safe='')}",
     ):
         done = ortet("init", "--store", bad, cwd=other, code=2)
         assert "hush" not in done.out + done.err
