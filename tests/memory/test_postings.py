@@ -115,9 +115,8 @@ def test_nothing_to_see(index: Index) -> None:
 DATABASE_WAYS = {
     "looked at": {},
     "looked at in parts": {"SAMPLE": 7},
-    "by the index of terms": {"SAMPLE": 1, "MOST": 10**6, "FEW": 0},
-    "by stretches": {"SAMPLE": 1, "FEW": 10**6},
-    "too many": {"SAMPLE": 1, "MOST": 5},
+    "by the index of terms": {"SAMPLE": 1},
+    "too many": {"SAMPLE": 1, "MOST": 5, "AROUND": 0},
 }
 
 

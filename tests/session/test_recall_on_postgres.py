@@ -3,6 +3,7 @@ are those of a store in a directory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.memory.embedding import Hashing
 from tests.postgres_server import shared
 from tests.session.conftest import Host, environ
 from tests.session.test_recall import TALK
@@ -18,6 +20,7 @@ from tests.session.test_recall import TALK
 from ortet.config import open_hub
 from ortet.session.hub import Hub
 from ortet.testing.clock import ManualClock
+from ortet.testing.processes import WAIT
 
 TABLES = ("memory_docs", "memory_terms", "memory_ends", "memory_lines", "memory_marks")
 QUESTIONS = ["grilled sardines", "where summer", "cat Momo", "猫の名前", "parseHTTPResponse", "tea"]
@@ -207,3 +210,25 @@ def test_stores_in_one_database_stay_apart(tmp_path: Path, host: Host, schema: s
             assert [h.text for h in hub.recall("sardines fish")] == ["nothing about fish"]
     finally:
         asked(schema, f'DROP SCHEMA IF EXISTS "{schema}_b" CASCADE')
+
+
+def test_meanings_are_made_once_for_all_hosts(tmp_path: Path, url: str) -> None:
+    """The same answers as in a directory; a second host embeds nothing but the question."""
+    found = []
+    made = []
+    for store, name in ((str(tmp_path / "store"), "one"), (url, "one"), (url, "two")):
+        embedder = Hashing(size=16)
+        given = {"clock": ManualClock(), "embedder": embedder}
+        with open_hub(store, environ=environ(tmp_path, name), **given) as hub:  # type: ignore[arg-type]
+            if name == "one":
+                live(hub)
+            answer = hub.recall("where is Momo?", explain=True)
+            end = time.monotonic() + WAIT
+            while answer.dense != "all" and time.monotonic() < end:  # another thread embeds
+                answer = hub.recall("where is Momo?", explain=True)
+            found.append([(h.text, h.score, h.scores) for h in answer])
+            assert answer.dense == "all"
+        made.append(embedder.texts)
+    assert found[0] == found[1] == found[2]
+    assert sorted(made[0]) == sorted(made[1])
+    assert made[2] == ["where is Momo?"]

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ortet.memory.records import Doc, End, Tier
 
 if TYPE_CHECKING:
+    from ortet.ids import Clock
+    from ortet.memory.embedders import Embedder
+    from ortet.memory.library import News
     from ortet.memory.lookup import Ended, Entry, Place
+    from ortet.memory.search import Vectors
     from ortet.memory.visible import Visible
     from ortet.memory.words import Words
 
@@ -117,7 +121,47 @@ class WordIndex(Protocol):
     def close(self) -> None: ...
 
 
+class VectorStore(Protocol):
+    """The vectors of one embedder by hash of text, as bytes in half precision: no text is embedded
+    twice. The mark is another one whenever something was taken out."""
+
+    def state(self) -> tuple[bytes, int]:
+        """The mark, and the size of this embedder's vectors; 0: there is none yet."""
+
+    def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Those that are there."""
+
+    def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
+        """What another was faster with stays as it is. False, and nothing is done, when the mark is
+        another one by now: these texts may have been erased since they were read. Invalid when
+        vectors under this name have another size."""
+
+    def forget(self, hashes: Iterable[bytes]) -> int:
+        """Takes the vectors of erased texts out, whoever made them. Returns how many."""
+
+    def prune(self) -> int:
+        """Takes out what other embedders made. Returns how many."""
+
+    def empty(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Meanings(Protocol):
+    """Finds by meaning, with one embedder."""
+
+    def over(self, index: WordIndex, news: News) -> Vectors:
+        """To be searched with, for one question: what the index has, as far as `news` reads it."""
+
+    def close(self) -> None: ...
+
+
 class Shelves(Protocol):
     """Where a store keeps what its memories are found by, when that is not this host's disk."""
 
     def words(self) -> WordIndex: ...
+
+    def vectors(self, embedder: str) -> VectorStore:
+        """Of one embedder; "" for what is of all."""
+
+    def meanings(self, embedder: Embedder, clock: Clock) -> Meanings: ...

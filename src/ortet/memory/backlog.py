@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from ortet.memory.abc import VectorStore
 from ortet.memory.index import text_hash
 from ortet.memory.records import Span
-from ortet.memory.vectorfile import VectorFile
 
 if TYPE_CHECKING:
     from ortet.memory.library import News
@@ -33,7 +33,7 @@ class Backlog:
     page was read. `made` are those that are done: whether they have a vector now, or never will.
     """
 
-    def __init__(self, file: VectorFile) -> None:
+    def __init__(self, file: VectorStore) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._wanted: dict[bytes, Want] = {}

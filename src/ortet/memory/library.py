@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ortet.errors import Unsupported
 from ortet.ids import Clock
-from ortet.memory.abc import Page, Shelves, WordIndex
+from ortet.memory.abc import Meanings, Page, Shelves, VectorStore, WordIndex
 from ortet.memory.index import Index, Lost, text_hash
 from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
 from ortet.memory.scoring import Weights
@@ -17,7 +17,7 @@ from ortet.memory.search import Near, search
 
 if TYPE_CHECKING:
     from ortet.memory.embedders import Embedder
-    from ortet.memory.vectors import Asked, Vectors
+    from ortet.memory.search import Vectors as Asked
 
 News = Callable[[Span, int], Iterator[tuple[int, list[Doc], list[End]]]]
 """Pages of a span behind an event: up to which event each is, and what is in it. It is also called
@@ -44,7 +44,8 @@ class Library:
         self._index: WordIndex = (
             shelves.words() if shelves is not None else Index(directory / "index.db", shared=True)
         )
-        self._vectors: Vectors | None = None
+        self._shelves = shelves
+        self._vectors: Meanings | None = None
         self._trust = Weights().cosine
 
     def search(self, paths: Sequence[Path], query: Query, news: News) -> Answer:
@@ -63,7 +64,14 @@ class Library:
         standing = self._index.standing({span.timeline for path in paths for span in path.spans})
         self._index.take(_behind(paths, standing.known, news), standing.mark)
 
-    def _meanings(self, news: News) -> Asked | _Missing | None:
+    def _meant(self, embedder: Embedder) -> Meanings:
+        if self._shelves is not None:
+            return self._shelves.meanings(embedder, self._clock)
+        from ortet.memory.vectors import Vectors
+
+        return Vectors(self._directory / "vectors.db", embedder, clock=self._clock)
+
+    def _meanings(self, news: News) -> Asked | None:
         if self._vectors is None and self._embedder is not None:
             from ortet.memory.embedders import find_embedder, need, trust_of
 
@@ -72,10 +80,8 @@ class Library:
                 found = find_embedder(self._embedder)
             except Unsupported as missing:  # on this host; the words are there all the same
                 return _Missing(f"failed: {missing.message}")
-            from ortet.memory.vectors import Vectors
-
             self._trust = trust_of(found)
-            self._vectors = Vectors(self._directory / "vectors.db", found, clock=self._clock)
+            self._vectors = self._meant(found)
         return self._vectors.over(self._index, news) if self._vectors is not None else None
 
     def forget(
@@ -84,15 +90,24 @@ class Library:
         """These texts were erased, on these timelines; None: which ones is not known any more. The
         index is read from the journals again; to make every vector again would be dear."""
         self._index.forget(timelines)
-        if not (self._directory / "vectors.db").exists():
+        stored = self._stored()
+        if stored is None:
             return
-        from ortet.memory.vectorfile import VectorFile
-
-        with closing(VectorFile(self._directory / "vectors.db", "")) as file:
+        with closing(stored) as file:
             if texts is None:
                 file.empty()
             else:
                 file.forget(text_hash(text) for text in texts)
+
+    def _stored(self) -> VectorStore | None:
+        """The vectors of all embedders, if there may be any."""
+        if self._shelves is not None:
+            return self._shelves.vectors("")
+        if not (self._directory / "vectors.db").exists():
+            return None
+        from ortet.memory.vectorfile import VectorFile
+
+        return VectorFile(self._directory / "vectors.db", "")
 
     def close(self) -> None:
         self._index.close()

@@ -86,9 +86,7 @@ class Line:
             of = rows // _CHUNK == number
             at = rows[of] % _CHUNK
             half, length, *_ = self._chunks[number]
-            products = full(half[at], length[at]).astype(np.float64)
-            products *= query
-            found[of] = products.sum(axis=1)
+            found[of] = cosines(half[at], length[at], query)
         return found
 
     def seqs_at(self, rows: Whole) -> list[int]:
@@ -170,6 +168,14 @@ class Matrix:
                 if line is not None and (rows := line.rows(span)):
                     found.append(_Seen(span.timeline, line, rows))
         return found
+
+
+def cosines(half: NDArray[np.float16], length: Exact, query: Exact) -> Exact:
+    """Of vectors as they are kept; the same for one, whatever else it stands beside."""
+    products = full(half, length).astype(np.float64)
+    products *= query
+    found: Exact = products.sum(axis=1)
+    return found
 
 
 def nearest(seen: Sequence[_Seen], query: Array, limit: int) -> list[Near]:

@@ -52,11 +52,12 @@ _SCAN = """WITH asked AS MATERIALIZED (
     UNION ALL
     SELECT n, string_agg(int8send(id), ''::bytea ORDER BY id) FROM seen, asked
     WHERE words @@ word GROUP BY n"""
+# `id + 0`: by the index of terms, and not by looking at all between the ids
 _FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM (
-        SELECT id FROM memory_terms WHERE words @@ word::tsquery AND id BETWEEN low AND high
-        LIMIT %s) AS found)
-    FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n),
-        unnest(%s::bigint[], %s::bigint[]) AS r (low, high)"""
+        SELECT id FROM memory_terms
+        WHERE words @@ word::tsquery AND id + 0 BETWEEN %s::bigint AND %s::bigint
+        LIMIT %s::bigint) AS found)
+    FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n)"""
 
 
 class Damaged(Exception):
@@ -188,17 +189,10 @@ class PostgresLookup:
             raise Damaged(f"words of {there} documents for {wanted}")
         return {terms[number - 1]: _ids(raw) for number, raw in rows}
 
-    def find(
-        self, terms: Sequence[str], ranges: Sequence[tuple[int, int]], most: int
-    ) -> dict[str, list[array[int]]]:
-        """The same by the index of terms, apart for each range; any `most` of them where there are
-        more."""
-        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
-        found: dict[str, list[array[int]]] = {term: [] for term in terms}
-        for number, raw in self._ask(_FIND, most, [_quoted(t) for t in terms], lows, highs):
-            if raw:
-                found[terms[number - 1]].append(_ids(raw))
-        return found
+    def find(self, terms: Sequence[str], low: int, high: int, most: int) -> dict[str, array[int]]:
+        """The same by the index of terms; any `most` of them where there are more."""
+        rows = self._ask(_FIND, low, high, most, [_quoted(term) for term in terms])
+        return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
 
     def _whole(self, statement: str, ids: Collection[int]) -> dict[int, int]:
         found: dict[int, int] = dict(self._ask(statement, list(ids))) if ids else {}

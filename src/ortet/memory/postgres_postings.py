@@ -14,10 +14,10 @@ from ortet.memory.visible import Stretch, Visible
 SAMPLE = 2000
 """Documents that are looked at one by one: what is common among them is common, and where there are
 no more of them, that is all."""
-FEW = 16
-"""So many stretches are asked for apart; of more, all between the first and the last."""
-MOST = 200_000
-"""Above so many it is sooner told by looking at what can be seen."""
+MOST = 20_000
+AROUND = 2
+"""So many that have a term, and so many more for each document that can be seen: above that it is
+sooner told by looking at what can be seen."""
 
 
 class _Part(NamedTuple):
@@ -106,14 +106,12 @@ class PostgresPostings:
     def _find(self, terms: Sequence[str]) -> dict[str, list[tuple[Stretch, Sequence[int]]]]:
         stretches = self._visible.stretches
         found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {}
-        ranges = [(one.low, one.high) for one in stretches]
-        if len(ranges) > FEW:
-            ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
-        by_terms = self._lookup.find(terms, ranges, MOST) if ranges else {}
-        for term, parts in by_terms.items():
-            if all(len(part) < MOST for part in parts):
-                ids = sorted(id_ for part in parts for id_ in part)
-                found[term] = list(sorted_out(self._visible, ids))
+        if stretches:
+            low, high = min(one.low for one in stretches), max(one.high for one in stretches)
+            most = MOST + AROUND * self._visible.total
+            for term, ids in self._lookup.find(terms, low, high, most).items():
+                if len(ids) < most:
+                    found[term] = list(sorted_out(self._visible, ids))
         if rest := [term for term in terms if term not in found]:
             whole = [_Part(one, one.low, one.high) for one in stretches]
             having = self._lookup.scan(rest, _ranges(whole)) if whole else {}

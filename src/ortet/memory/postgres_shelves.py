@@ -1,22 +1,41 @@
 """What the memories of a store in PostgreSQL are found by, for all its hosts."""
+# ruff: noqa: PLC0415 - who recalls nothing loads nothing of it
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ortet.memory.abc import WordIndex
-
 if TYPE_CHECKING:
+    from ortet.ids import Clock
+    from ortet.memory.abc import Meanings, WordIndex
+    from ortet.memory.embedders import Embedder
     from ortet.memory.postgres_index import Database
+    from ortet.memory.postgres_vectors import PostgresVectorStore
 
 
 class PostgresShelves:
-    """`abc.Shelves`, in the schema of a catalog. Who recalls nothing loads nothing of it."""
+    """`abc.Shelves`, in the schema of a catalog."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def words(self) -> WordIndex:
-        from ortet.memory.postgres_index import PostgresIndex  # noqa: PLC0415
+        from ortet.memory.postgres_index import PostgresIndex
 
         return PostgresIndex(self._database)
+
+    def vectors(self, embedder: str) -> PostgresVectorStore:
+        from ortet.memory.postgres_vectors import PostgresVectorStore
+
+        return PostgresVectorStore(self._database, embedder)
+
+    def meanings(self, embedder: Embedder, clock: Clock) -> Meanings:
+        """In the database, where pgvector can be had, else on this host."""
+        store = self.vectors(embedder.name)
+        if store.is_compared:
+            from ortet.memory.postgres_meanings import PostgresMeanings
+
+            return PostgresMeanings(store, embedder, clock)
+        from ortet.memory.vectors import Vectors
+
+        return Vectors(store, embedder, clock=clock)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ortet.errors import OrtetError
 from ortet.ids import Clock, SystemClock
-from ortet.memory.abc import WordIndex
+from ortet.memory.abc import VectorStore, WordIndex
 from ortet.memory.backlog import Backlog, Want
 from ortet.memory.coarse import Rows, rows_of
 from ortet.memory.embedders import Embedder
@@ -49,7 +49,7 @@ class Vectors:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | VectorStore,
         embedder: Embedder,
         *,
         clock: Clock | None = None,
@@ -62,7 +62,7 @@ class Vectors:
         self._allowance = allowance
         self._patience = patience
         self._room = room
-        self._file = VectorFile(path, embedder.name)
+        self._file = VectorFile(path, embedder.name) if isinstance(path, Path) else path
         self._begin()
         _begin_in_child(self)
 

@@ -205,3 +205,87 @@ END $$;
 
 CREATE TRIGGER memory_follow AFTER DELETE ON timelines
     FOR EACH ROW EXECUTE FUNCTION memory_follow();
+
+-- Vectors of texts by embedder and hash, so that no host embeds one again. Made when first needed, with
+-- a type of pgvector where that can be had, else as bytes, which each host searches by itself. `mark`
+-- is another one whenever something was taken out.
+CREATE FUNCTION memory_make_vectors() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _type text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(1869771877, hashtext(current_schema() || ' memory'));
+    IF to_regclass('memory_vectors') IS NOT NULL AND to_regclass('memory_embedders') IS NOT NULL
+        AND to_regclass('memory_vector_marks') IS NOT NULL THEN
+        RETURN;
+    END IF;
+    DROP TABLE IF EXISTS memory_vectors, memory_embedders, memory_vector_marks;
+    CREATE TABLE memory_vector_marks (mark uuid NOT NULL);
+    INSERT INTO memory_vector_marks VALUES (gen_random_uuid());
+    CREATE TABLE memory_embedders (
+        no   bigint GENERATED ALWAYS AS IDENTITY,
+        name text COLLATE "C" PRIMARY KEY,
+        size int NOT NULL
+    );
+    BEGIN
+        CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
+    EXCEPTION WHEN OTHERS THEN
+        NULL; -- not installed, or not allowed: memory_vectors says by its type what became of it
+    END;
+    SELECT format('%I.halfvec', nspname) INTO _type FROM pg_extension
+        JOIN pg_namespace ON pg_namespace.oid = extnamespace
+        JOIN pg_type ON typnamespace = extnamespace AND typname = 'halfvec'
+        WHERE extname = 'vector' AND has_schema_privilege(extnamespace, 'USAGE');
+    EXECUTE format('CREATE TABLE memory_vectors (
+        embedder bigint NOT NULL, hash bytea NOT NULL, vector %s NOT NULL,
+        PRIMARY KEY (embedder, hash))', coalesce(_type, 'bytea'));
+    ALTER TABLE memory_vectors ALTER vector SET STORAGE MAIN; -- beside its hash, as long as it fits
+END $$;
+
+-- False, and nothing is done, when something was taken out since `_mark`; NULL when this embedder's
+-- vectors have another size. What another host was faster with stays as it is.
+CREATE FUNCTION memory_put_vectors(_mark uuid, _name text, _size int, _hashes bytea[],
+    _texts text[], _raws bytea[]) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _no bigint;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM 1 FROM memory_vector_marks WHERE mark = _mark FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO memory_embedders (name, size) VALUES (_name, _size) ON CONFLICT DO NOTHING;
+    SELECT no INTO _no FROM memory_embedders WHERE name = _name AND size = _size;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF _raws IS NOT NULL THEN
+        INSERT INTO memory_vectors SELECT _no, h, r FROM unnest(_hashes, _raws) AS v (h, r)
+            ORDER BY h ON CONFLICT DO NOTHING;
+    ELSE
+        EXECUTE format('INSERT INTO memory_vectors SELECT $1, h, t::%s
+            FROM unnest($2, $3) AS v (h, t) ORDER BY h ON CONFLICT DO NOTHING',
+            (SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+                WHERE attrelid = 'memory_vectors'::regclass AND attname = 'vector'))
+            USING _no, _hashes, _texts;
+    END IF;
+    RETURN true;
+END $$;
+
+-- Returns how many went: those of these texts, or, where there are none, of all embedders but one.
+CREATE FUNCTION memory_drop_vectors(_hashes bytea[], _but text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    _many bigint;
+BEGIN
+    UPDATE memory_vector_marks SET mark = gen_random_uuid(); -- even for none: one may be on its way
+    IF _hashes IS NOT NULL THEN
+        DELETE FROM memory_vectors WHERE hash = ANY (_hashes);
+        GET DIAGNOSTICS _many = ROW_COUNT;
+        RETURN _many;
+    END IF;
+    DELETE FROM memory_vectors WHERE embedder IN
+        (SELECT no FROM memory_embedders WHERE name IS DISTINCT FROM _but);
+    GET DIAGNOSTICS _many = ROW_COUNT;
+    DELETE FROM memory_embedders WHERE name IS DISTINCT FROM _but;
+    RETURN _many;
+END $$;
