@@ -161,6 +161,26 @@ def test_what_was_erased_is_not_given(hub: Hub) -> None:
     assert "what is 3?" not in texts
 
 
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("turns", [4, 12])
+def test_who_has_read_it_before_forgets_what_was_erased(
+    hub: Hub, tmp_path: Path, turns: int
+) -> None:
+    with OrtetSaver(hub) as saver:
+        talk(saver, turns)
+    with ortet.open(tmp_path / "store") as other, OrtetSaver(other) as reader:
+        before = reader.get_tuple(OF)
+        assert before is not None
+        assert len(before.checkpoint["channel_values"]["messages"]) == turns
+        said = [event for event in hub.get("t").events() if event.kind == "message"]
+        with hub.session("t") as session:
+            session.close()
+        hub.erase("t", seqs=[said[1].seq])
+        assert reader.get_tuple(OF) == whole(hub)
+        listed = next(iter(reader.list(OF)))
+        assert len(listed.checkpoint["channel_values"]["messages"]) == turns - 1
+
+
 _FOR_EVER = """
 import sys
 sys.path.insert(0, sys.argv[2])

@@ -17,6 +17,7 @@ from ortet.session.artifacts import Content, load
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
+from ortet.session.tombs import RECEIPT
 from ortet.session.traces import DERIVED
 from ortet.surface.langgraph.latest import begun, is_caught_up
 from ortet.surface.langgraph.making import Maker
@@ -49,6 +50,7 @@ class Threads:
         """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._latest: OrderedDict[str, Thread] = OrderedDict()  # of others, who know no more
+        self._erased = ""  # the last receipt of an erasure that was heeded
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.offers = Offers(lambda tid, spot: tid not in self._known or self._is_here(tid, spot))
@@ -56,7 +58,8 @@ class Threads:
     @contextmanager
     def reading(self, tid: str) -> Iterator[Thread | None]:
         """None where there is no such session."""
-        with self.lent.hub():
+        with self.lent.hub() as hub:
+            self._forget_erased(hub)
             found = self.lent.journal(session_name(tid))
             yield None if found is None else self._caught_up(tid, *found)
 
@@ -65,6 +68,7 @@ class Threads:
         """For who asks for the latest checkpoint and nothing else: a thread that may not know more
         than that, and raises NotWhole where it does not know enough. None: read all of it."""
         with self.lent.hub() as hub:
+            self._forget_erased(hub)
             found = self.lent.journal(session_name(tid))
             yield None if found is None or tid in self._known else self._begun(hub, tid, found)
 
@@ -90,6 +94,7 @@ class Threads:
             where = self.workspace
             options["workspace"] = where(tid) if callable(where) else where
         with self.lent.writing(session_name(tid), **options) as session:
+            self._forget_erased(session.hub)
             last = session._ledger.tip.seq
             thread = self._caught_up(tid, session.row, session.line, last)
             try:
@@ -175,6 +180,13 @@ class Threads:
                     "another process has taken over this thread: nothing was written; run again",
                 )
             self._note(thread, event.seq)
+
+    def _forget_erased(self, hub: Hub) -> None:
+        """What was erased since it was read is not given any more: all is read again."""
+        while page := hub.catalog.rows(RECEIPT, self._erased):
+            self._erased = page[-1].key  # in order of time
+            self._known.clear()
+            self._latest.clear()
 
     def forget(self, tid: str) -> None:
         with self.lent.hub():
