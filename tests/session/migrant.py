@@ -94,6 +94,15 @@ def look(hub: Hub) -> dict[str, Any]:
         return seen(s)
 
 
+def go_back(hub: Hub) -> dict[str, Any]:
+    """To the commit that was made by hand, and what of it does not come back."""
+    with hub.session("s") as s:
+        found = seen(s)
+        begun = next(one.oid for one in hub.log(s.row.branch) if one.message == "begun")
+        left = s.restore(begun).files.losses
+        return {**found, "left": [[loss.path, loss.what] for loss in left]}
+
+
 def be_killed(hub: Hub) -> None:
     """With something that is not committed."""
     s = hub.session("s")

@@ -24,6 +24,7 @@ import pytest
 from tests.postgres_server import shared
 from tests.s3_server import ENVIRON
 from tests.session import migrant
+from tests.session.conftest import Host as Open
 
 from ortet.machine.mounts import privileged
 
@@ -186,9 +187,10 @@ def test_all_of_it_goes_there_and_comes_back(hosts: tuple[Host, Host]) -> None:
 def test_a_host_without_the_engine_has_files_and_mind(hosts: tuple[Host, Host]) -> None:
     one, two = hosts
     left = one.do("begin")
-    found = two.do("look", ORTET_CRIU="off")
+    found = two.do("go_back", ORTET_CRIU="off")
     assert (found["engine"], found["running"]) == ("overlay", [])
     assert ["counter", "process"] in found["losses"]
+    assert ["counter", "process"] in found["left"]
     same = ("files", "messages", "facts", "plan")
     assert {name: found[name] for name in same} == {name: left[name] for name in same}
 
@@ -211,3 +213,25 @@ def test_what_a_killed_host_did_not_commit_is_found_when_it_is_back(
     back = one.do("reflog")
     assert back["files"] == ["./other:other"]
     assert ["never-committed"] in back["known"]
+
+
+def test_a_fork_goes_its_own_way(host: Open) -> None:
+    one, two = host("one"), host("two")
+    with one.session("s", engine="overlay") as s:
+        s.run("echo first > file")
+    with two.session("s") as s:
+        assert s.run("cat file").stdout == "first\n"
+        kid = s.fork(1)[0]
+        kid.run("echo kid > file")
+        kid.pause()
+        s.run("echo second > file")
+    assert [two.registry.need(each.row.branch).left.keys() for each in (s, kid)] == [
+        {one._parts.host},
+        set(),
+    ]
+    with one.session(kid.name) as again, one.session("s") as s:
+        assert again.run("cat file").stdout == "kid\n"
+        assert s.run("cat file").stdout == "second\n"
+    with two.session(kid.name) as again:
+        assert again.run("cat file").stdout == "kid\n"
+    one.verify()

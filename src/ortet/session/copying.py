@@ -69,13 +69,15 @@ class Copying:
     def _children(
         self, row: WorkspaceRow, engine: str, image: Oid, ids: Sequence[str]
     ) -> list[WorkspaceRow]:
-        private = row.files == "private"
+        private, hub = row.files == "private", self._whole
         child = replace(
             row,
             name="",
+            host=row.host if hub.url == str(hub.root) else hub._parts.host,
+            left={},
             engine=engine,
             files="private",
-            scope=row.scope if private else self._whole._parts.scope,
+            scope=row.scope if private else hub._parts.scope,
             parent=row.name,
             base=row.base if private else image,
         )
