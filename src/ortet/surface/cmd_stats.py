@@ -25,7 +25,7 @@ class Tiers(msgspec.Struct, frozen=True):
     """Bytes by where they are. `bucket` and `catalog` are the store; what is in a `cache` can be
     lost; what is queued, on this disk only, cannot. `memory` is made again from journals."""
 
-    catalog: int
+    catalog: int | None  # None: it is a server's, which counts it
     bucket: int
     archives: int  # of the bucket: sessions that were put away
     tails: int  # of writers, here
@@ -102,7 +102,7 @@ def look(hub: Hub, *, quick: bool) -> Stats:
         **msgspec.structs.asdict(held),
         queued=queued,
         tiers=Tiers(
-            catalog=measured.bytes if measured else 0,
+            catalog=measured.bytes if measured else None,
             bucket=bucket,
             archives=archives,
             tails=held.tail_bytes,
@@ -140,7 +140,7 @@ def _lines(call: Call, found: Stats) -> Iterator[str]:
         lines = render.plural(found.timelines or 0, "timeline")
         yield f"events    {found.events} in {lines}{months}"
     yield f"objects   {found.objects} in {render.plural(found.packs, 'pack')}"
-    yield f"catalog   {size(tiers.catalog)}"
+    yield f"catalog   {'at the server' if tiers.catalog is None else size(tiers.catalog)}"
     archived = f", {size(tiers.archives)} of it archives" if tiers.archives else ""
     yield f"bucket    {size(tiers.bucket)}{archived}"
     yield f"tails     {size(tiers.tails)} of {render.plural(found.tails, 'writer')}"
