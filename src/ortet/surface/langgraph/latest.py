@@ -23,7 +23,7 @@ from ortet.surface.langgraph.thread import DROP, PUT, SENDS, WRITES, Thread
 _VERSION = 1
 _SUM = 8
 _FEW = 64
-_PART = 16
+_PART = 64
 """A note follows the last one by so many events, or by this part of all: a thread of any length is
 noted for the same price an event."""
 
