@@ -23,13 +23,13 @@ from ortet.backend.abc import (
     RowChange,
     Timeline,
 )
+from ortet.backend.bodies import Packer
 from ortet.backend.epochs import Epochs
 from ortet.backend.keys import check_limit, check_name
 from ortet.backend.postgres_events import PostgresTimelines, uuid
 from ortet.backend.postgres_open import Link
 from ortet.backend.postgres_rows import Slots, claim_values, name_of, row_values, said, ttl_of
 from ortet.backend.postgres_together import together
-from ortet.codec import Compressor
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
 
@@ -104,7 +104,7 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._clock = clock or SystemClock()
         self._shared = isinstance(self._clock, SystemClock)
         self._skew = 0
-        self._zstd = Compressor()
+        self._zstd = Packer()
         self._packing = Lock()
         self._slots = Slots()
         self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)

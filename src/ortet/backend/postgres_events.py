@@ -12,7 +12,7 @@ from psycopg import sql
 
 from ortet.backend import refusals
 from ortet.backend.abc import Append, EventRow, Lease, RowChange, Timeline, Timelines
-from ortet.backend.bodies import LARGEST, packed, raw_id, unpacked
+from ortet.backend.bodies import LARGEST, Packer, packed, raw_id, unpacked
 from ortet.backend.epochs import Epochs
 from ortet.backend.keys import check_limit
 from ortet.backend.patience import ours
@@ -20,7 +20,6 @@ from ortet.backend.postgres_open import Link
 from ortet.backend.postgres_rows import row_values
 from ortet.backend.postgres_together import LARGEST as TOGETHER
 from ortet.backend.postgres_together import One, Together
-from ortet.codec import Compressor
 
 _TIMELINE = "SELECT id, parent, at FROM timelines WHERE id = %s"
 _CHILDREN = """SELECT id, parent, at FROM timelines
@@ -55,7 +54,7 @@ class PostgresTimelines(Timelines):
     """The half of PostgresCatalog that keeps events."""
 
     _link: Link
-    _zstd: Compressor
+    _zstd: Packer  # which compresses for one at a time
     _packing: Lock
     _together: Together
     epochs: Epochs
@@ -142,11 +141,13 @@ class PostgresTimelines(Timelines):
         found = self._link.run(_NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
-        return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
 
     def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
         found = self._link.run(_PICK, (uuid(timeline), list(seqs)))
-        return [EventRow(seq, head, salt, unpacked(body)) for seq, head, salt, body in found]
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
 
     def last_seq(self, timeline: str) -> int:
         found = self._link.run(_LAST, (uuid(timeline),))
@@ -163,6 +164,8 @@ class PostgresTimelines(Timelines):
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
         found = self._link.run(_ERASE, (uuid(timeline), list(seqs)))
+        with self._packing:
+            self._zstd.forget()
         with self._link.own() as connection:
             for part in sorted({part for (part,) in found}):
                 # the row as it was stays in its page until the file is written anew
