@@ -17,7 +17,7 @@ from ortet.journal import folding
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.session import guest
-from ortet.session.hotfold import LEAST
+from ortet.session.hotfold import LEAST, TTL_NS
 from ortet.session.hub import Hub
 from ortet.testing.processes import WAIT
 
@@ -181,6 +181,18 @@ def test_what_was_erased_is_not_known_again(opens: Opens, server: Server, reache
             assert "4711" not in str(list(hub.get("s").facts()))
         if reached:
             assert not any(b"4711" in server.ask("GET", key) for key in kept(server))
+
+
+def test_of_a_session_that_was_removed_nothing_is_kept(opens: Opens, server: Server) -> None:
+    with opens() as one, opens() as two:
+        write(one)
+        two.get("s").working()
+        (key,) = kept(server)
+        assert 0 < server.ask("PTTL", key) <= TTL_NS // 1_000_000
+        assert server.ask("KEYS", "*:working/*")
+        two.remove(two.get("s").id)
+        assert kept(server) == []
+        assert server.ask("KEYS", "*:working/*") == []
 
 
 def test_gone_stopped_and_flushed_it_is_only_slower(opens: Opens, server: Server) -> None:

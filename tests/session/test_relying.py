@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.session.conftest import Host
 
-from ortet.backend.abc import Lease
 from ortet.config import open_hub
 from ortet.errors import NotFound
 from ortet.ids import from_hex
@@ -207,7 +206,19 @@ def behind(hub: Hub, oid: str, tmp_path: Path) -> None:
         whatif.close()
 
 
-@pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind])
+def record(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del oid
+    (tmp_path / "file").write_bytes(DATA)
+    with hub.session("b") as s:
+        with open(tmp_path / "file", "rb") as file:
+            s.artifact("opened", data=file)
+        s.artifact("given", data=DATA)
+        s.model_call("provider", "model", request="ask " * 100, response=DATA.hex())
+        assert [one.version for one in s.artifacts()] == [1, 1]
+        assert [s.artifact_data(name) for name in ("opened", "given")] == [DATA, DATA]
+
+
+@pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind, record])
 def test_a_verb_that_met_sweeps_is_repeated(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
@@ -215,17 +226,21 @@ def test_a_verb_that_met_sweeps_is_repeated(
     one, two = host("one"), host("two")
     oid = lost_commit(one, tmp_path)
     one.refs.create("held", from_hex(oid))
-    move, swept = two.catalog.move, list[int]()
+    swept: list[int] = []
 
-    def meeting(*args: Any, **given: Any) -> list[Lease]:
-        if len(swept) < 4 and two.objects.gate.is_inside():
-            with one.writing():
-                one.objects.put(Kind.BLOB, os.urandom(50_000))
-                one.objects.flush()
-            swept.append(one.sweep(min_garbage=0.0).packs_removed)
-        return move(*args, **given)
+    def meeting(write: Callable[..., Any]) -> Callable[..., Any]:
+        def met(*args: Any, **given: Any) -> Any:
+            if len(swept) < 4 and two.objects.gate.is_inside():
+                with one.writing():
+                    one.objects.put(Kind.BLOB, os.urandom(50_000))
+                    one.objects.flush()
+                swept.append(one.sweep(min_garbage=0.0).packs_removed)
+            return write(*args, **given)
 
-    monkeypatch.setattr(two.catalog, "move", meeting)
+        return met
+
+    for write in ("move", "append"):
+        monkeypatch.setattr(two.catalog, write, meeting(getattr(two.catalog, write)))
     verb(two, oid, tmp_path)
     assert len(swept) == 4
     assert all(swept)

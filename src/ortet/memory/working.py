@@ -79,6 +79,11 @@ def let_go(cache: Cache) -> None:
     cache.drop(_SHAPE)
 
 
+def forget(cache: Cache, timeline: str) -> None:
+    """That of one timeline, whose session was removed."""
+    cache.drop(f"{_SHAPE}{timeline}/")
+
+
 def _decoded(kept: bytes) -> Working | None:
     """None for bytes that somebody else put there: a cache is not the truth."""
     try:

@@ -86,6 +86,11 @@ def let_go(cache: Cache) -> None:
     cache.drop(_SHAPE)
 
 
+def forget(cache: Cache, timeline: str) -> None:
+    """That of one timeline, whose session was removed."""
+    cache.drop(f"{_SHAPE}{timeline}/")
+
+
 def _key(timeline: str, epoch: int) -> str:
     return f"{_SHAPE}{timeline}/{epoch}"
 

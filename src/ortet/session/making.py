@@ -24,6 +24,7 @@ from ortet.session.lifecycle import PAUSED
 from ortet.session.outside import Outside
 from ortet.session.policies import Pace
 from ortet.session.purses import SOFT, Amounts, check_amounts, parse_limits
+from ortet.session.sharedsweep import anew, repeated
 from ortet.store.faults import reach
 
 if TYPE_CHECKING:
@@ -110,15 +111,19 @@ class Making(Outside):
         parts = {"request": request, "response": response}
         said = {name: as_bytes(value) for name, value in parts.items() if value is not None}
         self._touch()
-        with self._hub.writing():  # until the event is there, a sweep must not take them
-            refs = []
-            for name, content in said.items():
-                stored = artifacts.store(self._hub.objects, self._hub.without_secrets(content))
-                data[name] = {"oid": stored.oid, "size": stored.size}
-                refs += stored.refs
-            self._hub.objects.flush()
-            draft = Draft("model", data, self._hub.author, refs)
-            events, refusal = self._budget.spend(amounts, model=model, drafts=[draft])
+
+        def tell() -> tuple[list[Event], Refused | None]:
+            with self._hub.writing():  # until the event is there, a sweep must not take them
+                refs = []
+                for name, content in said.items():
+                    stored = artifacts.store(self._hub.objects, self._hub.without_secrets(content))
+                    data[name] = {"oid": stored.oid, "size": stored.size}
+                    refs += stored.refs
+                self._hub.objects.flush()
+                draft = Draft("model", data, self._hub.author, refs)
+                return self._budget.spend(amounts, model=model, drafts=[draft])
+
+        events, refusal = repeated(self._hub, tell)
         self._keep_pace("model", data)
         if refusal is not None:
             self._stop(refusal)
@@ -196,6 +201,7 @@ class Making(Outside):
         self._keep_pace("artifact", made)
         return kept
 
+    @anew
     def _made(
         self,
         name: str | os.PathLike[str],

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ortet.backend.abc import Catalog, Move, RowChange
 from ortet.codec import decode, encode
 from ortet.errors import Conflict
+from ortet.memory import working
+from ortet.session import hotfold
 from ortet.session.approvals import USED
 from ortet.session.budget import kind_of as spend_kind
 from ortet.session.erasure import timelines_of
@@ -71,6 +73,8 @@ def finish(hub: Hub) -> None:
         own = decode(list[str], row.value)
         for timeline in own:
             drop_beside(hub.catalog, timeline)
+            working.forget(hub.cache, timeline)
+            hotfold.forget(hub.cache, timeline)
         _drop_timelines(hub.catalog, own)
         hub.catalog.drop_row(_LEFT, row.key)
 
