@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet.backend.abc import Lease, RowChange
-from ortet.backend.epochs import Fencing
 from ortet.codec import decode, encode
-from ortet.errors import Invalid, Unsupported
+from ortet.errors import Invalid
 from ortet.given import COUNT, must_be
 from ortet.ids import Oid
 from ortet.journal.compact import compaction_of, data_of, said
@@ -30,7 +29,16 @@ from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.replacing import replace_objects, sealed_rows, shared_segments
 from ortet.session.scopes import scope_rows
-from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
+from ortet.session.tombs import (
+    PENDING,
+    Erased,
+    Pending,
+    Receipt,
+    Tombstone,
+    check_place,
+    kept,
+    signer,
+)
 from ortet.session.traces import said_outside
 from ortet.store.faults import reach
 
@@ -79,18 +87,6 @@ def erase(
         hub.catalog.put_row(PENDING, pending.id, encode(pending))
         reach("erase.begun")
         return _run(sessions, pending, known)
-
-
-def check_place(hub: Hub) -> None:
-    """Unsupported where other hosts may know what is to go: they would write it again."""
-    if isinstance(hub.catalog, Fencing):
-        raise Unsupported(
-            "shared_store",
-            "in a store that hosts share, others may have what is to be erased in memory, and "
-            "write it again: remove the whole session with `ortet session rm`, and an hour later "
-            "free what only it had with `ortet sweep --expire 0s`",
-        )
-    hub.objects.check_ours("an erasure")
 
 
 def finish(sessions: Sessions) -> Receipt | None:
