@@ -1,5 +1,5 @@
 -- Memories found by their words, for all hosts: made of the journals, and made again when lost.
--- See docs/decisions/0019-search.md; memory/postgres_*.py reads and fills it.
+-- See docs/decisions/0021-search-in-postgresql.md; memory/postgres_*.py reads and fills it.
 
 -- A timeline has a line of documents for each of three tiers, numbered without gaps: id is
 -- line << 32 | number, line is no * 4 + tier. `counts` and `totals` say how many documents and tokens
