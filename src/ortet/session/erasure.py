@@ -24,21 +24,12 @@ from ortet.session.archives import rewrite
 from ortet.session.care import sweep_store
 from ortet.session.deeds import Deed
 from ortet.session.documents import REMEMBERED, words_of
-from ortet.session.holds import check_hold
+from ortet.session.holds import check_hold, check_place
 from ortet.session.inbox import drop, letters
 from ortet.session.lifecycle import ARCHIVED, SessionRow
 from ortet.session.replacing import replace_objects, sealed_rows, shared_segments
 from ortet.session.scopes import scope_rows
-from ortet.session.tombs import (
-    PENDING,
-    Erased,
-    Pending,
-    Receipt,
-    Tombstone,
-    check_place,
-    kept,
-    signer,
-)
+from ortet.session.tombs import PENDING, Erased, Pending, Receipt, Tombstone, kept, signer
 from ortet.session.traces import said_outside
 from ortet.store.faults import reach
 

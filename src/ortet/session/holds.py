@@ -1,4 +1,4 @@
-"""Legal holds: while one is on a session, nothing of it may go."""
+"""What keeps anything of a session from going: legal holds, and a store that hosts share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ortet.backend.epochs import Fencing
 from ortet.codec import decode, encode
-from ortet.errors import Refused
+from ortet.errors import Refused, Unsupported
 from ortet.given import check_text
 from ortet.session.lifecycle import SessionRow
 
@@ -42,6 +43,18 @@ def hold_of(hub: Hub, id_: str) -> Hold | None:
 
 def release(hub: Hub, id_: str) -> None:
     hub.catalog.drop_row(_HOLD, id_)
+
+
+def check_place(hub: Hub) -> None:
+    """Unsupported where other hosts may know what is to go: they would write it again."""
+    if isinstance(hub.catalog, Fencing):
+        raise Unsupported(
+            "shared_store",
+            "in a store that hosts share, others may have what is to be erased in memory, and "
+            "write it again: remove the whole session with `ortet session rm`, and an hour later "
+            "free what only it had with `ortet sweep --expire 0s`",
+        )
+    hub.objects.check_ours("an erasure")
 
 
 def check_hold(hub: Hub, row: SessionRow) -> None:

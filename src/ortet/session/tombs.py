@@ -14,7 +14,7 @@ import msgspec
 from ortet.backend.abc import Catalog, RowChange
 from ortet.backend.epochs import Fencing
 from ortet.codec import Hasher, decode, encode
-from ortet.errors import Conflict, Corrupt, Unsupported
+from ortet.errors import Conflict, Corrupt
 from ortet.ids import Oid, Random, from_hex
 from ortet.store.tail import sync_directory
 
@@ -131,18 +131,6 @@ class Signer:
 
     def _mark(self, record: Tombstone | Receipt | Pending) -> bytes:
         return self.sign(encode(msgspec.structs.replace(record, signature=b"")))
-
-
-def check_place(hub: Hub) -> None:
-    """Unsupported where other hosts may know what is to go: they would write it again."""
-    if isinstance(hub.catalog, Fencing):
-        raise Unsupported(
-            "shared_store",
-            "in a store that hosts share, others may have what is to be erased in memory, and "
-            "write it again: remove the whole session with `ortet session rm`, and an hour later "
-            "free what only it had with `ortet sweep --expire 0s`",
-        )
-    hub.objects.check_ours("an erasure")
 
 
 def signer(hub: Hub) -> Signer:
