@@ -218,7 +218,22 @@ def record(hub: Hub, oid: str, tmp_path: Path) -> None:
         assert [s.artifact_data(name) for name in ("opened", "given")] == [DATA, DATA]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind, record])
+def undo(hub: Hub, oid: str, tmp_path: Path) -> None:
+    del oid
+    (tmp_path / "other").mkdir()
+    file = tmp_path / "other" / "file"
+    with hub.workspace(tmp_path / "other", name="other") as workspace:
+        for text in ("one", "two", "three"):
+            file.write_text(text)
+            workspace.commit(text)
+        file.write_text("not committed")
+        workspace.undo(2)
+        assert file.read_text() == "two"
+        workspace.redo(2)
+        assert file.read_text() == "not committed"
+
+
+@pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind, record, undo])
 def test_a_verb_that_met_sweeps_is_repeated(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
