@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,6 +49,17 @@ def lent_of(hub: Hub, agent: str) -> Lent:
     if agent not in known:
         known[agent] = Lent(hub, agent=agent, patience=_PATIENCE)
     return known[agent]
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of hub.session, that a conversation is begun with; told when it is made, not with the
+    first that is said."""
+    known = signature(Hub.session).parameters.keys() - {"self", "name", "agent", "replay"}
+    for name in options:
+        if name not in known:
+            words = ", ".join(sorted(known))
+            raise Invalid("bad_option", f"{name!r} is no option of a session: give one of {words}")
+    return options
 
 
 # plain data

@@ -260,3 +260,9 @@ def test_a_long_conversation_is_committed_now_and_then(hub: Hub) -> None:
     assert run(session.get_items()) == items[:598]
     run(session.create_branch_from_turn(300, "one"))
     assert run(session.get_items()) == items[:299]
+
+
+def test_an_option_that_no_session_has_is_told_at_once(hub: Hub) -> None:
+    with pytest.raises(Invalid, match="'bugdet' is no option of a session: give one of budget,"):
+        OrtetSession("s", hub, bugdet={"tokens": 5})
+    OrtetSession("s", hub, budget={"tokens": 5}, goal="talk")

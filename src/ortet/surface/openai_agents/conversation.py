@@ -21,7 +21,7 @@ from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.items import messages_of
 from ortet.surface.openai_agents.order import Order
 from ortet.surface.openai_agents.shelf import newest_in, shelf_of
-from ortet.surface.spoken import leave_out, lent_of, naming, say, take_back
+from ortet.surface.spoken import checked, leave_out, lent_of, naming, say, take_back
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
@@ -56,7 +56,7 @@ class Conversation:
             if session_settings is None
             else coerce_session_settings(session_settings)
         )
-        self._options = options
+        self._options = checked(options)
         self._lent = lent_of(hub, agent)
         self._name = session_name(session_id)
         self._branch = MAIN
