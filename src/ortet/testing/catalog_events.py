@@ -61,6 +61,9 @@ class EventTests:
         catalog.move([], verb="fork", timelines=[Timeline(OTHER, line, 2)])
         assert catalog.last_heads([OTHER, line, THIRD]) == [b"", b"head 3", b""]
         assert catalog.last_heads([]) == []
+        known = {one.id: one for one in catalog.timelines([OTHER, line, THIRD])}
+        assert known == {id_: one for id_ in (OTHER, line, THIRD) if (one := catalog.timeline(id_))}
+        assert catalog.timelines([]) == []
 
     @pytest.mark.parametrize("events", [[event(3)], [event(1)], row(3, 4), row(1, 3), [event(4)]])
     def test_only_the_next_event_fits(
