@@ -76,7 +76,7 @@ class Crew:
         try:
             reply, _ = wire.receive(self._sock)
         except (wire.Closed, TimeoutError) as error:
-            raise _gone() from error
+            raise (_no_cluster() if self.times else _gone()) from error
         self._sock.settimeout(None)
         self._ready = True
         if "kind" in reply:
@@ -127,6 +127,14 @@ def telling(opener: Callable[..., Any], task: Work, score: Work | None) -> dict[
         "score": msgspec.to_builtins(score),
         "around": surroundings(task, score),
     }
+
+
+def _no_cluster() -> Unavailable:
+    """Ray ends a process that finds nobody at the address of a cluster."""
+    return Unavailable(
+        "no_cluster",
+        "no Ray cluster answers: is RAY_ADDRESS that of one that runs? `ray status` tells",
+    )
 
 
 def _gone() -> Unavailable:

@@ -178,6 +178,13 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"[:500]
 
 
+def _strange(error: Exception) -> Unavailable:
+    return Unavailable(
+        "no_cluster",
+        f"Ray has failed ({_line(error)}): see its logs, and call the swarm again",
+    )
+
+
 def main() -> NoReturn:
     """Connect, see that it can be done, say so, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -188,8 +195,9 @@ def main() -> NoReturn:
         except _Told as error:
             wire.send(sock, error.found)
             os._exit(1)
-        except OrtetError as error:
-            wire.send(sock, {**error.as_dict(), "details": {}})
+        except Exception as error:
+            cause = error if isinstance(error, OrtetError) else _strange(error)
+            wire.send(sock, {**cause.as_dict(), "details": {}})
             os._exit(1)
         wire.send(sock, {"ready": os.getpid()})
     except wire.Closed:
