@@ -28,6 +28,9 @@ LEGAL: dict[str, tuple[str, ...]] = {
 _DEEPEST = 4000
 """Characters of a name there is: a fork of a fork of a fork has a longer one than can be given."""
 
+_FEW, _MANY = 16, 1000
+"""Names of forks that are read at once: at first, and where there are more."""
+
 ROOM = "room"
 """`files` of a session without a directory, since its machine was used."""
 
@@ -196,8 +199,8 @@ class Roll:
 
     def _last_fork(self, row: SessionRow) -> int:
         prefix = _key(row.agent, row.name) + "/"
-        last, after = 0, prefix
-        while page := self._catalog.rows("session-name", after):
+        last, after, limit = 0, prefix, _FEW  # most have no forks, and other sessions behind them
+        while page := self._catalog.rows("session-name", after, limit):
             for found in page:
                 rest = found.key.removeprefix(prefix)
                 if not found.key.startswith(prefix):
@@ -206,7 +209,7 @@ class Roll:
                     last = max(last, int(rest))
             if not page[-1].key.startswith(prefix):
                 break
-            after = page[-1].key
+            after, limit = page[-1].key, _MANY
         return last
 
 
