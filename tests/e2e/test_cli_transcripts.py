@@ -150,3 +150,16 @@ def test_formats(ortet: Ortet, tmp_path: Path) -> None:
     ):
         ortet(*words, cwd=tmp_path, code=code)
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(1, "1 line not understood, kept as it is"), (2, "2 lines not understood, kept as they are")],
+)
+def test_lines_that_are_not_understood_are_counted(
+    ortet: Ortet, tmp_path: Path, count: int, told: str
+) -> None:
+    path = write(tmp_path / "odd.jsonl", small().lines)
+    with path.open("a") as file:
+        file.write("no JSON\n" * count)
+    assert told in ortet("import", "--from", "claude-code", str(path), cwd=tmp_path).out

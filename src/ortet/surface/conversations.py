@@ -111,7 +111,8 @@ def _lines(found: Sequence[Taken], *, dry_run: bool) -> Iterator[str]:
         if len(one.files) > _MOST:
             yield f"  and {len(one.files) - _MOST} more"
         if one.unknown:
-            yield f"  {render.plural(one.unknown, 'line')} not understood, kept as they are"
+            how = "it is" if one.unknown == 1 else "they are"
+            yield f"  {render.plural(one.unknown, 'line')} not understood, kept as {how}"
         if one.rest:
             yield f"  its last line is not whole yet ({render.size(one.rest)}): import it again"
 
