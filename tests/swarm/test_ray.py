@@ -194,7 +194,7 @@ def test_a_client_that_is_no_node_sends_what_it_has(cluster: RayCluster, tmp_pat
             lambda s, i: fail(s, i) + more,
             n=4,
             parallel=4,
-            timeout=5,
+            timeout=12,
             budget={"usd": 0.2},
             on=cluster.url,
         )
