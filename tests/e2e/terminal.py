@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,9 +50,14 @@ class Terminal:
             self.process.wait()
         os.close(self._ours)
 
-    def until(self, text: str) -> str:
-        """Read until this is on the screen; returns all of it."""
+    def until(self, text: str, typing: str = "") -> str:
+        """Read until this is on the screen; returns all of it. `typing`: each time it is quiet."""
+        quiet, deadline = select.poll(), time.monotonic() + _PATIENCE
+        quiet.register(self._ours, select.POLLIN)
         while text.encode() not in self.seen:
+            if typing and time.monotonic() < deadline and not quiet.poll(200):
+                self.type(typing)
+                continue
             assert self._read(), f"{text!r} never came: {self.seen!r}"
         return self.text
 

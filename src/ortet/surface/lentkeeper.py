@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from typing import Any
 
 from ortet.backend.abc import Signal
 from ortet.errors import Corrupt, Invalid, OrtetError, Refused, Unavailable
+from ortet.session import arriving
 from ortet.session.hub import Hub
 from ortet.session.lending import SOON, WANTED, Request, Requests, is_across, left, wanted
 from ortet.session.session import Session
 
+_LOADED = socket, arriving
+"""What the keeper's thread needs is loaded before it starts: a module that it loads while another
+thread forks would stay locked in the child."""
 _LONG = 1000
 """Events that are rather committed once than read by each who opens a session."""
 _MOMENT = 0.25
