@@ -39,8 +39,11 @@ def environment(cache: Path, pins: Path = PINS) -> Path:
         print(f"installing {pins.name}", file=sys.stderr)
         shutil.rmtree(root, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(root)], check=True)
+        # the pins are complete: nothing is looked up, so no newer release can be in their way
         words = ["-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
-        subprocess.run([str(python), *words, "--require-hashes", "-r", str(pins)], check=True)
+        subprocess.run(
+            [str(python), *words, "--no-deps", "--require-hashes", "-r", str(pins)], check=True
+        )
         done.touch()
     return python
 
