@@ -18,6 +18,7 @@ from langgraph.checkpoint.base.id import uuid6
 
 import ortet
 from ortet.config import open_hub
+from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.session.traces import DERIVED
 from ortet.surface.langgraph import OrtetSaver, latest
@@ -200,6 +201,23 @@ def test_what_was_erased_by_a_clock_that_is_late_is_forgotten_too(hub: Hub, tmp_
         found = reader.get_tuple(OF)
         assert found is not None
         assert len(found.checkpoint["channel_values"]["messages"]) == 10
+
+
+def test_what_waits_beside_a_checkpoint_that_is_refused_is_known_to_the_next(hub: Hub) -> None:
+    with OrtetSaver(hub) as saver:
+        on = talk(saver, 2)
+        one, other = {"a dict": "that waits " * 9}, {"another": "of another task " * 9}
+        tid, offer = saver._offer(on, [("a", one)], "task 9", "")
+        saver._threads.offers._add(tid, offer)
+        with pytest.raises(Invalid):
+            put(saver, on, {"note": object()}, version=9)
+        saver.put_writes(on, [("b", other)], "task 8")
+        offer.settle()
+        found = saver.get_tuple(OF)
+        assert found is not None
+        assert found == whole(hub)
+        writes = {channel: value for _, channel, value in found.pending_writes or ()}
+        assert (writes["a"], writes["b"]) == (one, other)
 
 
 _FOR_EVER = """

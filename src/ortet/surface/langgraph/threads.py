@@ -96,6 +96,9 @@ class Threads:
             self._forget_erased(session.hub)
             last = session._ledger.tip.seq
             thread = self._caught_up(tid, session.row, session.line, last)
+            if thread.seq < last:  # what a checkpoint took along that failed, and nobody has stored
+                session._ledger.flush()
+                thread = self._caught_up(tid, session.row, session.line, last)
             try:
                 yield session, thread
             except BaseException:
