@@ -14,7 +14,7 @@ from ortet.journal.line import Line
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import Roll
 
-Gone = Callable[[type, str, int], None]
+Gone = Callable[..., None]
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def gone(hub: Hub, opened: Open, monkeypatch: pytest.MonkeyPatch) -> Gone:
             session.say("user", f"more sardines of {name}")
     other = opened()
 
-    def arm(kind: type, name: str, calls: int) -> None:
+    def arm(kind: type, name: str, calls: int, session: str = "b") -> None:
         method, left = getattr(kind, name), list(range(calls))
 
         def called(self: Any, *args: Any) -> Any:
             found = method(self, *args)
             if left and not left.pop():
-                other.remove("b")
+                other.remove(session)
             return found
 
         monkeypatch.setattr(kind, name, called)
@@ -73,3 +73,16 @@ def test_the_store_is_swept(hub: Hub, gone: Gone, calls: int) -> None:
 def test_the_store_is_whole(hub: Hub, gone: Gone, calls: int) -> None:
     gone(Roll, "all", calls)
     assert hub.verify().problems == []
+
+
+def test_another_of_its_family_is_removed(hub: Hub, gone: Gone) -> None:
+    with hub.session("c") as session:
+        session.say("user", "one")
+        forks = session.fork(2, machine=False)
+    names = [fork.name for fork in forks]
+    for fork in forks:
+        fork.pause()
+    gone(Roll, "all", 1, names[1])
+    hub.remove(names[0])
+    assert {row.name for row in hub.sessions()} == {"a", "b", "c"}
+    assert [message.content for message in hub.get("c").messages()] == ["one"]
