@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -132,3 +135,44 @@ def test_who_opens_beside_others_is_told_that_the_schema_is_gone(schema: str) ->
     assert again.rows("kind") == []
     first.close()
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [("statement_timeout", "busy"), ("idle_in_transaction_session_timeout", "database_gone")],
+)
+def test_a_limit_of_the_server_is_told_as_one(schema: str, setting: str, kind: str) -> None:
+    with closing(opened(schema)) as catalog:
+        limit = f"SET LOCAL {setting} = 50"
+        with pytest.raises(Unavailable) as caught, catalog.link.reading(limit) as connection:
+            if kind == "busy":
+                connection.execute("SELECT pg_sleep(60)")
+            while True:
+                time.sleep(0.2)
+                connection.execute("SELECT 1")
+        assert caught.value.kind == kind
+        assert catalog.rows("kind") == []
+
+
+LOST = """
+import sys
+import psycopg
+from ortet.backend.postgres import PostgresCatalog
+catalog = PostgresCatalog(sys.argv[1], schema=sys.argv[2])
+for _ in range(3):
+    catalog.put_row("kind", "key", b"")
+    with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+            "WHERE application_name = %s AND pid <> pg_backend_pid()", (sys.argv[2],))
+print(catalog.put_row("kind", "key", b"").version)
+catalog.close()
+"""
+
+
+def test_a_connection_that_was_lost_and_replaced_is_not_spoken_of(schema: str) -> None:
+    url = f"{shared().url()}&application_name={schema}"
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, url, schema], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("4\n", "")

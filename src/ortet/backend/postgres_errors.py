@@ -17,8 +17,10 @@ OURS = "OR001"
 NO_PARTITION = "23514"
 _MISSING = ("42883", "42P01", "42703", "3F000")
 _AGAIN = ("40001", "40P01")
-_LOST = ("08", "57P")
-"""Connection lost; the server shuts down, or starts, or a standby took its place."""
+_LOST = ("08", "57P", "25P03", "25P04")
+"""Connection lost; the server shuts down, or starts, or a standby took its place; or it has waited
+longer for us than it wants to."""
+_CANCELLED = "57014"
 _READ_ONLY = ("25006",)
 
 
@@ -63,6 +65,12 @@ def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> 
     if is_collision(error) or state.startswith("55P"):
         return Unavailable(
             "busy", f"others write the same rows of {place} at this moment: try again in a moment"
+        )
+    if state == _CANCELLED:
+        return Unavailable(
+            "busy",
+            f"{place} has ended a statement that was under way ({error}): try again; where it "
+            "takes longer than the server allows, have its statement_timeout raised for this user",
         )
     if state in _MISSING:
         return Unsupported(

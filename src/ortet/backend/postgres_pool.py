@@ -3,6 +3,7 @@ ready, no more than allowed, never across a fork."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ _DEFAULTS = {
     "keepalives_idle": "30",
     "tcp_user_timeout": "30000",  # milliseconds: a server whose host is gone never says so
 }
+
+# Calls say what becomes of them; unless somebody asks for it, the pool's own words are not shown.
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
 class Database(msgspec.Struct, frozen=True):

@@ -155,6 +155,7 @@ class Line:
                     found = row.seq
                     yield segment.timeline.hex(), row
         if found < upto:
+            self._catalog.last_seq(self.timeline)  # NotFound: it was removed meanwhile
             raise Corrupt(
                 "no_events",
                 f"events {found + 1} to {upto} of timeline {self.timeline} are neither in the "

@@ -201,7 +201,8 @@ def _check_rows(sessions: Sessions, gone: set[tuple[str, int]]) -> Iterator[tupl
                     _check_span(sessions.chain, line, after, span.upto, gone)
                     done[span.timeline] = span.upto
         except OrtetError as error:
-            yield f"session {row.name}", error.message
+            if sessions.roll.has(row.id):  # else it was removed meanwhile
+                yield f"session {row.name}", error.message
     for name, scope in scope_rows(sessions.hub.catalog):
         try:
             line = sessions.scopes.line(scope)

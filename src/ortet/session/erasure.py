@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.backend.abc import Lease, RowChange
 from ortet.codec import decode, encode
-from ortet.errors import Invalid
+from ortet.errors import Invalid, NotFound
 from ortet.given import COUNT, must_be
 from ortet.ids import Oid
 from ortet.journal.compact import compaction_of, data_of, said
@@ -331,7 +331,12 @@ def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
         if other.id != row.id:  # of any family: a session may adopt what is none of its own
             theirs |= {other.timeline, *sessions.roll.left(other.id)}
         if other.family == row.family and other.id != row.id:
-            path = {span.timeline for span in _path(sessions, other)}
+            try:
+                path = {span.timeline for span in _path(sessions, other)}
+            except NotFound:
+                if sessions.roll.has(other.id):
+                    raise
+                continue  # another process has removed it meanwhile
             if other.parent in forks:
                 forks.add(other.id)
                 path -= mine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -90,6 +90,20 @@ class Roll:
         if row is None:
             raise no_session(id_)
         return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
+
+    @contextmanager
+    def reading(self, id_: str) -> Iterator[SessionRow]:
+        """NotFound("no_session") also where it is removed in the middle of the block."""
+        row = self.get(id_)
+        try:
+            yield row
+        except NotFound:
+            self.get(id_)
+            raise
+
+    def has(self, id_: str) -> bool:
+        """At this moment: others remove sessions."""
+        return self._catalog.row("session", id_) is not None
 
     def find(self, agent: str, name: str) -> SessionRow | None:
         row = self._catalog.row(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ortet.errors import Invalid
+from ortet.errors import Invalid, NotFound
 from ortet.given import CALL, FLAG, TEXT, may_be, must_be
 from ortet.session.parts import Parts
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ortet.session.memories import MemoryDiff
     from ortet.session.sessions import Sessions
     from ortet.session.when import Moment
+
+_TRIES = 20
 
 
 class Recalling:
@@ -50,9 +52,17 @@ class Recalling:
         from ortet.session import remembering
 
         asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
-        minds = self._all()
-        reach = remembering.reach_everywhere(minds, agent=agent, session=session, word=asked.scope)
-        return remembering.recall(minds, reach, asked, explain=explain)
+        minds, tries = self._all(), _TRIES
+        while True:
+            try:
+                reach = remembering.reach_everywhere(
+                    minds, agent=agent, session=session, word=asked.scope
+                )
+                return remembering.recall(minds, reach, asked, explain=explain)
+            except NotFound as error:  # of a session that another process removes
+                tries -= 1
+                if error.kind != "no_timeline" or not tries:
+                    raise
 
     @cached_property
     def library(self) -> Library:

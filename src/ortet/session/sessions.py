@@ -147,8 +147,8 @@ class Sessions:
 
     def get(self, id_: str) -> View:
         """Read a session, whoever writes to it."""
-        row = self.roll.get(id_)
-        where = self.standing(row)
+        with self.roll.reading(id_) as row:
+            where = self.standing(row)
         return View(self.hub, row, where.line, where.mind)
 
     def all(self) -> list[SessionRow]:

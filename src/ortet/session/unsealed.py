@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ortet.backend.abc import Catalog, EventRow
 from ortet.codec import decode
-from ortet.errors import OrtetError
+from ortet.errors import NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.journal.events import Body
 from ortet.journal.line import Line
@@ -26,10 +26,18 @@ def unsealed(sessions: Sessions) -> Iterator[Link]:
     for row in sessions.roll.all():
         if row.status == ARCHIVED:  # all of it is sealed, and its branch may be gone
             continue
-        for event in _rows(sessions, row):
-            if event.salt:  # else it is erased
-                for oid, kind in decode(Body, event.body).refs:
-                    yield Link(Oid(oid), kind_of(kind))
+        try:
+            yield from _named(sessions, row)
+        except NotFound:
+            if sessions.roll.has(row.id):
+                raise
+
+
+def _named(sessions: Sessions, row: SessionRow) -> Iterator[Link]:
+    for event in _rows(sessions, row):
+        if event.salt:  # else it is erased
+            for oid, kind in decode(Body, event.body).refs:
+                yield Link(Oid(oid), kind_of(kind))
 
 
 def _rows(sessions: Sessions, row: SessionRow) -> Iterator[EventRow]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
 import ortet
+from ortet.config import open_hub
+from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.session.traces import DERIVED
 from ortet.surface.langgraph import OrtetSaver, latest
+from ortet.testing.clock import ManualClock
 
 OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
@@ -179,6 +183,41 @@ def test_who_has_read_it_before_forgets_what_was_erased(
         assert reader.get_tuple(OF) == whole(hub)
         listed = next(iter(reader.list(OF)))
         assert len(listed.checkpoint["channel_values"]["messages"]) == turns - 1
+
+
+@pytest.mark.usefixtures("often")
+def test_what_was_erased_by_a_clock_that_is_late_is_forgotten_too(hub: Hub, tmp_path: Path) -> None:
+    with OrtetSaver(hub) as saver:
+        talk(saver, 12)
+    with hub.session("t") as session:
+        session.close()
+    said = [event for event in hub.get("t").events() if event.kind == "message"]
+    with ortet.open(tmp_path / "store") as other, OrtetSaver(other) as reader:
+        for turn, late in enumerate((0, 600)):
+            assert reader.get_tuple(OF) == whole(hub)
+            clock = ManualClock(time.time_ns() - late * 10**9)
+            with open_hub(tmp_path / "store", clock=clock) as eraser:
+                eraser.erase("t", seqs=[said[turn].seq])
+        found = reader.get_tuple(OF)
+        assert found is not None
+        assert len(found.checkpoint["channel_values"]["messages"]) == 10
+
+
+def test_what_waits_beside_a_checkpoint_that_is_refused_is_known_to_the_next(hub: Hub) -> None:
+    with OrtetSaver(hub) as saver:
+        on = talk(saver, 2)
+        one, other = {"a dict": "that waits " * 9}, {"another": "of another task " * 9}
+        tid, offer = saver._offer(on, [("a", one)], "task 9", "")
+        saver._threads.offers._add(tid, offer)
+        with pytest.raises(Invalid):
+            put(saver, on, {"note": object()}, version=9)
+        saver.put_writes(on, [("b", other)], "task 8")
+        offer.settle()
+        found = saver.get_tuple(OF)
+        assert found is not None
+        assert found == whole(hub)
+        writes = {channel: value for _, channel, value in found.pending_writes or ()}
+        assert (writes["a"], writes["b"]) == (one, other)
 
 
 _FOR_EVER = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from threading import Event, current_thread
+import weakref
+from threading import Event, Thread, current_thread
 
 import pytest
 
@@ -93,3 +94,44 @@ def test_a_child_has_a_thread_of_its_own() -> None:
             os._exit(ended)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     order.close()
+
+
+def test_threads_of_those_who_ask_for_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortet.surface.openai_agents.order._IDLE", 0.01)
+    order = Order()
+    for number in range(3):
+        thread = asyncio.run(order.do(current_thread))
+        thread.join(_LONG)
+        assert not thread.is_alive(), number
+    monkeypatch.setattr("ortet.surface.openai_agents.order._IDLE", 0.0)
+    for number in range(500):  # some meet a thread that is about to end
+        assert asyncio.run(order.do(lambda n=number: n)) == number  # type: ignore[misc]
+    order.close()
+
+
+def test_where_no_thread_can_be_begun_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = Order()
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ask() -> int:
+        return await asyncio.wait_for(order.do(lambda: 1), _LONG)
+
+    with monkeypatch.context() as full:
+        full.setattr(Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            asyncio.run(ask())
+    assert asyncio.run(ask()) == 1
+    order.close()
+
+
+def test_who_closes_it_after_each_call_leaves_nothing_behind() -> None:
+    order = Order()
+    before = len(weakref.finalize._registry)  # type: ignore[attr-defined]
+    for _ in range(10):
+        asyncio.run(order.do(os.getpid))
+        order.close()
+    assert len(weakref.finalize._registry) <= before  # type: ignore[attr-defined]

@@ -17,7 +17,6 @@ from ortet.session.artifacts import Content, load
 from ortet.session.hub import Hub
 from ortet.session.lifecycle import SessionRow
 from ortet.session.session import Session
-from ortet.session.tombs import RECEIPT
 from ortet.session.traces import DERIVED
 from ortet.surface.langgraph.latest import begun, is_caught_up
 from ortet.surface.langgraph.making import Maker
@@ -50,7 +49,7 @@ class Threads:
         """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
         self._known: OrderedDict[str, Thread] = OrderedDict()
         self._latest: OrderedDict[str, Thread] = OrderedDict()  # of others, who know no more
-        self._erased = ""  # the last receipt of an erasure that was heeded
+        self._epoch = -1  # in which they were read
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.offers = Offers(lambda tid, spot: tid not in self._known or self._is_here(tid, spot))
@@ -97,6 +96,9 @@ class Threads:
             self._forget_erased(session.hub)
             last = session._ledger.tip.seq
             thread = self._caught_up(tid, session.row, session.line, last)
+            if thread.seq < last:  # what a checkpoint took along that failed, and nobody has stored
+                session._ledger.flush()
+                thread = self._caught_up(tid, session.row, session.line, last)
             try:
                 yield session, thread
             except BaseException:
@@ -183,8 +185,9 @@ class Threads:
 
     def _forget_erased(self, hub: Hub) -> None:
         """What was erased since it was read is not given any more: all is read again."""
-        while page := hub.catalog.rows(RECEIPT, self._erased):
-            self._erased = page[-1].key  # in order of time
+        epoch = hub.objects.gate.asked()  # which does not depend on anybody's clock
+        if epoch != self._epoch:
+            self._epoch = epoch
             self._known.clear()
             self._latest.clear()
 

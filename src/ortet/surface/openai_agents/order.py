@@ -7,33 +7,34 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
+_IDLE = 5.0
+"""Seconds without a call after which a thread ends: a server may keep thousands of sessions."""
+
 
 class Order:
-    """In a thread of its own, begun with the first of them; it ends with `close`, or when nobody
-    has this any more. There and back takes half of the time that an executor needs, which was a
-    fifth of all that it takes to store something."""
+    """In a thread of its own, begun with the first of them; it ends with `close`, when nothing was
+    asked for a while, or when nobody has this any more. There and back takes half of the time that
+    an executor needs, which was a fifth of all that it takes to store something."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread: Thread | None = None
+        self._queue: list[_Queue] = []  # one, or none before it is begun
         self._process = os.getpid()
+        weakref.finalize(self, _end, self._queue).atexit = False
 
     async def do(self, call: Callable[[], T]) -> T:
         """What `call` returns, behind whatever was asked for before. Who is cancelled meanwhile,
         which no thread can be, goes on only when it is done."""
-        if self._thread is None or self._process != os.getpid():  # a forked child has no threads
-            self._begin()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((call, loop, done))
+        self._put((call, loop, done))
         try:
             return await done
         except asyncio.CancelledError:
@@ -45,22 +46,59 @@ class Order:
 
     def close(self) -> None:
         """When all that was asked for is done. It can be used again."""
-        thread, self._thread = self._thread, None
-        if thread is not None and self._process == os.getpid():
-            self._jobs.put(None)
-            thread.join()
+        if self._queue and self._process == os.getpid():
+            queue = self._queue.pop()
+            queue.close()
+            queue.thread.join()
 
-    def _begin(self) -> None:
-        self._jobs, self._process = SimpleQueue(), os.getpid()
+    def _put(self, job: _Job) -> None:
+        here = self._process == os.getpid()  # a forked child has no threads
+        if not (here and self._queue and self._queue[0].is_put(job)):
+            queue = _Queue(job)
+            queue.thread.start()
+            self._queue[:], self._process = [queue], os.getpid()
+
+
+class _Queue:
+    """What a thread has to do. It does not know whose it is, so that nobody needs to have that."""
+
+    def __init__(self, first: _Job) -> None:
         # Not one that the end of the process waits for: who is at work then has a session of a
         # Lent, whose own end waits for that.
-        self._thread = Thread(target=_work, args=(self._jobs,), name="ortet-openai", daemon=True)
-        weakref.finalize(self, self._jobs.put, None).atexit = False
-        self._thread.start()
+        self.thread = Thread(target=_work, args=(self,), name="ortet-openai", daemon=True)
+        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.jobs.put(first)
+        self._lock = Lock()
+        self._ended = False
+
+    def is_put(self, job: _Job) -> bool:
+        """False when the thread ends, or has ended, and would not do it."""
+        with self._lock:
+            if not self._ended:
+                self.jobs.put(job)
+            return not self._ended
+
+    def next(self) -> _Job | None:
+        with suppress(Empty):
+            return self.jobs.get(timeout=_IDLE)
+        with self._lock:
+            self._ended = self._ended or self.jobs.empty()
+            return None if self.jobs.empty() else self.jobs.get()
+
+    def close(self) -> None:
+        with self._lock:
+            self._ended = True
+        self.jobs.put(None)
 
 
-def _work(jobs: SimpleQueue[_Job | None]) -> None:
-    while (job := jobs.get()) is not None:
+def _end(queue: list[_Queue]) -> None:
+    """Its owner is gone, perhaps in the midst of anything that this thread does: no lock."""
+    for one in queue:
+        one.jobs.put(None)
+
+
+def _work(queue: _Queue) -> None:
+    while (job := queue.next()) is not None:
         call, loop, done = job
         given, failed = None, None
         try:
