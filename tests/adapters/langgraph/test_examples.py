@@ -307,3 +307,20 @@ def test_tool_calls(hub: Hub, saver: OrtetSaver) -> None:
     assert list(kept[1].tool_calls[0]["args"]) == ["where", "again"]  # in the order they came
     saver.close()
     assert [m.role for m in hub.get("tool").messages()] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_same_words_said_again_are_said_again(hub: Hub, *, cold: bool) -> None:
+    builder = StateGraph(Chat)
+    builder.add_node("answer", lambda _: {"messages": [AIMessage("ok")]})
+    builder.add_edge(START, "answer")
+    saver = OrtetSaver(hub)
+    for _ in range(4):
+        saver = OrtetSaver(hub) if cold else saver
+        graph = builder.compile(checkpointer=saver)
+        graph.invoke({"messages": [HumanMessage("yes")]}, of("again"))
+        found = said(graph.get_state(of("again")).values)
+        assert [message.content for message in hub.get("again").messages()] == found
+        if cold:
+            saver.close()
+    assert found == ["yes", "ok"] * 4

@@ -50,6 +50,7 @@ class Heap:
         self._known: dict[bytes, int] = {}  # by digest, of those worth finding again
         self._unknown: list[Part] = []  # to be put there when it is asked
         self._objects: dict[int, Part] = {}  # by id() of the message that a part keeps
+        self._given_ids: set[int] = set()  # of messages without one: said by a turn that is over
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -61,6 +62,8 @@ class Heap:
         self._unknown.append(part)
         if part.object is not None:
             self._objects[id(part.object)] = part
+        if part.is_message and part.stored is not part.tree:
+            self._given_ids.add(part.stored["$i"][0])
 
     def add_message(self, data: dict[str, Any], at: int) -> None:
         """From its event; one that LangGraph did not say, or that was erased, is none of ours."""
@@ -102,6 +105,12 @@ class Heap:
                 self._known[key_of(part)] = part.number
         self._unknown.clear()
         return self._known.get(key)
+
+    def same(self, key: bytes, message: BaseMessage) -> int | None:
+        """The number of a message that this one is again. One without an id is not what somebody
+        has said before in the same words, and was given its id then."""
+        number = self.known(key)
+        return None if message.id is None and number in self._given_ids else number
 
     def learn(self, made: dict[bytes, int]) -> None:
         self._known.update(made)

@@ -139,7 +139,7 @@ class Maker:
         if not is_as(message, then):
             return self._message(message)
         key = digest(encode(data))
-        number = self._heap.known(key)
+        number = self._heap.same(key, message)
         if number is None:
             number = self._made.get(key)
         elif (part := self._heap.part(number)) is not None:
