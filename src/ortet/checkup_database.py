@@ -72,6 +72,8 @@ def examine_database(address: Address) -> list[Capability]:
     except ImportError as error:
         what = f"psycopg cannot be used ({error})"
         return [Capability(name, False, what, 'pip install "ortet[postgres]"')]
+    from ortet.backend.postgres_errors import ENCODED, LET_IN
+
     try:
         with psycopg.connect(
             address.database, autocommit=True, connect_timeout=_TIMEOUT
@@ -79,8 +81,8 @@ def examine_database(address: Address) -> list[Capability]:
             return list(_looked(connection, address))
     except psycopg.Error as error:
         why = " ".join(str(error).split())
-        fix = "check that it runs, that pg_hba.conf lets this host in, and what the password is: "
-        fix += "~/.pgpass, PGPASSWORD or &passfile=PATH"
+        misread = isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None
+        fix = ENCODED if misread else LET_IN
         return [Capability(name, False, f"it cannot be used ({why})", fix)]
 
 

@@ -163,7 +163,12 @@ def store_path(url: str) -> Path:
             "remote_store", f"a store at {name}:// has no directory here: do this at the server"
         )
     if name != "file":
-        raise bad_url(url, f"unknown scheme {name}")
+        shown = f"{name}://…" if "@" in url else url  # which may hold a password
+        raise bad_url(
+            shown,
+            f"unknown scheme {name}; a server is http:// or https://, what many hosts share is "
+            "postgresql://HOST/DATABASE?bucket=…",
+        )
     return _file_path(url)
 
 

@@ -5,10 +5,11 @@ bucket, wake-ups by Valkey. Reads no environment."""
 from __future__ import annotations
 
 import os
+import re
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SHARED = ("postgresql", "postgres")
 _OPTIONS = ("bucket", "durable", "signal", "cache", "schema", "connections", "key_file")
 _SECRETS = {"password", "sslpassword", "oauth_client_secret"}
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_LONGEST = 63  # bytes of a name in PostgreSQL, which cuts off the rest
 _STORE = ("store", "id")
 _FORMAT = ("store", "format")
 _MARK = "stores/"
@@ -67,18 +70,55 @@ def address_of(url: str) -> Address:
         )
     ours = {name: value for name, value in pairs if name in _OPTIONS}
     rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
+    _check_place(parts.netloc, parts.path)
     if not ours.get("bucket"):
         raise Invalid(
             "bad_url",
             "a store in PostgreSQL needs a place for its files: add ?bucket=s3://BUCKET/PREFIX, or "
             "?bucket=file:///DIRECTORY where all its hosts see that directory",
         )
-    try:
-        return msgspec.convert(
-            {**ours, "database": urlunsplit(parts._replace(query=rest))}, Address, strict=False
+    _check_options(ours)
+    return msgspec.convert({**ours, "database": with_query(parts, rest)}, Address, strict=False)
+
+
+def with_query(parts: SplitResult, query: str) -> str:
+    """The address with these options. urlunsplit would take the slashes of postgresql:///DATABASE
+    away."""
+    end = f"#{parts.fragment}" if parts.fragment else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{query and '?'}{query}{end}"
+
+
+def _check_place(hosts: str, path: str) -> None:
+    """What the driver would take for something else, and then not reach."""
+    if not all(_HOST.fullmatch(host) for host in hosts.rpartition("@")[2].split(",")):
+        raise Invalid(
+            "bad_url",
+            "this is no address of a database: write HOST:PORT with a number, and an IPv6 address "
+            "in brackets, as [::1]:5432",
         )
-    except msgspec.ValidationError as error:
-        raise Invalid("bad_url", f"this is no address of a database ({error})") from error
+    if any(f"&{name}=" in path for name in _OPTIONS):
+        raise Invalid(
+            "bad_url",
+            "the first option of an address comes after ? and not after &: write "
+            "postgresql://HOST/DATABASE?bucket=…",
+        )
+
+
+def _check_options(ours: dict[str, str]) -> None:
+    durable, connections = ours.get("durable", "remote"), ours.get("connections", "1")
+    schema = ours.get("schema", "ortet")
+    if durable not in ("remote", "local"):
+        raise Invalid("bad_url", f"durable={durable} in the address: give remote or local")
+    if not re.fullmatch("0*[1-9][0-9]{0,5}", connections, re.ASCII):
+        raise Invalid(
+            "bad_url", f"connections={connections} in the address: give a number from 1 on"
+        )
+    if not schema or schema.lower().startswith("pg_") or len(schema.encode()) > _LONGEST:
+        raise Invalid(
+            "bad_url",
+            f"schema={schema} in the address: give a name of at most {_LONGEST} bytes that does "
+            "not begin with pg_, which PostgreSQL keeps for itself",
+        )
 
 
 def signal_of(url: str, *, space: str, database: Database) -> Signal:

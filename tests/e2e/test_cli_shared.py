@@ -189,6 +189,23 @@ def test_a_pointer_that_came_with_an_archive_is_not_followed(
     assert other.json("status", cwd=copied)["name"] == "copied"  # proj is another host's
 
 
+def test_doctor_takes_no_store_for_missing_that_it_cannot_open(
+    ortet: Ortet, proj: Path, url: str, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    cases = {
+        url.replace("@/postgres?", "@/nowhere?"): "it cannot be opened from here, see below",
+        f"{url}&key_file={key}": "it cannot be opened: ",
+        f"{url}&schema=ortet_not_there": "not made yet",
+    }
+    for wrong, says in cases.items():
+        first = ortet("doctor", cwd=proj, env={"ORTET_URL": wrong}).out.splitlines()[0]
+        assert says in first
+        assert (says == "not made yet") == ("not made yet" in first)
+    assert ortet("doctor", cwd=proj, env={"ORTET_URL": url}).out.splitlines()[0] == f"store {url}"
+
+
 def test_another_host_goes_on(ortet: Ortet, proj: Path, url: str, tmp_path: Path) -> None:
     oid = ortet.json("commit", "-m", "first", cwd=proj)["oid"]
     ortet("session", "new", "fix", cwd=proj)

@@ -67,8 +67,13 @@ def test_garbage_goes_and_what_is_committed_stays(host: Host, tmp_path: Path) ->
 def test_what_is_an_hour_old_at_most_stays(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", 3600.0)
     hub = host("one")
+    commit(hub, "a", "kept")
     leave_garbage(hub)
-    assert hub.sweep(min_garbage=0.0).removed == 0
+    for dry_run in (True, False):
+        report = hub.sweep(min_garbage=0.0, dry_run=dry_run)
+        assert (report.removed, report.packs_removed) == (0, 0)
+        assert report.kept > 3  # and says so
+        assert report.bytes_freed == 0 < report.bytes_after
 
 
 def test_a_write_that_relies_on_what_was_before_a_sweep_is_refused(host: Host) -> None:

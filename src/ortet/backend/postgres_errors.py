@@ -22,6 +22,14 @@ _LOST = ("08", "57P", "25P03", "25P04")
 longer for us than it wants to."""
 _CANCELLED = "57014"
 _READ_ONLY = ("25006",)
+ENCODED = (
+    "correct that option; if it is one of the bucket or of Valkey, write their addresses "
+    "percent-encoded, with %3F for ? and %26 for &"
+)
+LET_IN = (
+    "check that PostgreSQL runs there, has this database, and lets this host and user in "
+    "(pg_hba.conf); a password is in ~/.pgpass, PGPASSWORD or &passfile=PATH"
+)
 
 
 def is_lost(error: psycopg.Error) -> bool:
@@ -41,8 +49,7 @@ def gone(place: str, error: object) -> Unavailable:
     why = " ".join(str(error).split())
     return Unavailable(
         "database_gone",
-        f"the database {place} cannot be reached ({why}): check that PostgreSQL runs there and "
-        "lets this host in, then try again",
+        f"the database {place} cannot be reached ({why}): {LET_IN}; then try again",
     )
 
 

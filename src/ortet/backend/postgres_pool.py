@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from ortet.backend.atfork import close_at_fork
 from ortet.backend.patience import ours
-from ortet.backend.postgres_errors import exhausted, gone, is_lost, translated
+from ortet.backend.postgres_errors import ENCODED, exhausted, gone, is_lost, translated
 from ortet.backend.postgres_schema import prepare
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable
 
@@ -54,7 +54,8 @@ def database_of(url: str, *, schema: str, connections: int, wait: float = WAIT) 
         given = {key: str(value) for key, value in conninfo_to_dict(url).items()}
         conninfo = make_conninfo("", **{**_DEFAULTS, **given})
     except psycopg.Error as error:
-        raise Invalid("bad_url", f"this is no address of a database ({error})") from error
+        why = " ".join(str(error).split())
+        raise Invalid("bad_url", f"this is no address of a database ({why}): {ENCODED}") from error
     host, port = given.get("host", "localhost"), given.get("port", "5432")
     name = given.get("dbname") or given.get("user") or ""  # and no password
     place = f"postgresql://{host}:{port}/{name} ({schema})"

@@ -59,16 +59,18 @@ def sweep_remote(
 
 
 class _RemoteSweep(Sweep):
+    _before = 0  # what was made later stays, and counts as kept
+
     def prepare(self, before: int, progress: Progress | None) -> None:
         """Beside writers: what lives in packs that are to go is in others, too."""
         self.mark(progress)
         self._far.settle()
-        self._sealed = [pack for pack in self._sealed if _made(pack.id) < before]
-        self._total = sum(len(pack) for pack in self._sealed)
+        self._before = before
         self.copy()
 
     def _choose(self) -> tuple[list[Source], list[Source]]:
-        victims, kept = choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+        old = [pack for pack in self._sealed if _made(pack.id) < self._before]
+        victims, kept = choose(old, self._marks.oids, min_garbage=self._min_garbage)
         marked = [pack for pack in kept if pack.id in self._shelf.condemned]
         return [*victims, *marked], [pack for pack in kept if pack not in marked]
 

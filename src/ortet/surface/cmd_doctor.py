@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _NEEDED = ("server", "postgresql", "schema", "rights")
+_NOT_MADE = "not made yet"
 
 
 @verb()
@@ -46,7 +46,8 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
 
     url = store_url(cwd=call.here)
     with call.progress("looking"):
-        servers, store, exists = _servers(call, url)
+        servers, store, why = _servers(call, url)
+        exists = not why
         found = [*servers, *examine(store, criu=wanted_criu())]
     agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
@@ -64,7 +65,7 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         "late": late,
         "given_up": give_up is not None,
     }
-    call.emit(data, _lines(call, str(data["store"]), exists, found=found, agent=agent))
+    call.emit(data, _lines(call, str(data["store"]), why, found=found, agent=agent))
     if dead:
         names = render.plural(len(dead), "machine")
         call.note(
@@ -79,23 +80,26 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         call.note("`ortet doctor --clean` removes what is left over")
 
 
-def _servers(call: Call, url: str) -> tuple[list[Capability], Path, bool]:
+def _servers(call: Call, url: str) -> tuple[list[Capability], Path, str]:
     """What the servers of a store say, none of one in a directory; where it is on this host, and
-    whether it was made."""
+    why it cannot be opened, if so."""
     from ortet.addresses import is_elsewhere
     from ortet.config import cache_place, store_path, variable
 
     if not is_elsewhere(url):
         store = store_path(url)
-        return [], store, (store / "FORMAT").exists()
+        return [], store, "" if (store / "FORMAT").exists() else _NOT_MADE
     from ortet.checkup import examine_servers
 
     place = cache_place()
     found = examine_servers(url, cache=place, token=variable("ORTET_TOKEN") or "")
     if all(one.ok for one in found if one.name in _NEEDED):  # opening it would migrate it
-        with suppress(OrtetError):  # not made yet, or a line above says what is wrong with it
-            return found, call.hub.root, True
-    return found, place, False
+        try:
+            return found, call.hub.root, ""
+        except OrtetError as error:
+            why = _NOT_MADE if error.kind == "no_store" else f"it cannot be opened: {error.message}"
+            return found, place, why
+    return found, place, "it cannot be opened from here, see below"
 
 
 def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
@@ -134,13 +138,12 @@ def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
 def _lines(
     call: Call,
     store: str,
-    exists: bool,
+    why: str,
     *,
     found: list[Capability],
     agent: dict[str, Any] | None,
 ) -> Iterator[str]:
-    made = "" if exists else ", not made yet"
-    yield f"store {render.safe(store)}{made}"
+    yield f"store {render.safe(store)}{why and ', '}{render.safe(why)}"
     if agent:
         live = sum(len(worker["live"]) for worker in agent["workers"])
         machines = f", {render.plural(live, 'live machine')}" if live else ""

@@ -23,7 +23,7 @@ def clone(call: Call, url: str, directory: str) -> None:
 
     \b
     Example:
-      ortet clone http://build-host:8750 ./copy
+      ortet clone http://build-host:7878 ./copy
     """
     place = call.here / directory
     taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
@@ -47,7 +47,7 @@ def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
 
     \b
     Example:
-      ortet pull http://build-host:8750
+      ortet pull http://build-host:7878
       ortet pull ../other-store fix-42
     """
     hub, other = call.open_hub(create=True), call.open_hub(url, create=False)
@@ -67,7 +67,7 @@ def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
 
     \b
     Example:
-      ortet push http://build-host:8750 fix-42
+      ortet push http://build-host:7878 fix-42
     """
     other = call.open_hub(url, create=False)
     with call.progress("push") as progress:

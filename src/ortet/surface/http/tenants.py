@@ -17,7 +17,7 @@ from ortet.codec import checksum
 from ortet.errors import Invalid, Unavailable
 from ortet.session.hub import Hub
 from ortet.settings import Serve
-from ortet.shared import address_of, is_shared
+from ortet.shared import address_of, is_shared, with_query
 from ortet.surface.http.once import forget_keys
 from ortet.surface.http.rooms import Rooms, Told
 
@@ -56,7 +56,7 @@ def _beside(url: str, name: str) -> str:
     ours = {"schema": schema, "bucket": urlunsplit(bucket._replace(path=folder))}
     kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
     query = urlencode([*kept, *ours.items()], quote_via=quote, safe="/")
-    return urlunsplit(parts._replace(query=query))
+    return with_query(parts, query)
 
 
 class Tenants:

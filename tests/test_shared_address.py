@@ -1,0 +1,86 @@
+"""Addresses of shared stores as people write them: what is wrong is said, with what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.backend.postgres_pool import database_of
+from ortet.backend.s3address import address_of as bucket_address
+from ortet.backend.s3tries import Failure, _refusal
+from ortet.checkup_database import examine_database
+from ortet.config import store_path
+from ortet.errors import Invalid
+from ortet.shared import address_of, is_shared
+from ortet.surface.http.tenants import store_of
+
+DATABASE = "postgresql://ann@db/team"
+BUCKET = "bucket=s3%3A%2F%2Fb%2Fp"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (f"{DATABASE}&{BUCKET}", r"after \? and not after &"),
+        (f"{DATABASE}?{BUCKET}&durable=locall", "give remote or local"),
+        (f"{DATABASE}?{BUCKET}&durable=", "give remote or local"),
+        (f"{DATABASE}?{BUCKET}&connections=many", "give a number from 1 on"),
+        (f"{DATABASE}?{BUCKET}&connections=0", "give a number from 1 on"),
+        (f"{DATABASE}?{BUCKET}&connections=-3", "give a number from 1 on"),
+        (f"{DATABASE}?{BUCKET}&schema=pg_team", "not begin with pg_"),
+        (f"{DATABASE}?{BUCKET}&schema=", "at most 63 bytes"),
+        (f"{DATABASE}?{BUCKET}&schema={'s' * 64}", "at most 63 bytes"),
+        (f"postgresql://ann@::1:5432/team?{BUCKET}", r"in brackets, as \[::1\]:5432"),
+        (f"postgresql://ann@db:543x/team?{BUCKET}", "HOST:PORT with a number"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_write(url: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says) as caught:
+        address_of(url)
+    assert caught.value.kind == "bad_url"
+    assert "$." not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["db", "db:5432", "[::1]:5432", "[::1]", "one:1,two:2", "", "%2Ftmp%2Fpg", "ann%40x@db", "db:"],
+)
+def test_places_that_the_driver_takes(place: str) -> None:
+    url = f"postgresql://{place}/team?{BUCKET}&connections=2&schema=My-Team"
+    given = address_of(url)
+    assert (given.connections, given.schema) == (2, "My-Team")
+    database_of(given.database, schema=given.schema, connections=2)
+
+
+def test_a_tenant_of_a_database_on_this_host_is_in_it() -> None:
+    url = store_of(f"postgresql:///team?{BUCKET}", "acme")
+    assert is_shared(url)
+    given = address_of(url)
+    assert given.database == "postgresql:///team"
+    assert (given.schema, given.bucket) == ("ortet.acme", "s3://b/p/tenants/acme")
+
+
+def test_options_of_a_bucket_that_are_not_encoded() -> None:
+    given = address_of(f"{DATABASE}?bucket=s3://b/p?endpoint=https://s3.internal&region=eu-1")
+    with pytest.raises(Invalid, match="percent-encoded") as caught:
+        database_of(given.database, schema="ortet", connections=1)
+    assert '"region")' in caught.value.message
+    assert "\n" not in caught.value.message
+    line = examine_database(given)[0]
+    assert "percent-encoded" in line.fix
+    assert "pg_hba" not in line.fix
+
+
+def test_a_scheme_that_is_misspelt() -> None:
+    with pytest.raises(Invalid, match="postgresql://HOST/DATABASE") as caught:
+        store_path("postgrsql://ann:hunter2@db/team")
+    assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("s3://b", "AWS_"), ("gs://b", "GOOGLE_"), ("az://b", "AZURE_")]
+)
+def test_credentials_are_those_of_the_cloud_that_was_asked(url: str, name: str) -> None:
+    failures = [Failure(401, "NoCredentials", "none"), Failure(403, "AccessDenied", "it said 403")]
+    for failure in failures:
+        said = _refusal(failure, bucket_address(url), "list it").message
+        assert [found for found in ("AWS_", "GOOGLE_", "AZURE_") if found in said] == [name]
