@@ -304,7 +304,8 @@ def test_a_real_process(shop: Shop, place: Path, criu: str) -> None:
         assert after != before
         assert first("dump", place / "2") == ""
         changed = kept_in(objects, place / "2", kept)
-        assert stored(objects) - idle < MIB // 4
+        # some 35 pages changed; blocks with many of them in it are stored whole
+        assert stored(objects) - idle < base // 50
     for old, here in ((kept, "1"), (changed, "2")):
         restore_to(objects, old.oid, place / f"back-{here}")
         assert contents(place / f"back-{here}") == contents(place / here)

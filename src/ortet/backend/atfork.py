@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -31,3 +32,16 @@ def close_at_fork(handled: Handled) -> None:
             held.pop().after_fork()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+
+def begin_in_child(begin: Callable[[], None]) -> None:
+    """A method that makes locks and rows anew, which a thread that is not there in the child may
+    have held; for as long as what it is of lives."""
+    ref = weakref.WeakMethod(begin)
+
+    def call() -> None:
+        method = ref()
+        if method is not None:
+            method()
+
+    os.register_at_fork(after_in_child=call)

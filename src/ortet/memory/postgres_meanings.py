@@ -3,15 +3,14 @@ of the nearest computed as everywhere else, so that the answers are the same."""
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortet.backend.atfork import begin_in_child
 from ortet.errors import OrtetError
 from ortet.ids import Clock
 from ortet.memory.abc import WordIndex
@@ -79,7 +78,7 @@ class PostgresMeanings:
         self._allowance = allowance
         self._patience = patience
         self._begin()
-        _begin_in_child(self)
+        begin_in_child(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -230,15 +229,3 @@ class Asked:
 
     def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near:
         return self._meanings.rank(self._news, spans, tiers, text, limit)
-
-
-def _begin_in_child(meanings: PostgresMeanings) -> None:
-    """A thread that is not there in the child may have held the locks."""
-    ref = weakref.ref(meanings)
-
-    def begin() -> None:
-        found = ref()
-        if found is not None:
-            found._begin()
-
-    os.register_at_fork(after_in_child=begin)

@@ -7,9 +7,7 @@ by about 1e-4, and takes half the space); bytes are searched, see `coarse`.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ortet.backend.atfork import begin_in_child
 from ortet.errors import OrtetError
 from ortet.ids import Clock, SystemClock
 from ortet.memory.abc import VectorStore, WordIndex
@@ -64,7 +63,7 @@ class Vectors:
         self._room = room
         self._file = VectorFile(path, embedder.name) if isinstance(path, Path) else path
         self._begin()
-        _begin_in_child(self)
+        begin_in_child(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()  # of what is in memory; never held while texts are embedded
@@ -262,15 +261,3 @@ def _hashes(index: WordIndex, span: Span, tier: Tier, after: int) -> list[tuple[
         if known < span.upto:
             raise lost(f"timeline {span.timeline} is in the index of memories only up to {known}")
         return lookup.hashes(number, [tier], after, span.upto)
-
-
-def _begin_in_child(vectors: Vectors) -> None:
-    """A thread that is not there in the child may have held the locks, or written half a row."""
-    ref = weakref.ref(vectors)
-
-    def begin() -> None:
-        found = ref()
-        if found is not None:
-            found._begin()
-
-    os.register_at_fork(after_in_child=begin)

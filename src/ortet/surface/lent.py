@@ -22,7 +22,6 @@ who needs to know that nobody else did since then looks inside the block.
 from __future__ import annotations
 
 import atexit
-import os
 import time
 import weakref
 from collections import Counter
@@ -31,6 +30,7 @@ from contextlib import contextmanager, suppress
 from threading import RLock, Thread, current_thread
 from typing import Any
 
+from ortet.backend.atfork import begin_in_child
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, OrtetError, Refused
 from ortet.journal.line import Line
@@ -78,7 +78,7 @@ class Lent:
         atexit.register(self._at_exit)
         self._closing = hub.closing
         self._closing.append(self._at_exit)
-        os.register_at_fork(after_in_child=weakly(self._forked))
+        begin_in_child(self._forked)
 
     def __del__(self) -> None:
         if not hasattr(self, "_closing") or self._closed:

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import struct
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
@@ -53,6 +51,7 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
+from ortet.backend.atfork import begin_in_child
 from ortet.errors import Invalid
 from ortet.given import COUNT, must_be
 from ortet.surface.langgraph.store_items import (
@@ -69,7 +68,6 @@ from ortet.surface.langgraph.store_match import listed
 from ortet.surface.langgraph.store_picture import Picture
 from ortet.surface.langgraph.store_puts import Change
 from ortet.surface.langgraph.store_search import Search
-from ortet.surface.lentkeeper import call
 from ortet.surface.whole import whole
 
 if TYPE_CHECKING:
@@ -125,8 +123,7 @@ class OrtetStore(BaseStore):
         self._hub = hub
         self._journal = ItemJournal(hub, name, agent)
         self._look()
-        forked = weakref.WeakMethod(self._forked)
-        os.register_at_fork(after_in_child=lambda: call(forked))
+        begin_in_child(self._forked)
 
     def _forked(self) -> None:
         self._journal.anew()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition
 from typing import Any
 
+from ortet.backend.atfork import begin_in_child
 from ortet.errors import Refused
 from ortet.journal.events import Event
 from ortet.journal.line import Line
@@ -24,7 +24,6 @@ from ortet.surface.langgraph.offers import LATE, Offers, tell
 from ortet.surface.langgraph.thread import THREAD, Saved, Spot, Thread
 from ortet.surface.langgraph.writing import Record, append
 from ortet.surface.lent import Lent, session_name
-from ortet.surface.lentkeeper import call
 
 Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
 _MOST = 64
@@ -42,8 +41,7 @@ class Threads:
         self.lent = Lent(hub, agent=agent, linger=_LINGER)
         self.workspace = workspace
         self._anew()
-        forked = weakref.WeakMethod(self._anew)
-        os.register_at_fork(after_in_child=lambda: call(forked))
+        begin_in_child(self._anew)
 
     def _anew(self) -> None:
         """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
