@@ -7,7 +7,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -140,6 +140,13 @@ class QueuedBucket(Bucket):
         with suppress(NotFound):
             return self._near.get_ranges(key, ranges)
         return self._far.get_ranges(key, ranges)
+
+    def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
+        near = self._near.get_all(keys)
+        return near | self._far.get_all([key for key in keys if key not in near])
+
+    def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
+        return self._far.put_all(objects) if self.direct else super().put_all(objects)
 
     def size(self, key: str) -> int:
         with suppress(NotFound):
