@@ -95,6 +95,7 @@ class Sweep:
         self._min_garbage = min_garbage
         self._repacker = Repacker(objects, write=not dry_run)
         self._sealed: list[Source] = []
+        self._spared: list[Source] = []  # which stay, whatever is in them
         self._victims: list[Source] = []
         self._bytes_before = 0
         self._total = 0
@@ -110,6 +111,7 @@ class Sweep:
             self._objects.writer.seal_now()
             shelf.refresh()
             loose = []
+        self._gather()
         self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
         self._total = sum(len(source) for source in self._sealed)
         total = self._total + sum(len(tail) for tail in (*shelf.mine, *shelf.others))
@@ -119,6 +121,9 @@ class Sweep:
         if progress is not None:
             progress(total, total)
         reach("sweep.after-mark")
+
+    def _gather(self) -> None:
+        """Before all packs are read: these are here."""
 
     def _mark_tails(self, loose: list[Tail]) -> None:
         """What lies in a tail may belong to a commit in the making: all it refers to stays."""
@@ -177,10 +182,13 @@ class Sweep:
         """What became reachable since it was marked."""
         self._marks.add(self._roots())
         self._mark_tails([])
-        for victim in self._victims:
-            found = ((oid, victim.find(oid)) for oid in self._marks.fresh)
-            spots = ((oid, spot) for oid, spot in found if spot is not None)
-            self._repacker.copy(spots, self._marks.fresh)
+        fresh = self._marks.fresh
+        for victim in self._victims if fresh else ():
+            if len(victim) < len(fresh):
+                self._repacker.copy(victim.spots(), fresh)
+                continue
+            found = ((oid, victim.find(oid)) for oid in fresh)
+            self._repacker.copy(((oid, spot) for oid, spot in found if spot is not None), fresh)
         self._repacker.seal()
 
     def _delete(self) -> None:
@@ -221,7 +229,7 @@ class Sweep:
                         os.unlink(entry.path)
 
     def report(self) -> SweepReport:
-        sealed = sum(source.end for source in self._sealed)
+        sealed = sum(source.end for source in (*self._sealed, *self._spared))
         gone = sum(source.end for source in self._victims)
         removed = self._examined - self._repacker.objects
         return SweepReport(
