@@ -16,7 +16,8 @@ import pytest
 from tests.postgres_server import drop_schema, new_schema, shared
 from tests.s3_server import Proxy, passes, takes_nothing
 
-from ortet.backend.owing import owing
+from ortet.backend import uploads
+from ortet.backend.owing import Owing, owing
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.ids import from_hex
@@ -130,6 +131,33 @@ def test_what_was_uploaded_is_owed_no_more(host: Host, proxy: Proxy, tmp_path: P
     with pytest.raises(NotFound):
         other.restore(strange, to=tmp_path / "out")
     assert [m.content for m in other.session("s").messages()] == ["first"]
+
+
+def test_commits_one_after_the_other_are_owed_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_REST", WAIT)
+    hub, other = host("one"), host("two")
+    told: list[str] = []
+    for verb in ("tell", "done"):
+        real = getattr(Owing, verb)
+
+        def call(*args: Any, verb: str = verb, real: Any = real) -> None:
+            if len(args) == 1:  # and not which commits
+                told.append(verb)
+            real(*args)
+
+        monkeypatch.setattr(Owing, verb, call)
+    with hub.session("s") as s:
+        for number in range(3):
+            s.say("user", str(number))
+            s.commit(durable="local")
+            until(lambda: not hub.objects.queued().objects)
+        assert told == ["tell"]
+        assert owing(other.catalog)
+    hub.close()
+    assert told == ["tell", "done"]
+    assert not owing(other.catalog)
 
 
 def until(done: Callable[[], object]) -> None:

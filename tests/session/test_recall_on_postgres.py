@@ -125,6 +125,26 @@ def test_what_one_host_has_taken_in_the_others_do_not_read(
     assert rows(schema) == many + 1
 
 
+def test_what_was_found_is_read_in_one_question(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = host("one")
+    with hub.session("s") as s:
+        s.say_all([("user", f"sardines, {number}") for number in range(30)])
+        for number in range(5):
+            s.learn(f"sardine {number} is a fish", scope="agent")
+        s.commit("told")
+        s.recall("sardines")  # which takes them in
+        with counted(monkeypatch) as seen:
+            assert len(s.recall("sardines", 30)) == 30
+    assert sum("FROM events" in one for one in seen) == 1
+    with hub.session("t") as other:
+        other.recall("fish")
+        with counted(monkeypatch) as seen:
+            assert len(other.recall("fish")) == 5  # of what is shared
+    assert sum("FROM events" in one for one in seen) == 1
+
+
 def test_hosts_that_fill_it_at_once_double_nothing(host: Host, schema: str) -> None:
     one = host("one")
     live(one)

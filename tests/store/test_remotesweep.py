@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ortet.codec import Hasher
 from ortet.errors import NotFound
 from ortet.ids import Oid, SystemClock
 from ortet.store.abc import Kind, Link, Walk
+from ortet.store.group import MANY
 from ortet.store.objects import LocalObjects
 from ortet.store.remote import RemoteObjects
 from ortet.store.remotesweep import sweep_remote
@@ -104,7 +106,10 @@ def test_what_nothing_refers_to_goes(shared: Shared, commit: Commit) -> None:
     dead = commit(store, "dead", blobs[2:])
     for head in shared.heads:
         other.get(head)
-    assert shared.sweep(store, grace=3600.0).packs_removed == 0
+    for dry_run in (True, False, False):  # all of it is too young
+        report = shared.sweep(store, grace=3600.0, dry_run=dry_run)
+        assert (report.packs_removed, report.removed, report.bytes_freed) == (0, 0, 0)
+        assert report.kept == 8
     report = shared.sweep(store, dry_run=True)
     assert report.removed == 4
     assert shared.epoch == 0
@@ -117,6 +122,34 @@ def test_what_nothing_refers_to_goes(shared: Shared, commit: Commit) -> None:
         assert reader.get(reader.hasher.oid(blobs[0])) == blobs[0]
     with pytest.raises(NotFound):
         shared.open("four").get(dead)
+
+
+def test_many_packs_are_fetched_at_once_with_few_descriptors(
+    shared: Shared, commit: Commit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = shared.open("one")
+    blobs = [os.urandom(2000) for _ in range(3 * MANY)]
+    for number, blob in enumerate(blobs):
+        head = commit(writer, str(number), [blob])
+        if number % 2:
+            shared.heads.add(head)
+    asked: list[int] = []
+    get_all = S3Bucket.get_all
+
+    def counted(bucket: S3Bucket, keys: Sequence[str]) -> dict[str, bytes]:
+        asked.append(len(keys))
+        return get_all(bucket, keys)
+
+    monkeypatch.setattr(S3Bucket, "get_all", counted)
+    store = shared.open("two")
+    report = shared.sweep(store)
+    assert asked[0] >= 2 * MANY
+    assert report.packs_removed == len(blobs)
+    assert report.packs_written == 1
+    assert len(store.shelf.tables) < MANY
+    assert len(_held(store)) <= MANY
+    _check(shared, blobs[1::2])
+    assert len(_packs(shared)) == 1
 
 
 def test_a_writer_that_begins_after_the_fence_does_not_rely_on_what_goes(
@@ -197,6 +230,16 @@ def test_a_sweep_that_was_killed_is_gone_on_with(shared: Shared, commit: Commit)
     shared.sweep(shared.open("two"))
     assert not any(key.endswith(".gone") for key in _packs(shared))
     _check(shared, blobs[:2])
+
+
+def _held(store: RemoteObjects) -> list[str]:
+    """Packs and indexes that are open."""
+    held: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            held.append(os.readlink(f"/proc/self/fd/{fd}"))
+    places = (str(store.root.local / "kept"), str(store.root.index))
+    return [path for path in held if path.startswith(places)]
 
 
 def _check(shared: Shared, blobs: Sequence[bytes]) -> None:

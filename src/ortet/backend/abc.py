@@ -7,13 +7,15 @@ All methods are synchronous and safe to call from several threads and processes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ortet.backend.records import Claim, Head, Lease, Move, Op, Row, RowChange
 from ortet.backend.timelines import Append, EventRow, Timeline, Timelines
+from ortet.errors import Conflict, NotFound
 
 __all__ = [
     "Append",
@@ -77,6 +79,25 @@ class Bucket(ABC):
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Several (start, length) reads of one object, in order."""
         return [self.get(key, start, length) for start, length in ranges]
+
+    def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Several objects, whole; those that are not there are left out. All are in memory: the
+        caller asks for no more than fits."""
+        found: dict[str, bytes] = {}
+        for key in keys:
+            with suppress(NotFound):
+                found[key] = self.get(key)
+        return found
+
+    def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
+        """Create several, in any order; returns the keys that were taken, and are as they were."""
+        taken: set[str] = set()
+        for key, data in objects.items():
+            try:
+                self.put(key, data)
+            except Conflict:
+                taken.add(key)
+        return taken
 
     @abstractmethod
     def size(self, key: str) -> int:

@@ -80,14 +80,15 @@ class FileBucket(Bucket):
         with _translated("list", prefix):
             yield from _walk(self._root / parent, parent + "/" if parent else "", prefix)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, sync: bool = True) -> None:
+        """Without `sync` a power cut may bring them back."""
         parents: set[Path] = set()
         for key in keys:
             path = self._root / check_key(key)
             with _translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
                 parents.add(path.parent)
-        for parent in parents:
+        for parent in parents if sync else ():
             sync_directory(parent)
 
     def local_path(self, key: str) -> Path | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,13 @@ from ortet.backend.keys import check_key, check_prefix, check_range
 from ortet.backend.refusals import exists, no_key
 from ortet.backend.s3address import Address, address_of, open_store
 from ortet.backend.s3tries import Absent, Beyond, Taken, attempt
-from ortet.errors import Invalid, NotFound, Unavailable, Unsupported
+from ortet.errors import Conflict, Invalid, NotFound, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 _Data = bytes | mmap.mmap
 
 _NEAR = 64 << 10
@@ -34,6 +35,8 @@ _BULK = 1 << 20
 _PACE = 128 << 10
 """Bytes a second that any line should carry."""
 _READING = 3600.0
+_AT_ONCE = 16
+"""Questions under way: a far server answers each after its time, and many in the same."""
 
 _started: set[int] = set()
 """Processes in which obstore runs: its threads do not come along through fork(2)."""
@@ -165,6 +168,27 @@ class S3Bucket(Bucket):
                 found = [self._get(key, *span) for span in wanted]
         return [_part(wanted, found, span) for span in ranges]
 
+    def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
+        def get(key: str) -> bytes | None:
+            with suppress(NotFound):
+                return self.get(key)
+            return None
+
+        wanted = list(dict.fromkeys(keys))
+        found = zip(wanted, _at_once(get, wanted), strict=True)
+        return {key: data for key, data in found if data is not None}
+
+    def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
+        def put(item: tuple[str, bytes]) -> bool:
+            try:
+                self.put(*item)
+            except Conflict:
+                return True
+            return False
+
+        taken = zip(objects, _at_once(put, objects.items()), strict=True)
+        return {key for key, was in taken if was}
+
     def size(self, key: str) -> int:
         import obstore
 
@@ -238,6 +262,17 @@ def _check_process(address: Address) -> None:
                 "child: start it anew (multiprocessing: spawn), or open the store only in it",
             )
         _started.add(pid)
+
+
+def _at_once(call: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    """What each call gives, in order. When one fails, those that have not begun are not made."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(_AT_ONCE, "ortet-s3")
+    try:
+        return list(pool.map(call, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _rounded(size: int) -> int:

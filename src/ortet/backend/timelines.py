@@ -9,6 +9,9 @@ import msgspec
 
 from ortet.backend.records import Lease, RowChange
 
+_FAR = 100
+"""So many events that nobody wants cost as much as a question."""
+
 
 class Timeline(msgspec.Struct, frozen=True):
     """A row of events that begins behind event `at` of `parent`; the first of a family has none.
@@ -83,7 +86,10 @@ class Timelines(ABC):
         """Of its own events those of these numbers, which are in order; not those it has not."""
         found, wanted = list[EventRow](), set(seqs)
         after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
-        while after < last and (rows := self.events(timeline, after)):
+        if len(seqs) * _FAR < last - after:  # few of many
+            asked = ((seq, self.events(timeline, seq - 1, 1)) for seq in seqs)
+            return [row for seq, rows in asked for row in rows if row.seq == seq]
+        while after < last and (rows := self.events(timeline, after, min(1000, last - after))):
             found += [row for row in rows if row.seq in wanted]
             after = rows[-1].seq
         return found

@@ -7,7 +7,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +21,8 @@ _FIRST, _LONGEST = 0.5, 30.0
 """Seconds between attempts while the far one is not well, doubled each time."""
 _LOOK = 0.1
 """Seconds after which another process may have uploaded something."""
+_REST = 1.0
+"""Seconds without anything new after which nothing is owed: the next commit may be near."""
 _IDLE = 5.0
 """Seconds after which a process that died may have left something."""
 _PARTING = 10.0
@@ -141,6 +143,13 @@ class QueuedBucket(Bucket):
             return self._near.get_ranges(key, ranges)
         return self._far.get_ranges(key, ranges)
 
+    def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
+        near = self._near.get_all(keys)
+        return near | self._far.get_all([key for key in keys if key not in near])
+
+    def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
+        return self._far.put_all(objects) if self.direct else super().put_all(objects)
+
     def size(self, key: str) -> int:
         with suppress(NotFound):
             return self._near.size(key)
@@ -217,11 +226,22 @@ class QueuedBucket(Bucket):
             self._wake.clear()
             if self._round():
                 wait = _FIRST
-                self._wake.wait(_IDLE)
+                if not self._wake.wait(_REST) and self._ended():
+                    self._wake.wait(_IDLE)
             else:
                 self._hurry.wait(wait)
                 self._hurry.clear()
                 wait = min(wait * 2, _LONGEST)
+        self._ended()
+
+    def _ended(self) -> bool:
+        """Whether nobody believes any more that something is owed which is not."""
+        try:
+            self._end()
+        except (OrtetError, OSError) as error:
+            self._trouble = str(error)
+            return False
+        return True
 
     def _round(self) -> bool:
         """Upload what waits; whether all that can go is gone."""
@@ -233,7 +253,6 @@ class QueuedBucket(Bucket):
                     self._tell_commits()
                     self._upload(found.key)
                     self._trouble = ""
-            self._end()
         except BlockingIOError:  # another process is at it
             return False
         except (OrtetError, OSError) as error:
@@ -257,7 +276,7 @@ class QueuedBucket(Bucket):
             finally:
                 copy.unlink(missing_ok=True)
             with _locked(self._directory / "leaving", fcntl.LOCK_EX):
-                self._near.delete([key])
+                self._near.delete([key], sync=False)  # one that comes back is there already
 
     def _is_same(self, key: str) -> bool:
         """One that was uploaded before a crash, and not taken off the queue."""

@@ -73,6 +73,10 @@ class Line:
         found = next(self.events(seq - 1, seq), None)  # sealed, and trimmed here
         return found if found is not None and found.timeline == timeline else None
 
+    def pick(self, timeline: str, seqs: Sequence[int]) -> list[Event]:
+        """The same of several, which are in order, in one question; not those it has not here."""
+        return [self._chain.read(row, timeline) for row in self._catalog.pick(timeline, seqs)]
+
     def some(self, seqs: Sequence[int]) -> list[Event] | None:
         """Events of these numbers, which are in order; None where one of them is not in the catalog
         alone, or not there at all."""

@@ -88,7 +88,9 @@ class PostgresLookup:
 
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
-        for name, no, known, counts, totals in self._ask(_TIMELINES, list(names)):
+        wanted = list(names)
+        rows = self._ask(_TIMELINES, wanted) if wanted else []
+        for name, no, known, counts, totals in rows:
             if known:
                 found[name] = no, known
                 self._tails[no] = _Tail(known, counts, totals)

@@ -70,6 +70,7 @@ class Reach:
         self.row = row  # of the session
         self._open = open_
         self._line: Line | Known | None = None
+        self._read: dict[tuple[str, int], Event] = {}
 
     def events(self, sessions: Sessions, after: int, upto: int) -> Iterator[Event]:
         line = self._line = self._line or self._open()
@@ -77,8 +78,18 @@ class Reach:
             return line.events(sessions, after, upto)
         return line.events(after, upto)
 
+    def fetch(self, timeline: str, seqs: Sequence[int]) -> None:
+        """Have these, which are on its path, at hand: one question for all of them."""
+        line = self._line = self._line or self._open()
+        near = line.line if isinstance(line, Known) else line
+        if near is not None:
+            for event in near.pick(timeline, sorted(seqs)):
+                self._read[timeline, event.seq] = event
+
     def event(self, sessions: Sessions, timeline: str, seq: int) -> Event | None:
         """One that is on its path; None where another is in its place."""
+        if (timeline, seq) in self._read:
+            return self._read[timeline, seq]
         line = self._line = self._line or self._open()
         if isinstance(line, Known):
             found = next(line.events(sessions, seq - 1, seq), None)
@@ -193,7 +204,14 @@ def recall(sessions: Sessions, reach: Sequence[Reach], query: Query, *, explain:
         return _news(sessions, holder, span, after)
 
     answer = library.search([one.path for one in reach], query, news)
-    hits = (_hit(sessions, through[one.timeline], one, explain) for one in answer.found)
+    held = [(_holder(through[one.timeline], one), one) for one in answer.found]
+    wanted: dict[tuple[Reach, str], list[int]] = {}
+    for holder, place in held:
+        if holder is not None:
+            wanted.setdefault((holder, place.timeline), []).append(place.seq)
+    for (reached, timeline), seqs in wanted.items():
+        reached.fetch(timeline, seqs)
+    hits = (_hit(sessions, *pair, explain=explain) for pair in held)
     found = Recalled(hit for hit in hits if hit is not None)
     found.dense = answer.dense
     return found
@@ -216,26 +234,30 @@ def _news(
         after = upto
 
 
-def _hit(sessions: Sessions, reach: Sequence[Reach], one: Found, explain: bool) -> Hit | None:
-    """As it was said. What is erased meanwhile is not there."""
+def _holder(reach: Sequence[Reach], one: Found) -> Reach | None:
+    """By whom it is reached."""
     for holder in reach:
         spans = (span for span in holder.path.spans if span.timeline == one.timeline)
-        if not any(span.after < one.seq <= span.upto for span in spans):
-            continue
-        event = holder.event(sessions, one.timeline, one.seq)
-        if event is None or event.erased:
-            return None
-        return Hit(
-            text=words_of(event),
-            score=one.score,
-            source=_source(holder, event),
-            tier=one.tier,
-            time=one.time,
-            id=one.key,
-            role=str(event.data.get("role", "")),
-            scores=one.scores if explain else None,
-        )
+        if any(span.after < one.seq <= span.upto for span in spans):
+            return holder
     return None
+
+
+def _hit(sessions: Sessions, holder: Reach | None, one: Found, *, explain: bool) -> Hit | None:
+    """As it was said. What is erased meanwhile is not there."""
+    event = None if holder is None else holder.event(sessions, one.timeline, one.seq)
+    if holder is None or event is None or event.erased:
+        return None
+    return Hit(
+        text=words_of(event),
+        score=one.score,
+        source=_source(holder, event),
+        tier=one.tier,
+        time=one.time,
+        id=one.key,
+        role=str(event.data.get("role", "")),
+        scores=one.scores if explain else None,
+    )
 
 
 def _source(holder: Reach, event: Event) -> Source:

@@ -16,7 +16,8 @@ from ortet.store.source import Spot
 SUFFIX = ".grp"
 MANY = 16
 """So many tables to search are too many."""
-_MERGE = 12
+FEW = 12
+"""So many become one on the way, which nobody notices."""
 
 
 class Group:
@@ -89,11 +90,11 @@ def load_groups(
     return used, covered
 
 
-def merge(path: Path, groups: Sequence[Group], singles: Sequence[Pack]) -> None:
-    """Write one index that does the work of the smallest of these, and remove the groups it
+def merge(path: Path, groups: Sequence[Group], singles: Sequence[Pack], *, most: int) -> None:
+    """Write one index that does the work of the `most` smallest of these, and remove the groups it
     replaces. Whoever has them mapped goes on with them."""
     tables: list[Group | Pack] = sorted([*groups, *singles], key=_weight)
-    tables = tables[:_MERGE]
+    tables = tables[:most]
     members = {pack.id: pack for table in tables for pack in _members(table)}
     numbers = {id_: number for number, id_ in enumerate(members)}
     streams = [

@@ -32,6 +32,7 @@ _SUMS = _HEAD.size + _FAN.size
 _NAMES = _SUMS + 256 * _SUM
 _WORD = struct.Struct(f"={AT}xI{OID_BYTES - AT - 4}x")
 _NARROW = 64
+_EMPTY = checksum(b"")
 
 Place = tuple[int, int, int, int, int]
 """Number of the pack, frame offset in it, offset in the frame's bytes, length, kind."""
@@ -58,6 +59,10 @@ def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> byte
     body: list[bytes] = []
     total = 0
     for slot in slots:
+        if not slot:  # most of them, in the pack of a single commit
+            fan.append(total)
+            sums.append(_EMPTY)
+            continue
         slot.sort()
         data = b"".join(
             [*[entry[:OID_BYTES] for entry in slot], *[entry[OID_BYTES:] for entry in slot]]
@@ -126,7 +131,7 @@ class Index:
         low = self._fan[slot]
         count = self._fan[slot + 1] - low
         base = self._body + low * _ENTRY
-        if not self._seen[slot]:
+        if count and not self._seen[slot]:
             known = self._sums[slot * _SUM : (slot + 1) * _SUM]
             if checksum(self._map[base : base + count * _ENTRY]) != known:
                 raise _damaged(f"slot {slot} does not match its checksum")
@@ -197,6 +202,8 @@ class Index:
 
     def __iter__(self) -> Iterator[Located]:
         for slot in range(256):
+            if self._fan[slot] == self._fan[slot + 1]:
+                continue
             base, count = self._slot(slot)
             for number in range(count):
                 yield Oid(self._oid(base, number)), *self._row(base, count, number)

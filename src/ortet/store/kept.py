@@ -31,6 +31,9 @@ class Kept:
             os.utime(fd)
         return fd
 
+    def has(self, name: str) -> bool:
+        return os.path.exists(self._directory / name)
+
     def get(self, name: str) -> bytes | None:
         fd = self.open(name)
         if fd is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ortet.backend.abc import Bucket
 from ortet.backend.uploads import QueuedBucket
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
+from ortet.store.group import MANY
 from ortet.store.group import SUFFIX as GROUP
 from ortet.store.index import Index, encode_index, write_index
 from ortet.store.kept import Kept
@@ -31,6 +32,10 @@ _MEMORY = "memory-"
 """What names a tail that is no file."""
 _STRANGE = 16
 """So many packs without an index here are worth fetching those that cover many."""
+_MERGED = 256
+"""Indexes that become one, each with a descriptor while they do."""
+_PORTION, _MOST = 32 << 20, 1024
+"""Bytes and packs that are fetched at once, into memory."""
 
 
 class RemoteShelf(Shelf):
@@ -124,6 +129,20 @@ class RemoteShelf(Shelf):
                     data = self._bucket.get(f"{_PREFIX}{id_}{GROUP}")
                     Index(data)  # whose header is sound
                     write_index(path, data, sync=False)
+
+    def gather(self) -> None:
+        """Fetch the small packs that are not here, many at once: all are about to be read."""
+        small = (pack for pack in self.packs if isinstance(pack, RemotePack) and pack.sealed)
+        wanted = [pack for pack in small if pack.end <= WHOLE and not pack.is_here()]
+        for packs in _portions(wanted):
+            found = self._bucket.get_all([pack_key(pack.id) for pack in packs])
+            for pack in packs:
+                pack.take(found.get(pack_key(pack.id), b""))
+        before = 0
+        while len(self.tables) >= MANY and len(self.tables) != before:
+            before = len(self.tables)
+            with contextlib.suppress(OrtetError, OSError):
+                self.merge_tables(_MERGED)
 
     def _pack(self, id_: str, size: int) -> Pack:
         return RemotePack(
@@ -225,6 +244,19 @@ class RemoteShelf(Shelf):
         parents = super().after_fork()
         self.others = (*self.others, *parents)
         return parents
+
+
+def _portions(packs: Sequence[RemotePack]) -> Iterator[list[RemotePack]]:
+    portion: list[RemotePack] = []
+    room = _PORTION
+    for pack in packs:
+        if portion and (pack.end > room or len(portion) == _MOST):
+            yield portion
+            portion, room = [], _PORTION
+        portion.append(pack)
+        room -= pack.end
+    if portion:
+        yield portion
 
 
 def _copy(tail: Tail, path: Path) -> None:

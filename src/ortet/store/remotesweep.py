@@ -3,11 +3,10 @@ out: what is about to go is marked, then writers who may not have seen the mark 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from ortet.errors import Conflict, Unsupported
+from ortet.errors import Unsupported
 from ortet.ids import Clock
 from ortet.store.abc import Walk
 from ortet.store.faults import reach
@@ -66,7 +65,11 @@ class _RemoteSweep(Sweep):
         self.mark(progress)
         self._far.settle()
         self._before = before
+        self._bytes_before = sum(pack.end for pack in self._sealed)
         self.copy()
+
+    def _gather(self) -> None:
+        self._shelf.gather()
 
     def _choose(self) -> tuple[list[Source], list[Source]]:
         old = [pack for pack in self._sealed if _made(pack.id) < self._before]
@@ -89,9 +92,8 @@ class _RemoteSweep(Sweep):
     def end(self, fence: Callable[[], int]) -> None:
         """Whoever writes with the new epoch has looked at the bucket after the marks were there."""
         bucket = self._objects.bucket
-        for victim in self._victims:
-            with contextlib.suppress(Conflict):  # of a sweep before this one
-                bucket.put(f"packs/{victim.id}{GONE}", b"")
+        # those that are there are of a sweep before this one
+        bucket.put_all({f"packs/{victim.id}{GONE}": b"" for victim in self._victims})
         self._far.settle()  # marks and copies: other hosts must see them
         reach("sweep.after-marks")
         if self._victims:

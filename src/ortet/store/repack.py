@@ -60,7 +60,7 @@ class Repacker:
         self._objects = objects
         self._write = write
         self._compressor = Compressor()
-        self._kept: frozenset[str] = frozenset()
+        self._kept: Sequence[Source] = ()
         self._done: set[Oid] = set()
         self._batches = Batches()
         self._tail: Tail | None = None
@@ -68,7 +68,7 @@ class Repacker:
 
     def avoid(self, kept: Sequence[Source]) -> None:
         """These packs stay: what they hold in sound condition need not be copied."""
-        self._kept = frozenset(source.id for source in kept)
+        self._kept = kept
 
     def copy(self, spots: Iterable[tuple[Oid, Spot]], alive: Collection[Oid]) -> None:
         """Those of one pack's objects that live and that no pack to be kept has."""
@@ -85,10 +85,11 @@ class Repacker:
                 self._append(full)
 
     def _is_kept(self, oid: Oid) -> bool:
-        for spot in self._objects.shelf.copies(oid):
-            if spot[0].id in self._kept:
-                with contextlib.suppress(Corrupt, NotFound):
-                    self._objects.cache.load(spot[0], spot[1])
+        for source in self._kept:
+            with contextlib.suppress(Corrupt, NotFound):
+                spot = source.find(oid)
+                if spot is not None:
+                    self._objects.cache.load(source, spot[1])
                     return True
         return False
 

@@ -11,7 +11,7 @@ from ortet.backend.abc import Bucket
 from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.store.absent import Absent
-from ortet.store.group import MANY, SUFFIX, Group, load_groups, merge
+from ortet.store.group import FEW, MANY, SUFFIX, Group, load_groups, merge
 from ortet.store.packs import Pack, list_packs
 from ortet.store.recovery import adopt, create, follow
 from ortet.store.root import Root
@@ -186,11 +186,12 @@ class Shelf:
             self._search([other for other in self.tables if other is not table])
             self._arrange(self.packs)
 
-    def merge_tables(self) -> None:
+    def merge_tables(self, most: int = FEW) -> None:
         """Keep the number of tables to search small."""
         singles = [t for t in self.tables if isinstance(t, Pack) and t.sealed]
         if len(singles) + len(self.groups()) >= MANY:
-            merge(self._root.index / f"{self._new_id()}{SUFFIX}", self.groups(), singles)
+            path = self._root.index / f"{self._new_id()}{SUFFIX}"
+            merge(path, self.groups(), singles, most=most)
             with self._lock:
                 self._arrange(self.packs)
 

@@ -110,6 +110,7 @@ class Sweep:
             self._objects.writer.seal_now()
             shelf.refresh()
             loose = []
+        self._gather()
         self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
         self._total = sum(len(source) for source in self._sealed)
         total = self._total + sum(len(tail) for tail in (*shelf.mine, *shelf.others))
@@ -119,6 +120,9 @@ class Sweep:
         if progress is not None:
             progress(total, total)
         reach("sweep.after-mark")
+
+    def _gather(self) -> None:
+        """Before all packs are read: these are here."""
 
     def _mark_tails(self, loose: list[Tail]) -> None:
         """What lies in a tail may belong to a commit in the making: all it refers to stays."""
@@ -177,10 +181,13 @@ class Sweep:
         """What became reachable since it was marked."""
         self._marks.add(self._roots())
         self._mark_tails([])
-        for victim in self._victims:
-            found = ((oid, victim.find(oid)) for oid in self._marks.fresh)
-            spots = ((oid, spot) for oid, spot in found if spot is not None)
-            self._repacker.copy(spots, self._marks.fresh)
+        fresh = self._marks.fresh
+        for victim in self._victims if fresh else ():
+            if len(victim) < len(fresh):
+                self._repacker.copy(victim.spots(), fresh)
+                continue
+            found = ((oid, victim.find(oid)) for oid in fresh)
+            self._repacker.copy(((oid, spot) for oid, spot in found if spot is not None), fresh)
         self._repacker.seal()
 
     def _delete(self) -> None:

@@ -152,6 +152,16 @@ class BucketTests:
             with pytest.raises(NotFound):
                 bucket.get_ranges(key, [(0, 1)])
 
+    def test_several_objects_at_once(self, bucket: Bucket) -> None:
+        objects = {f"many/{n}": b"%d" % n * n for n in range(40)}
+        bucket.put("many/7", b"first")
+        assert bucket.put_all(objects) == {"many/7"}
+        assert bucket.put_all(objects) == set(objects)
+        objects["many/7"] = b"first"
+        assert bucket.get_all([*objects, "many/none", "many/7"]) == objects
+        assert bucket.get_all([]) == {}
+        assert bucket.put_all({}) == set()
+
     @pytest.mark.parametrize("key", BAD_KEYS)
     def test_bad_keys_pass_no_verb(self, bucket: Bucket, tmp_path: Path, key: str) -> None:
         source = tmp_path / "source"
@@ -161,6 +171,8 @@ class BucketTests:
             lambda: bucket.put_file(key, source),
             lambda: bucket.get(key),
             lambda: bucket.get_ranges(key, [(0, 1)]),
+            lambda: bucket.get_all([key]),
+            lambda: bucket.put_all({key: b""}),
             lambda: bucket.size(key),
             lambda: bucket.delete([key]),
         ):

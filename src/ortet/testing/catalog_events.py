@@ -121,6 +121,12 @@ class EventTests:
         assert catalog.pick(line, []) == catalog.pick(OTHER, [1]) == []
         assert catalog.pick(line, range(1, 99)) == catalog.events(line)
 
+    def test_few_of_many_are_picked(self, catalog: Catalog, line: str) -> None:
+        catalog.append(line, row(1, 500))
+        catalog.trim_events(line, 2)
+        assert catalog.pick(line, [2, 3, 499]) == [*row(3, 3), *row(499, 499)]
+        assert catalog.pick(line, [7, 500, 501]) == [*row(7, 7), *row(500, 500)]
+
     def test_a_fork_goes_on_behind_its_point(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 5))
         fork = Timeline(OTHER, parent=line, at=3)
