@@ -195,15 +195,53 @@ def test_doctor_takes_no_store_for_missing_that_it_cannot_open(
     key = tmp_path / "key"
     key.write_text("ab" * 32)
     cases = {
-        url.replace("@/postgres?", "@/nowhere?"): "it cannot be opened from here, see below",
-        f"{url}&key_file={key}": "it cannot be opened: ",
-        f"{url}&schema=ortet_not_there": "not made yet",
+        url.replace("@/postgres?", "@/nowhere?"): ("it cannot be opened from here, see below", 7),
+        f"{url}&key_file={key}": ("it cannot be opened: ", 6),
+        f"{url}&schema=ortet_not_there": ("not made yet", 0),
     }
-    for wrong, says in cases.items():
-        first = ortet("doctor", cwd=proj, env={"ORTET_URL": wrong}).out.splitlines()[0]
+    for wrong, (says, code) in cases.items():
+        done = ortet("doctor", cwd=proj, env={"ORTET_URL": wrong}, code=code)
+        first = done.out.splitlines()[0]
         assert says in first
         assert (says == "not made yet") == ("not made yet" in first)
+        assert done.err.startswith("error: ") == (code != 0)
     assert ortet("doctor", cwd=proj, env={"ORTET_URL": url}).out.splitlines()[0] == f"store {url}"
+
+
+@pytest.mark.parametrize("server", ["postgresql", "bucket", "valkey", "valkey cache"])
+def test_doctor_fails_when_a_server_cannot_be_used(
+    ortet: Ortet, proj: Path, url: str, server: str
+) -> None:
+    wrong = {
+        "postgresql": url.replace("@/postgres?", "@/nowhere?"),
+        "bucket": url.replace("ortet%2F", "not-there%2F"),
+        "valkey": f"{url}&signal=redis://127.0.0.1:1",
+        "valkey cache": f"{url}&cache=redis://127.0.0.1:1",
+    }[server]
+    env = {"ORTET_URL": wrong}
+    done = ortet("doctor", cwd=proj, env=env, code=7)
+    assert f"no   {server}  " in done.out and server in done.err
+    told = ortet("doctor", "--json", cwd=proj, env=env, code=7)
+    assert told.error["kind"] == "server_unusable"
+    assert told.error["details"]["servers"] == [server]
+    assert any(one["name"] == server and not one["ok"] for one in told.data["capabilities"])
+
+
+def test_a_host_is_not_given_up_silently_where_the_store_is_not_opened(
+    ortet: Ortet, proj: Path, url: str
+) -> None:
+    cases = {
+        url.replace("@/postgres?", "@/nowhere?"): 7,
+        f"{url}&schema=ortet_not_there": 4,
+    }
+    for wrong, code in cases.items():
+        done = ortet("doctor", "--give-up", "lost", cwd=proj, env={"ORTET_URL": wrong}, code=code)
+        assert "nothing was done about lost: the store was not opened" in done.err
+        assert "error: " in done.err
+        data = ortet(
+            "--json", "doctor", "--give-up", "lost", cwd=proj, env={"ORTET_URL": wrong}, code=code
+        ).data
+        assert not data["given_up"]
 
 
 def test_another_host_goes_on(ortet: Ortet, proj: Path, url: str, tmp_path: Path) -> None:

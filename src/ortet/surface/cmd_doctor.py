@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.errors import OrtetError
+from ortet.errors import NotFound, OrtetError, Unavailable
 from ortet.surface import render
 from ortet.surface.call import Call, verb
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _NEEDED = ("server", "postgresql", "schema", "rights")
-_NOT_MADE = "not made yet"
+_SERVERS = (*_NEEDED, "bucket", "valkey", "valkey cache")
 
 
 @verb()
@@ -34,6 +34,7 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
 
     Everything is tried for real. It needs no store and makes none. Of a store in servers, each of
     them is asked, too: a database, a bucket, Valkey. Something is put into the bucket and deleted.
+    It ends with 0 where the store can be used as it is configured, or is not made yet.
 
     \b
     Example:
@@ -46,8 +47,8 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
 
     url = store_url(cwd=call.here)
     with call.progress("looking"):
-        servers, store, why = _servers(call, url)
-        exists = not why
+        servers, store, trouble = _servers(call, url)
+        exists = trouble is None
         found = [*servers, *examine(store, criu=wanted_criu())]
     agent = told(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
@@ -63,8 +64,9 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         "cleaned": clean,
         "layers_removed": layers,
         "late": late,
-        "given_up": give_up is not None,
+        "given_up": exists and give_up is not None,
     }
+    why = _why(trouble)
     call.emit(data, _lines(call, str(data["store"]), why, found=found, agent=agent))
     if dead:
         names = render.plural(len(dead), "machine")
@@ -78,28 +80,65 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         _tell_late(call, owes, given_up=give_up is not None)
     if left and not clean:
         call.note("`ortet doctor --clean` removes what is left over")
+    if give_up is not None and not exists:
+        call.note(f"nothing was done about {render.safe(give_up)}: the store was not opened")
+    _check(servers)
+    if trouble is not None and (give_up is not None or not _is_new(trouble)):
+        raise trouble
 
 
-def _servers(call: Call, url: str) -> tuple[list[Capability], Path, str]:
+def _servers(call: Call, url: str) -> tuple[list[Capability], Path, OrtetError | None]:
     """What the servers of a store say, none of one in a directory; where it is on this host, and
     why it cannot be opened, if so."""
     from ortet.addresses import is_elsewhere
     from ortet.config import cache_place, store_path, variable
 
     if not is_elsewhere(url):
-        store = store_path(url)
-        return [], store, "" if (store / "FORMAT").exists() else _NOT_MADE
+        return [], store_path(url), _opened(call)
     from ortet.checkup import examine_servers
 
     place = cache_place()
     found = examine_servers(url, cache=place, token=variable("ORTET_TOKEN") or "")
-    if all(one.ok for one in found if one.name in _NEEDED):  # opening it would migrate it
-        try:
-            return found, call.hub.root, ""
-        except OrtetError as error:
-            why = _NOT_MADE if error.kind == "no_store" else f"it cannot be opened: {error.message}"
-            return found, place, why
-    return found, place, "it cannot be opened from here, see below"
+    try:
+        _check(found, _NEEDED)  # opening it would migrate it
+    except Unavailable as error:
+        return found, place, error
+    trouble = _opened(call)
+    return found, place if trouble else call.hub.root, trouble
+
+
+def _opened(call: Call) -> OrtetError | None:
+    try:
+        _ = call.hub
+    except OrtetError as error:
+        return error
+    return None
+
+
+def _check(servers: list[Capability], names: tuple[str, ...] = _SERVERS) -> None:
+    """What a script goes by: a server that the store is configured with must be of use."""
+    bad = [one.name for one in servers if one.name in names and not one.ok]
+    if bad:
+        raise Unavailable(
+            "server_unusable",
+            f"the store cannot be used as it is configured ({', '.join(bad)}): do what is said of "
+            "each",
+            servers=bad,
+        )
+
+
+def _is_new(trouble: OrtetError) -> bool:
+    return isinstance(trouble, NotFound) and trouble.kind == "no_store"
+
+
+def _why(trouble: OrtetError | None) -> str:
+    if trouble is None:
+        return ""
+    if _is_new(trouble):
+        return "not made yet"
+    if trouble.kind == "server_unusable":
+        return "it cannot be opened from here, see below"
+    return f"it cannot be opened: {trouble.message}"
 
 
 def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
