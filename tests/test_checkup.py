@@ -101,6 +101,30 @@ def test_rights_that_are_missing_are_named(tmp_path: Path, schema: str) -> None:
         assert "tables of another user" in found.detail
 
 
+def test_a_schema_that_is_there_needs_no_right_on_the_database(tmp_path: Path, schema: str) -> None:
+    """Somebody who runs the database makes it, and a user who may use nothing else."""
+    admin = shared().url()
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{schema}"')
+    with role(f'GRANT USAGE, CREATE ON SCHEMA "{schema}"') as name:
+        url = admin.replace("postgres@", f"{name}@")
+        with psycopg.connect(url) as connection:
+            asked = "SELECT has_database_privilege(current_database(), 'CREATE')"
+            assert connection.execute(asked).fetchone() == (False,)
+        url += f"&schema={schema}&bucket=file://{tmp_path}/bucket"
+        assert looked(url, tmp_path)["rights"].ok
+        for text in ("first", "second"):
+            with (
+                open_hub(url, environ={"XDG_CACHE_HOME": str(tmp_path)}) as hub,
+                hub.session("s") as s,
+            ):
+                s.say("user", text)
+                s.learn(f"{text} fact")
+                s.commit(text)
+                assert s.recall(text)[0].text
+        assert looked(url, tmp_path)["schema"].ok
+
+
 def test_servers_that_are_not_there(tmp_path: Path) -> None:
     url = "postgresql://nobody@127.0.0.1:1/none?bucket=ftp://x&signal=redis://127.0.0.1:1"
     found = looked(url, tmp_path)

@@ -72,7 +72,11 @@ def _look(connection: psycopg.Connection, schema: str, place: str) -> _Seen:
 def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
     with connection.transaction():
         connection.execute(_LOCK, (schema,))
-        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        # IF NOT EXISTS asks for the right to make schemas, also where this one is there
+        row = connection.execute("SELECT to_regnamespace(quote_ident(%s))::text", (schema,))
+        if row.fetchone() == (None,):
+            make = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+            connection.execute(make)
         connection.execute("CREATE TABLE IF NOT EXISTS ortet_format (version int NOT NULL)")
         done = _version(connection, place)
         for name in MIGRATIONS[done:]:
