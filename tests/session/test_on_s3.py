@@ -202,7 +202,7 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         late = s.commit("second", durable="local").oid
         until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
 
-    def doctor(*words: str) -> Any:
+    def doctor(*words: str, code: int) -> Any:
         done = subprocess.run(
             [sys.executable, "-m", "ortet", "doctor", "--json", *words],
             env={**os.environ, "ORTET_URL": other.url, "XDG_CACHE_HOME": str(tmp_path / "two")},
@@ -211,15 +211,16 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
             text=True,
             cwd=tmp_path,
         )
-        return json.loads(done.stdout) if not done.returncode else done.stderr
+        assert done.returncode == code
+        return json.loads(done.stdout or done.stderr)
 
-    told = doctor()
+    told = doctor(code=7)  # its bucket takes nothing
     assert [(one["host"], one["commits"]) for one in told["late"]] == [
         (os.uname().nodename, [late])
     ]
-    assert "nobody" in doctor("--give-up", "nobody")
-    assert doctor("--give-up", os.uname().nodename)["given_up"]
-    assert doctor()["late"] == []
+    assert "nobody" in doctor("--give-up", "nobody", code=4)["message"]
+    assert doctor("--give-up", os.uname().nodename, code=0)["given_up"]
+    assert doctor(code=7)["late"] == []
     with pytest.raises(NotFound):  # it is lost
         other.restore(late, to=tmp_path / "out")
     proxy.always = passes

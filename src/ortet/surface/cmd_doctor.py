@@ -82,7 +82,8 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         call.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
         call.note(f"nothing was done about {render.safe(give_up)}: the store was not opened")
-    _check(servers)
+    if give_up is None or not exists:  # else that was done, whatever is wrong besides
+        _check(servers)
     if trouble is not None and (give_up is not None or not _is_new(trouble)):
         raise trouble
 
