@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from ortet.backend.buckets import bucket_of
 from ortet.backend.postgres_pool import database_of
 from ortet.backend.s3address import address_of as bucket_address
 from ortet.backend.s3tries import Failure, _refusal
@@ -15,6 +18,8 @@ from ortet.surface.http.tenants import store_of
 
 DATABASE = "postgresql://ann@db/team"
 BUCKET = "bucket=s3%3A%2F%2Fb%2Fp"
+
+_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
 
 
 @pytest.mark.parametrize(
@@ -83,4 +88,29 @@ def test_credentials_are_those_of_the_cloud_that_was_asked(url: str, name: str) 
     failures = [Failure(401, "NoCredentials", "none"), Failure(403, "AccessDenied", "it said 403")]
     for failure in failures:
         said = _refusal(failure, bucket_address(url), "list it").message
-        assert [found for found in ("AWS_", "GOOGLE_", "AZURE_") if found in said] == [name]
+        assert [found for found in _CLOUDS if found in said] == [name]
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "set_"),
+    [
+        ("s3://b", "AWS_", {"AWS_CHECKSUM_ALGORITHM": "not one"}),
+        ("gs://b", "GOOGLE_", {"GOOGLE_SERVICE_ACCOUNT": "/not/there"}),
+        ("az://b", "AZURE_", {}),
+        ("az://b?account=me", "AZURE_", {"AZURE_STORAGE_ACCOUNT_KEY": "not base64!"}),
+    ],
+)
+def test_settings_that_do_not_do_are_those_of_the_cloud_that_was_asked(
+    url: str, name: str, set_: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found in [each for each in os.environ if each.startswith(_CLOUDS)]:
+        monkeypatch.delenv(found)
+    for variable, value in set_.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(Invalid) as caught:
+        bucket_of(url)
+    said = caught.value.message
+    assert caught.value.kind == "bad_bucket"
+    assert [found for found in _CLOUDS if found in said] == [name]
+    with pytest.raises(Invalid, match=name):
+        bucket_of(f"{url.partition('?')[0]}?access_key=hush")

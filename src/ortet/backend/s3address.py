@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "gs", "az")
 _OPTIONS = {"s3": ("endpoint", "region"), "gs": (), "az": ("account",)}
+KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Variables from which obstore takes credentials; each cloud has others, too."""
+_SETTINGS = {"s3": "AWS_REGION and AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _PART = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._=-]{1,100}\Z")
 _DEEPEST = 8
@@ -51,7 +58,7 @@ def address_of(url: str) -> Address:
         raise Invalid(  # which does not repeat it
             "bad_url",
             "the address of a bucket holds no credentials, which would be seen in logs: leave them "
-            "in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+            f"in the environment ({KEYS.get(scheme, KEYS['s3'])})",
         )
     if scheme not in SCHEMES or parts.fragment or port is not None:
         raise _bad()
@@ -114,8 +121,15 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
         named: dict[str, Any] = {"account_name": address.account} if address.account else {}
         return AzureStore(address.bucket, **named, **common)
     except (BaseError, ValueError, TypeError):
-        raise Invalid(  # whose own words may hold what is in the environment
-            "bad_bucket",
-            f"{address} cannot be opened with the settings of this environment: check AWS_REGION, "
-            "AWS_ENDPOINT_URL and the credentials (GOOGLE_…, AZURE_… for those clouds)",
-        ) from None
+        raise Invalid("bad_bucket", _unusable(address)) from None
+
+
+def _unusable(address: Address) -> str:
+    """Without the words of the cloud's own tools, which may hold what is in the environment."""
+    what = f"{address} cannot be opened with the settings of this environment"
+    keys = KEYS[address.scheme]
+    if address.scheme == "az" and not address.account:
+        name, _, key = keys.partition(" and ")
+        return f"{what}: name the account by ?account=NAME or {name}, and set {key}"
+    settings = _SETTINGS.get(address.scheme)
+    return f"{what}: check {keys}" + (f", {settings}" if settings else "")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from ortet.backend.s3address import Address
+from ortet.backend.s3address import KEYS, Address
 from ortet.errors import Invalid, NotFound, OrtetError, Refused, Unavailable, Unsupported
 
 T = TypeVar("T")
@@ -18,11 +18,6 @@ _FIRST, _LONGEST = 0.1, 2.0
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _AGAIN_CODES = {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"}
-_KEYS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
 _METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 
 
@@ -121,12 +116,12 @@ def _refusal(failure: Failure, address: Address, act: str) -> OrtetError:
     if failure.code == "NoCredentials":
         return Refused(
             "no_credentials",
-            f"no credentials for {name} were found: set {_KEYS[address.scheme]}",
+            f"no credentials for {name} were found: set {KEYS[address.scheme]}",
         )
     if failure.status in (401, 403):
         return Refused(
             "no_access",
-            f"{name} refused to {act} ({failure.words}): set {_KEYS[address.scheme]} of someone "
+            f"{name} refused to {act} ({failure.words}): set {KEYS[address.scheme]} of someone "
             "who may list it and get, put and delete objects, and check this host's clock",
         )
     if failure.status in (301, 307):
