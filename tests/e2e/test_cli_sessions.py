@@ -84,6 +84,24 @@ class TestSession:
         assert "`ortet journal s`" in ortet("log", "s", cwd=here, code=4).err
         assert "`ortet branch`" in ortet("log", "other", cwd=here, code=4).err
 
+    def test_a_mind_that_was_cloned_is_pointed_out(self, ortet: Ortet, here: Path) -> None:
+        ortet("session", "new", "told", cwd=here)
+        with open_hub(str(ortet.store)) as hub, hub.session("told") as s:
+            s.say("user", "the login test fails")
+            s.commit("said")
+        clone = here / "clone"
+        ortet("clone", str(ortet.store), str(clone), cwd=here)
+        env = {"ORTET_URL": str(clone)}
+        assert ortet("session", "new", "other", cwd=here, env=env).err == ""
+        hint = ortet("session", "new", "told", cwd=here, env=env).err
+        assert hint == ortet("session", "new", "told", cwd=here, env=env).err  # still empty
+        _, _, program = hint.partition("in Python: ")
+        subprocess.run(
+            [ortet.argv()[0], "-c", f"import ortet\n{program}"], env=ortet.env | env, check=True
+        )
+        assert "1 message" in ortet("session", "show", "told", cwd=here, env=env).out
+        assert ortet("session", "new", "told", cwd=here, env=env).err == ""
+
     def test_removing_is_meant(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("session", "rm", "s", cwd=here, code=2) == "not_confirmed"
         assert "--yes" in ortet("session", "rm", "s", cwd=here, code=2).err

@@ -24,6 +24,7 @@ from ortet.surface.sessions import (
 )
 
 if TYPE_CHECKING:
+    from ortet.session.hub import Hub
     from ortet.session.lifecycle import SessionRow
 
 _STATES = ("open", "active", "paused", "closed", "archived")
@@ -86,9 +87,27 @@ def new(
         parent=find(call, parent).id if parent else None,
         scopes=list(scope) or None,
     )
+    empty = opened.head is None and not opened.messages()
     opened.pause()
     row = next(row for row in hub.sessions() if row.id == opened.id)
     call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+    if empty and row.branch != name and _came_along(hub, name):
+        which = repr(name) if agent == "default" else f"{name!r}, agent={agent!r}"
+        call.note(
+            f"branch {name} came from another store with the mind of its session; this one is new "
+            "and empty. To go on with that mind, in Python: with ortet.open() as hub, "
+            f"hub.session({which}) as s: s.restore({name!r})"
+        )
+
+
+def _came_along(hub: Hub, branch: str) -> bool:
+    """Whether a branch holds a mind and is no session's: it was cloned, pulled or imported."""
+    from ortet.graph.refs import is_name
+
+    head = hub.refs.get(branch) if is_name(branch) else None
+    if head is None or hub.catalog.row("session-branch", branch) is not None:
+        return False
+    return bool(hub.history.state(head.oid).journal)
 
 
 @verb()
