@@ -3,7 +3,7 @@ back, or left out of context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
@@ -21,6 +21,7 @@ from ortet.session.recollect import last_compaction
 from ortet.session.rewinding import go_before
 from ortet.session.saying import message_data
 from ortet.session.session import Session
+from ortet.session.sharedsweep import repeated
 from ortet.session.telling import Telling, had_apart, is_large
 from ortet.session.view import View
 from ortet.surface.lent import Lent
@@ -110,8 +111,7 @@ def say(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
         author = session.hub.author
         events = add(session, [Draft("message", _data(one), author) for one in messages])
     else:
-        with session.hub.writing():  # until the events are there, a sweep must not take contents
-            events = add(session, drafts_of(session, messages))
+        events = add_stored(session, lambda: drafts_of(session, messages))
     _mark(session)
     return events
 
@@ -138,6 +138,20 @@ def add(session: Session, drafts: Sequence[Draft]) -> list[Event]:
     session._touch()
     events = session._ledger.add(*drafts)
     session._keep_pace(drafts[-1].kind, drafts[-1].data)
+    return events
+
+
+def add_stored(session: Session, make: Callable[[], Sequence[Draft]]) -> list[Event]:
+    """The same of events whose contents `make` stores and flushes. It is called within
+    hub.writing(), and again when a sweep by another host came in between."""
+    session._touch()
+
+    def tell() -> list[Event]:
+        with session.hub.writing():  # until the events are there, a sweep must not take contents
+            return session._ledger.add(*make())
+
+    events = repeated(session.hub, tell)
+    session._keep_pace(events[-1].kind, events[-1].data)
     return events
 
 
@@ -174,6 +188,5 @@ def leave_out(session: Session, then: Sequence[dict[str, Any]] = ()) -> bool:
         before=core.summary,
     )
     record = Draft("compaction", data_of(past), session.hub.author)
-    with session.hub.writing():
-        add(session, [record, *drafts_of(session, then)])
+    add_stored(session, lambda: [record, *drafts_of(session, then)])
     return True

@@ -20,7 +20,7 @@ from ortet.session.view import View
 from ortet.surface.agent_framework.parts import Parts, joined
 from ortet.surface.agent_framework.values import Values
 from ortet.surface.lent import session_name
-from ortet.surface.spoken import add, lent_of
+from ortet.surface.spoken import add_stored, lent_of
 from ortet.surface.whole import whole
 
 SAVED = "agent-framework.checkpoint"
@@ -111,12 +111,16 @@ class OrtetCheckpointStorage:
     def _save(self, checkpoint: WorkflowCheckpoint) -> str:
         plain = self._values.encode(checkpoint.to_dict())
         with self._lent.writing(self._name, **self._options) as session:
-            parts = Parts(session.hub)
-            with session.hub.writing():  # until the event is there, a sweep must not take them
+            hub = session.hub
+
+            def made() -> list[Draft]:
+                parts = Parts(hub)
                 known = {key: plain[key] for key in _NAMED}
                 data = {**known, "content": parts.split(plain)}
-                session.hub.objects.flush()
-                add(session, [Draft(SAVED, data, session.hub.author, parts.refs)])
+                hub.objects.flush()
+                return [Draft(SAVED, data, hub.author, parts.refs)]
+
+            add_stored(session, made)
         return checkpoint.checkpoint_id
 
     def _delete(self, checkpoint_id: str) -> bool:

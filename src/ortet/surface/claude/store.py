@@ -30,6 +30,7 @@ from ortet.session.places import existing
 from ortet.session.points import commit_at
 from ortet.session.remembering import line_of
 from ortet.session.session import Session
+from ortet.session.sharedsweep import repeated
 from ortet.session.sharing import commit_with, hold
 from ortet.session.telling import Telling, seal_if_long, tell
 from ortet.session.workspace import Workspace
@@ -281,13 +282,8 @@ class OrtetSessionStore(SessionStore):
             told = read(session)
             if told is None:
                 raise NotFound("no_session", f"there is no transcript {key['session_id']!r}")
-            hub = session.hub
-            with hub.writing():  # the commit may be one that only its id leads to
-                point = from_hex(session.commit("fork point").oid)
-                if upto is not None:
-                    minds = hub._minds()
-                    point = commit_at(minds, session.row, session.line, seq_of(told, upto))
-                copy = fork_as(session, name_of(new), point)
+            hub, seq = session.hub, None if upto is None else seq_of(told, upto)
+            copy = repeated(hub, lambda: _copied(session, name_of(new), seq))
             found = listed(hub, copy.line)
             data = found.data if found is not None else {}
             tell(copy, [begun(new, forked_from=key["session_id"]), listing(new, data)])
@@ -315,6 +311,15 @@ class OrtetSessionStore(SessionStore):
     def _key(self, session_id: str, directory: str | os.PathLike[str] | None) -> SessionKey:
         place = self._place if directory is None else Path(directory)
         return {"project_key": project_key_for_directory(place), "session_id": session_id}
+
+
+def _copied(session: Session, name: str, seq: int | None) -> Session:
+    """A fork of this name, of the head or of what was so at an event."""
+    with session.hub.writing():  # the commit may be one that only its id leads to
+        point = from_hex(session.commit("fork point").oid)
+        if seq is not None:
+            point = commit_at(session.hub._minds(), session.row, session.line, seq)
+        return fork_as(session, name, point)
 
 
 async def _in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -11,7 +11,9 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
 from ortet.journal.events import Draft, Event, Ref
 from ortet.session.artifacts import store
+from ortet.session.hub import Hub
 from ortet.session.session import Session
+from ortet.session.sharedsweep import repeated
 from ortet.surface.langgraph.latest import note
 from ortet.surface.langgraph.making import Maker
 from ortet.surface.langgraph.messages import MARK
@@ -32,24 +34,22 @@ def append(
     Unless `now`, with the next that is, or when the session is flushed."""
     session._touch()
     hub, (kind, data) = session.hub, record
-    with hub.writing() if make.large else nullcontext():
-        refs: list[Ref] = []
-        for described, content in make.large:
-            stored = store(hub.objects, content)
-            described[1] = stored.oid
-            refs += stored.refs
-        if make.large:
-            hub.objects.flush()
-        drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
-        said = [part for part in make.new if part.stored is part.tree and part.is_message]
-        drafts += [Draft("message", part.tree, hub.author) for part in said]
-        *groups, last = _groups([part for part in make.new if part not in said])
-        drafts += [Draft(PARTS, {"new": _stored(group)}, hub.author) for group in groups]
-        whole = {**data, "new": _stored(last)} if last else data
-        drafts.append(Draft(kind, whole, hub.author, refs))
-        rows = note(session.id, thread, session._ledger.tip) if kind == PUT else ()
-        events = session._ledger.add(*drafts, rows=rows, now=now or bool(refs))
-    told = [[part] for part in said] + [*groups, last]
+
+    def add() -> tuple[list[Event], list[list[Part]]]:
+        with hub.writing() if make.large else nullcontext():
+            refs = _keep(hub, make)
+            drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
+            said = [part for part in make.new if part.stored is part.tree and part.is_message]
+            drafts += [Draft("message", part.tree, hub.author) for part in said]
+            *groups, last = _groups([part for part in make.new if part not in said])
+            drafts += [Draft(PARTS, {"new": _stored(group)}, hub.author) for group in groups]
+            whole = {**data, "new": _stored(last)} if last else data
+            drafts.append(Draft(kind, whole, hub.author, refs))
+            rows = note(session.id, thread, session._ledger.tip) if kind == PUT else ()
+            events = session._ledger.add(*drafts, rows=rows, now=now or bool(refs))
+        return events, [[part] for part in said] + [*groups, last]
+
+    events, told = repeated(hub, add)
     for event, parts in zip(events[-len(told) :], told, strict=True):
         for part in parts:
             part.at = event.seq
@@ -59,6 +59,18 @@ def append(
     thread.tell(kind, data, events[-1].seq)
     session._keep_pace(kind, data)
     return events[-1]
+
+
+def _keep(hub: Hub, make: Maker) -> list[Ref]:
+    """What is large into the store, and its place into what refers to it."""
+    refs: list[Ref] = []
+    for described, content in make.large:
+        stored = store(hub.objects, content)
+        described[1] = stored.oid
+        refs += stored.refs
+    if make.large:
+        hub.objects.flush()
+    return refs
 
 
 def _stored(parts: list[Part]) -> list[list[Any]]:

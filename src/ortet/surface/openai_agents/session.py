@@ -14,6 +14,7 @@ from ortet.session.hub import Hub
 from ortet.session.lifecycle import ARCHIVED, CLOSED
 from ortet.session.points import commit_at
 from ortet.session.session import Session
+from ortet.session.sharedsweep import repeated
 from ortet.session.view import View
 from ortet.surface.lent import session_name
 from ortet.surface.openai_agents.conversation import MAIN
@@ -125,16 +126,23 @@ class OrtetSession(Replacing):
         base = wanted or f"branch_from_turn_{number}"
         with self._lent.writing(self._here(), create=False) as session:
             turn = self._turn(session, number)
-            sessions, hub = session._sessions, session.hub
-            with hub.writing():
-                session.commit("before a branch")
-                point = commit_at(sessions, session.row, session.line, turn.seq - 1)
-                id_, fork = self._fork(session, point, base, once=wanted is not None)
+            id_, fork = self._branch_off(session, turn.seq - 1, base, once=wanted is not None)
             fork.note(_NOTE, {"id": id_, "session": fork.id})
             name = fork.name
         self._branch, self._at = id_, name
         self._ours = set()
         return id_
+
+    def _branch_off(
+        self, session: Session, seq: int, base: str, *, once: bool
+    ) -> tuple[str, Session]:
+        def make() -> tuple[str, Session]:
+            with session.hub.writing():
+                session.commit("before a branch")
+                point = commit_at(session._sessions, session.row, session.line, seq)
+                return self._fork(session, point, base, once=once)
+
+        return repeated(session.hub, make)
 
     def _fork(self, session: Session, point: Any, base: str, *, once: bool) -> tuple[str, Session]:
         used = {name.rpartition("/")[2] for name in self._lent.names(f"{self._name}/")}

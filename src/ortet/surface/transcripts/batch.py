@@ -14,6 +14,7 @@ from ortet.journal.events import MAX_BODY, Draft, Ref, encode_body
 from ortet.session.purses import add
 from ortet.session.retelling import Paid, keep, retell
 from ortet.session.session import Session
+from ortet.session.sharedsweep import repeated
 from ortet.surface.transcripts.lines import shown
 from ortet.surface.transcripts.nodes import Entry
 
@@ -64,12 +65,7 @@ class Batch:
         """Durable now."""
         if not self._lines:
             return
-        hub = self._session.hub
-        with hub.writing():  # until the events are there, a sweep must not take what they name
-            drafts = [self._fit(one, raw) for several, raw in self._lines for one in several]
-            if any(draft.refs for draft in drafts):
-                hub.objects.flush()
-            retell(self._session, drafts, self._paid)
+        drafts = repeated(self._session.hub, self._retold)
         self.count.update(draft.kind for draft in drafts)
         self.files |= {
             one.data["name"]: None
@@ -80,6 +76,15 @@ class Batch:
             self.spent = dict(add(self.spent, self._paid.amounts))
         self._lines, self._paid = [], None
         self._bytes = self._events = 0
+
+    def _retold(self) -> list[Draft]:
+        hub = self._session.hub
+        with hub.writing():  # until the events are there, a sweep must not take what they name
+            drafts = [self._fit(one, raw) for several, raw in self._lines for one in several]
+            if any(draft.refs for draft in drafts):
+                hub.objects.flush()
+            retell(self._session, drafts, self._paid)
+        return drafts
 
     def _goes_with(self, paid: Paid) -> bool:
         """One step is on one model's bill of one day."""

@@ -1,0 +1,159 @@
+"""What an adapter writes while another host sweeps the store is refused as a whole, and then
+written: who asked for it sees nothing of that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from agent_framework import WorkflowCheckpoint
+from langgraph.checkpoint.base import empty_checkpoint
+from tests.adapters.claude.lines import SESSION, answer, append, key, load, prompt
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.session.conftest import environ
+
+from ortet.config import open_hub
+from ortet.session.hub import Hub
+from ortet.store import remotesweep
+from ortet.store.abc import Kind
+from ortet.store.remote import RemoteObjects
+from ortet.surface import spoken
+from ortet.surface.agent_framework import OrtetCheckpointStorage
+from ortet.surface.claude import OrtetSessionStore
+from ortet.surface.langgraph import OrtetSaver
+from ortet.surface.lent import Lent
+from ortet.surface.openai_agents import OrtetSession
+from ortet.surface.transcripts.batch import Batch
+
+LONG = "said " * 200_000
+
+Meet = Callable[[], None]
+"""The next write of an adapter meets a sweep; called again: it has."""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, Hub]]:
+    monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
+    schema = new_schema()
+    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+    with (
+        open_hub(url, environ=environ(tmp_path, "one")) as one,
+        open_hub(url, environ=environ(tmp_path, "two")) as two,
+    ):
+        yield one, two
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def hub(hosts: tuple[Hub, Hub]) -> Hub:
+    return hosts[1]
+
+
+@pytest.fixture
+def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
+    one, waits, removed = hosts[0], list[bool](), list[int]()
+    flush = RemoteObjects.flush
+
+    def sweeping(objects: RemoteObjects, *, sync: bool = True) -> None:
+        flush(objects, sync=sync)
+        if waits and objects is not one.objects and objects.gate.is_inside():
+            waits.clear()
+            removed.append(one.sweep(min_garbage=0.0).packs_removed)
+
+    def meet() -> None:
+        if removed:
+            assert removed.pop() > 0
+            return
+        assert not waits
+        with one.writing():
+            one.objects.put(Kind.BLOB, os.urandom(50_000))
+            one.objects.flush()
+        waits.append(True)
+
+    monkeypatch.setattr(RemoteObjects, "flush", sweeping)
+    return meet
+
+
+def test_messages_that_are_large(hub: Hub, meet: Meet) -> None:
+    lent = Lent(hub)
+    try:
+        with lent.writing("s") as session:
+            meet()
+            spoken.say(session, [{"role": "user", "content": LONG}])
+            meet()
+            assert [len(m.content) < len(LONG) for m in session.messages()] == [True]
+            meet()
+            spoken.leave_out(session, [{"role": "user", "content": LONG + "again"}])
+            meet()
+            (message,) = session.messages()
+            assert spoken.whole_of(session, message).content == LONG + "again"
+    finally:
+        lent.close()
+
+
+def test_a_checkpoint_of_langgraph(hub: Hub, meet: Meet) -> None:
+    saver, of = OrtetSaver(hub), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    config: Any = of
+    for number, text in enumerate((LONG, LONG + "again")):
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"] = {"c": text}
+        checkpoint["channel_versions"] = {"c": number + 1}
+        meet()
+        config = saver.put(config, checkpoint, {"step": number}, {"c": number + 1})
+        meet()
+        found = saver.get_tuple(config)
+        assert found is not None
+        assert found.checkpoint["channel_values"] == {"c": text}
+    fresh: Any = of
+    assert len(list(OrtetSaver(hub).list(fresh))) == 2
+
+
+def test_a_checkpoint_of_agent_framework(hub: Hub, meet: Meet) -> None:
+    kept = OrtetCheckpointStorage(hub, "flow")
+    made = WorkflowCheckpoint("w", "hash", checkpoint_id="id", state={"text": LONG})
+    meet()
+    assert asyncio.run(kept.save(made)) == "id"
+    meet()
+    assert asyncio.run(kept.load("id")).state == {"text": LONG}
+    assert asyncio.run(kept.list_checkpoint_ids(workflow_name="w")) == ["id"]
+
+
+def test_a_branch_of_openai_agents(hub: Hub, meet: Meet) -> None:
+    session = OrtetSession("chat", hub)
+    for number in range(2):
+        items: list[Any] = [{"role": "user", "content": f"question {number}"}]
+        asyncio.run(session.add_items(items))
+    meet()
+    assert asyncio.run(session.create_branch_from_turn(2, "again")) == "again"
+    meet()
+    found: list[Any] = asyncio.run(session.get_items())
+    assert [item["content"] for item in found] == ["question 0"]
+
+
+def test_a_fork_of_claude(hub: Hub, meet: Meet) -> None:
+    store = OrtetSessionStore(hub)
+    lines = [prompt("one"), answer("two"), prompt("three")]
+    append(store, key(), *lines)
+    for upto, count in ((None, 3), (lines[1]["uuid"], 2)):
+        meet()
+        new = anyio.run(partial(store.fork, SESSION, up_to_message_id=upto))
+        meet()
+        assert len(load(store, key(session=new)) or []) == count
+
+
+def test_a_transcript(hub: Hub, meet: Meet) -> None:
+    raw = LONG.encode()
+    with hub.session("s") as session:
+        batch = Batch(session, "codex")
+        batch.add("1", None, lambda: raw, size=10, paid=None)
+        meet()
+        batch.flush()
+        meet()
+        assert batch.count["codex.line"] == 1
+        assert len([one for one in session.events() if one.kind == "codex.line"]) == 1
