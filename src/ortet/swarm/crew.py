@@ -18,7 +18,7 @@ from ortet.session.swarming import Halt
 from ortet.swarm.attempt import Job
 from ortet.swarm.travel import Work, surroundings
 
-_START, _START_FAR = 120.0, 240.0
+_START, _START_FAR = 120.0, 300.0
 """Seconds: the modules of a task may be heavy, and a cluster far. The process that asks one has
 limits of its own for each step, and says which it was."""
 _LEAVE = 30.0

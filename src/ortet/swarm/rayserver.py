@@ -31,12 +31,12 @@ from ortet.swarm.place import CLIENT, Cluster
 
 _LEAVE = 10.0
 """Seconds for good-byes to a cluster that may be gone."""
-_CONNECT, _DEAF = 60.0, 15.0
+_CONNECT, _DEAF = 120.0, 15.0
 """Seconds for Ray to find a cluster, and where nobody listens at its address: it would go on
 looking for a quarter of an hour."""
-_PULSE, _SILENT = 10.0, 60.0
+_PULSE, _SILENT = 10.0, 120.0
 """Seconds between two questions to a cluster far away, and for an answer."""
-_LOOK = 90.0
+_LOOK = 120.0
 """Seconds for a node to load the task and open the store."""
 _THE_SAME = "install the same ortet[ray] on every node"
 
