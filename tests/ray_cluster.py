@@ -103,6 +103,9 @@ class RayCluster:
             env=env,
         )
 
+    def kill_head(self) -> None:
+        self._nodes[0].kill()
+
     def close(self) -> None:
         for node in reversed(self._nodes):
             node.kill()

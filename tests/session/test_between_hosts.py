@@ -73,11 +73,21 @@ class Host:
         self.url = f"postgresql://postgres@127.0.0.1:{database}/postgres?{parts}"
 
     def start(self, verb: str, **env: str) -> subprocess.Popen[bytes]:
+        return self._run([migrant.__file__, verb], **env)
+
+    def ortet(self, *words: str) -> str:
+        """What a command line prints."""
+        process = self._run(["-m", "ortet", *words])
+        out, _ = process.communicate()
+        assert process.returncode == 0, (words, out)
+        return out.decode()
+
+    def _run(self, words: list[str], **env: str) -> subprocess.Popen[bytes]:
         environ = {**os.environ, **ENVIRON, "ORTET_URL": self.url, "ORTET_AGENT": "off"}
         environ |= {"HOME": str(self.disk), "XDG_CACHE_HOME": str(self.disk / "cache"), **env}
         enter = ["nsenter", "--net", "--mount", "-t", str(self._holder.pid), "--"]
         return subprocess.Popen(
-            [*enter, sys.executable, migrant.__file__, verb],
+            [*enter, sys.executable, *words],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -182,6 +192,21 @@ def test_all_of_it_goes_there_and_comes_back(hosts: tuple[Host, Host]) -> None:
     assert back["messages"] == ["one", "two"]
     assert back["plan"] == [found["plan"][0], 1]
     assert back["files"] == ["./deep/two:changed", "./four:four", "./three:three"]
+
+
+def test_paused_and_resumed_by_command_line(hosts: tuple[Host, Host]) -> None:
+    """What commands of one host did and did not commit is there on the other, and back."""
+    one, two = hosts
+    one.do("write")
+    one.ortet("run", "-w", "s", "--", "sh", "-c", "echo more > more")
+    assert one.ortet("pause", "s") == "s is paused\n"
+    assert two.ortet("resume", "s") == "s is paused\n"
+    assert two.ortet("run", "-w", "s", "--", "sh", "-c", "rm other; cat more") == "more\n"
+    two.ortet("say", "--session", "s", "by two")
+    two.ortet("pause", "s", "--why", "done here")
+    one.ortet("resume", "s")
+    assert one.ortet("run", "-w", "s", "--", "ls") == "more\n"
+    assert "by two" in one.ortet("journal", "s")
 
 
 def test_a_host_without_the_engine_has_files_and_mind(hosts: tuple[Host, Host]) -> None:

@@ -21,7 +21,7 @@ from tests.ray_cluster import RayCluster
 from tests.swarm import tasks
 
 from ortet.config import open_hub
-from ortet.errors import Invalid, Refused, Unsupported
+from ortet.errors import Invalid, Refused, Unavailable, Unsupported
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.swarming import Halt, SwarmResult
@@ -120,6 +120,14 @@ def sink(session: Session, i: int) -> int:
         time.sleep(60)
     note(session, f"done {i}")
     return i
+
+
+def stall(session: Session, i: int) -> int:
+    """Once for ever, then not."""
+    note(session, f"began {i} {os.getpid()}")
+    while len(lines(Path(str(session.notes()["marks"])))) == 1:
+        time.sleep(1)
+    return 7
 
 
 @pytest.mark.usefixtures("joined")
@@ -237,6 +245,43 @@ def test_a_node_is_killed_in_the_middle(cluster: RayCluster, hub: Hub, tmp_path:
     assert [row.name for row in hub.sessions()] == ["storm"]
     until(lambda: not [x for x in begun() if os.path.exists(f"/proc/{x[3]}")], "it outlived it")
     hub.verify()
+
+
+@pytest.mark.usefixtures("joined")
+def test_the_head_is_killed_in_the_middle(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node and a client are told so, and not left waiting; what had begun is made here, as the
+    same attempt. The last test with this cluster."""
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    places = {"node": "ray", "client": cluster.url}
+    told: dict[str, Unavailable] = {}
+
+    def drive(name: str) -> None:
+        with open_hub(tmp_path / "store") as hub:
+            session = hub.session(name)
+            session.note("marks", str(tmp_path / name))
+            with pytest.raises(Unavailable) as refused:
+                session.swarm(stall, n=1, name="on", on=places[name])
+            told[name] = refused.value
+
+    drivers = [threading.Thread(target=drive, args=[name]) for name in places]
+    for driver in drivers:
+        driver.start()
+    until(lambda: all(lines(tmp_path / name) for name in places), "they have not begun")
+    cluster.kill_head()
+    for driver in drivers:
+        driver.join()
+    assert {name: error.kind for name, error in told.items()} == dict.fromkeys(places, "no_cluster")
+    assert all("again with its name" in str(error) for error in told.values())
+    with open_hub(tmp_path / "store") as hub:
+        sessions = {name: hub.session(name) for name in places}
+        with pytest.raises(Unavailable, match="no Ray cluster answers at"):
+            sessions["node"].swarm(stall, n=1, name="on", on="ray")
+        for session in sessions.values():
+            result = session.swarm(stall, n=1, name="on")
+            assert (states(result), result.winners[0].score) == (["done"], 7)
+        assert sorted(row.name for row in hub.sessions()) == sorted(places)
 
 
 def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:

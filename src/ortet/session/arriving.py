@@ -36,6 +36,15 @@ def leave_ready(session: Session) -> None:
             session.commit(_LEFT)
 
 
+def leave_here(session: Session) -> None:
+    """The same where other processes of this host have worked in its machine, and this one has
+    not; what cannot be committed is told."""
+    hub, row = session.hub, session.row
+    known = hub.registry.get(row.branch) if row.has_files and is_across(hub) else None
+    if known is not None and known.files == "private" and hub.is_here(known.host):
+        session.commit(_LEFT)
+
+
 def arrived(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
     """The row of a private workspace that another host had: from now on this one has it, in a new
     machine, with an engine that is usable here."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 from ortet.errors import Conflict, Invalid
+from ortet.session.arriving import leave_here
+from ortet.session.lending import is_across
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb
 from ortet.surface.sessions import find, read, read_text, row_data, session_argument, write
@@ -22,13 +24,18 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason,
 def pause(call: Call, session: str | None, *, why: str) -> None:
     """Let go of a session that a dead process left active.
 
+    In a store that hosts share, what is not committed of its private files is, so that it can go on
+    elsewhere.
+
     \b
     Example:
       ortet pause fix-42 --why "waiting for review"
     """
     row = find(call, session)
-    if row.status != "paused" or why:
-        write(call, row.id).pause(as_text(why))
+    if row.status != "paused" or why or is_across(call.hub):
+        opened = write(call, row.id)
+        leave_here(opened)
+        opened.pause(as_text(why))
     _tell(call, row.id)
 
 

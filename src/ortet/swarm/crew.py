@@ -18,8 +18,11 @@ from ortet.session.swarming import Halt
 from ortet.swarm.attempt import Job
 from ortet.swarm.travel import Work, surroundings
 
-_START = 120.0
-"""Seconds: the modules of a task may be heavy, and a cluster far."""
+_START, _START_FAR = 120.0, 300.0
+"""Seconds: the modules of a task may be heavy, and a cluster far. The process that asks one has
+limits of its own for each step, and says which it was."""
+_LEAVE = 30.0
+"""Seconds for that process to take leave of a cluster: Ray may keep it."""
 
 HERE, ON_RAY = "ortet.swarm.server", "ortet.swarm.rayserver"
 """Programs that start attempts: `python -m PROGRAM FD`. They are told what to load, answer with
@@ -72,15 +75,14 @@ class Crew:
         """Wait until it has loaded the task; Invalid("bad_task") when it cannot."""
         if self._ready:
             return
-        self._sock.settimeout(_START)
+        self._sock.settimeout(_START_FAR if self.times else _START)
         try:
             reply, _ = wire.receive(self._sock)
         except (wire.Closed, TimeoutError) as error:
             raise (_no_cluster() if self.times else _gone()) from error
         self._sock.settimeout(None)
         self._ready = True
-        if "kind" in reply:
-            raise _ERRORS.get(reply["error"], Unavailable)(reply["kind"], reply["message"])
+        _refuse(reply)
         if "error" in reply:
             raise Invalid(
                 "bad_task",
@@ -105,18 +107,32 @@ class Crew:
         try:
             message, _ = wire.receive(self._sock)
         except wire.Closed as error:
-            raise _gone() from error
+            raise self._is_gone() from error
+        _refuse(message)
         return msgspec.convert(message, Ended)
 
     def close(self) -> None:
         self._sock.close()
-        self._process.wait()
+        try:
+            self._process.wait(_LEAVE if self.times else None)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _say(self, message: dict[str, Any]) -> None:
         try:
             wire.send(self._sock, message)
         except (wire.Closed, OSError) as error:
-            raise _gone() from error
+            raise self._is_gone() from error
+
+    def _is_gone(self) -> Unavailable:
+        return cluster_gone() if self.times else _gone()
+
+
+def _refuse(message: dict[str, Any]) -> None:
+    """What the process at the other end says went wrong."""
+    if "kind" in message:
+        raise _ERRORS.get(message["error"], Unavailable)(message["kind"], message["message"])
 
 
 def telling(opener: Callable[..., Any], task: Work, score: Work | None) -> dict[str, Any]:
@@ -134,6 +150,15 @@ def _no_cluster() -> Unavailable:
     return Unavailable(
         "no_cluster",
         "no Ray cluster answers: is RAY_ADDRESS that of one that runs? `ray status` tells",
+    )
+
+
+def cluster_gone(why: str = "") -> Unavailable:
+    """Ray ends a process whose cluster does not come back, and says nothing."""
+    return Unavailable(
+        "no_cluster",
+        f"the Ray cluster does not answer any more{why}: see `ray status`, then call the swarm "
+        "again with its name to go on, there or without on=",
     )
 
 

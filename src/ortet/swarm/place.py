@@ -16,7 +16,7 @@ from ortet.given import NUMBER, must_be
 if TYPE_CHECKING:
     from ortet.session.hub import Hub
 
-_RAY, _CLIENT, _AUTO = "ray", "ray://", "auto"
+_RAY, CLIENT, _AUTO = "ray", "ray://", "auto"
 
 CPU, GPU, MEMORY = "cpu", "gpu", "memory"
 
@@ -52,7 +52,7 @@ def place_of(on: Any, needs: Any) -> Cluster | None:
         return None
     if on == _RAY:
         address = _AUTO
-    elif isinstance(on, str) and on.startswith(_CLIENT) and len(on) > len(_CLIENT):
+    elif isinstance(on, str) and on.startswith(CLIENT) and len(on) > len(CLIENT):
         address = on
     else:
         raise Invalid(

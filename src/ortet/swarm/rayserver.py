@@ -9,24 +9,36 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import selectors
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.machine import wire
 from ortet.swarm import raynode
-from ortet.swarm.place import Cluster
+from ortet.swarm.crew import cluster_gone
+from ortet.swarm.place import CLIENT, Cluster
 
 _LEAVE = 10.0
 """Seconds for good-byes to a cluster that may be gone."""
+_CONNECT, _DEAF = 120.0, 15.0
+"""Seconds for Ray to find a cluster, and where nobody listens at its address: it would go on
+looking for a quarter of an hour."""
+_PULSE, _SILENT = 10.0, 120.0
+"""Seconds between two questions to a cluster far away, and for an answer."""
+_LOOK = 120.0
+"""Seconds for a node to load the task and open the store."""
+_THE_SAME = "install the same ortet[ray] on every node"
 
 
 class RayServer:
@@ -44,12 +56,15 @@ class RayServer:
         self._connect()
         self._check()
         self._perform = self._ray.remote(raynode.perform)
+        self._leaving = False
+        if self._cluster.address.startswith(CLIENT):
+            threading.Thread(target=self._feel, daemon=True).start()
 
     def serve(self) -> NoReturn:
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
             waiting.register(self._wake, selectors.EVENT_READ)
-            with suppress(wire.Closed, OSError):
+            try:
                 while True:
                     for key, _ in waiting.select():
                         if key.fileobj is self._sock:
@@ -57,23 +72,66 @@ class RayServer:
                         else:
                             os.read(self._wake, 1)
                             self._tell(*self._ended.popleft())
+            except wire.Closed:
+                pass
+            except Exception as error:  # what Ray raises when the cluster is gone
+                self._tell_gone(_line(error))
         self._leave()
 
+    def _feel(self) -> None:
+        """In a thread: whether the cluster is still there. A client whose server was killed may
+        wait for it for ever, where a process of a node is ended by Ray."""
+        while True:
+            time.sleep(_PULSE)
+            limit = threading.Timer(_SILENT, self._fall, [f"no answer within {_SILENT:g} s"])
+            limit.daemon = True
+            limit.start()
+            try:
+                self._ray.nodes()
+            except Exception as error:
+                self._fall(_line(error))
+            limit.cancel()
+
+    def _fall(self, why: str) -> None:
+        if not self._leaving:
+            self._tell_gone(why)
+            os._exit(1)
+
+    def _tell_gone(self, why: str) -> None:
+        with suppress(wire.Closed, OSError):
+            wire.send(self._sock, _told_of(cluster_gone(f" ({why})")))
+
     def _connect(self) -> None:
+        where = self._cluster.address
+        known = "RAY_ADDRESS, or a Ray of this host" if where == "auto" else where
+
+        def refused(why: str) -> Unavailable:
+            return Unavailable(
+                "no_cluster",
+                f"no Ray cluster answers at {known} ({why}): start one with `ray start --head`, or "
+                "give the address of one that runs",
+            )
+
+        patience = _CONNECT if _listens(where) else _DEAF
+
+        def give_up() -> NoReturn:
+            with suppress(wire.Closed, OSError):
+                wire.send(self._sock, _told_of(refused(f"nobody within {patience:g} s")))
+            os._exit(1)
+
+        limit = threading.Timer(patience, give_up)
+        limit.daemon = True
+        limit.start()
         try:
             self._ray.init(
-                address=self._cluster.address,
+                address=where,
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
             )
         except Exception as error:
-            where = self._cluster.address
-            known = "RAY_ADDRESS, or a Ray of this host" if where == "auto" else where
-            raise Unavailable(
-                "no_cluster",
-                f"no Ray cluster answers at {known} ({_line(error)}): start one with "
-                "`ray start --head`, or give the address of one that runs",
-            ) from error
+            raise refused(_line(error)) from error
+        finally:
+            limit.cancel()
 
     def _check(self) -> None:
         """That there is a node that can do it, and that one of them reaches the store."""
@@ -92,12 +150,17 @@ class RayServer:
             )
         look = self._ray.remote(raynode.look).options(num_cpus=0, max_retries=3)
         try:
-            found = self._ray.get(look.remote(self._told))
+            found = self._ray.get(look.remote(self._told), timeout=_LOOK)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise Unavailable(
+                "no_node",
+                f"no node of the cluster has loaded the task and opened the store in {_LOOK:g} s: "
+                "`ray status` tells whether nodes live and are free; see that they reach the store",
+            ) from error
         except Exception as error:
             raise Unavailable(
                 "no_node",
-                f"a node of the cluster cannot do it ({_line(error)}): install the same ortet[ray] "
-                "on every node",
+                f"a node of the cluster cannot do it ({_line(error)}): {_THE_SAME}",
             ) from error
         if found:
             raise _Told(found)
@@ -139,7 +202,8 @@ class RayServer:
         elif i in self._stopped:
             said = {"code": -9}
         elif isinstance(error, self._ray.exceptions.RayTaskError):
-            said = {"why": "error", "error": f"a node could not begin it ({_line(error)})"}
+            words = f"a node could not begin it ({_line(error)}): {_THE_SAME}"
+            said = {"why": "error", "error": words}
         else:
             said = {"why": "lost", "error": f"its worker was lost ({_line(error)})"}
         wire.send(self._sock, {"i": i, **said})
@@ -147,6 +211,7 @@ class RayServer:
     def _leave(self) -> NoReturn:
         """Nobody waits any more: what still runs is ended. Were the cluster gone, Ray would wait
         for it; so does a thread, for a while."""
+        self._leaving = True
         away = threading.Thread(target=self._bye, daemon=True)
         away.start()
         away.join(_LEAVE)
@@ -165,6 +230,32 @@ class _Told(Exception):
     def __init__(self, found: dict[str, Any]) -> None:
         super().__init__(found["message"])
         self.found = found
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody is at the address of a cluster. Only a hint: Ray may know a way round."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    found = urlsplit(named if "://" in named else f"//{named}")
+    try:
+        if not found.hostname or not found.port:
+            return True  # which is for Ray to say
+        with socket.create_connection((found.hostname, found.port), timeout=_DEAF):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _end_with(sock: socket.socket) -> None:
+    """When the other end is gone and this process has not ended by itself, as Ray keeps it."""
+    poll = select.poll()
+    poll.register(sock, 0)  # only that it is closed
+    poll.poll()
+    time.sleep(2 * _LEAVE)
+    os._exit(1)
+
+
+def _told_of(error: OrtetError) -> dict[str, Any]:
+    return {**error.as_dict(), "details": {}}
 
 
 def _has(resources: dict[str, float], needs: dict[str, float]) -> bool:
@@ -188,6 +279,7 @@ def _strange(error: Exception) -> Unavailable:
 def main() -> NoReturn:
     """Connect, see that it can be done, say so, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(sock,), daemon=True).start()
     try:
         told, _ = wire.receive(sock)
         try:
@@ -197,7 +289,7 @@ def main() -> NoReturn:
             os._exit(1)
         except Exception as error:
             cause = error if isinstance(error, OrtetError) else _strange(error)
-            wire.send(sock, {**cause.as_dict(), "details": {}})
+            wire.send(sock, _told_of(cause))
             os._exit(1)
         wire.send(sock, {"ready": os.getpid()})
     except wire.Closed:
