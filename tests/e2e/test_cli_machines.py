@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ from .conftest import Ortet
 pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
 
 _TICKER = "import time\nwhile True: print('tick', flush=True); time.sleep(0.05)"
-_WAITS = 400
+_PATIENCE = 60.0  # seconds
 
 
 @pytest.fixture
@@ -57,12 +58,10 @@ def machines(ortet: Ortet, proj: Path) -> dict[str, Any]:
 
 
 def until(what: Callable[[], bool]) -> None:
-    """Each try is a command, or a moment: so this ends."""
-    for _ in range(_WAITS):
-        if what():
-            return
-        select.select([], [], [], 0.02)
-    raise AssertionError("it never came")
+    deadline = time.monotonic() + _PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
 
 
 def test_a_program_goes_on_between_commands(live: Ortet, proj: Path) -> None:

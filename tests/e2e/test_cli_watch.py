@@ -64,6 +64,13 @@ class Watch:
         assert self.process.returncode == 0, err
         return [json.loads(line) for line in out.splitlines()]
 
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """All of the block is one change to it, however slow this host is in the middle."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
+
     def _line(self, stream: Any) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
@@ -99,7 +106,8 @@ def log(ortet: Ortet, proj: Path) -> list[str]:
 def test_whenever_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> None:
     watch = start("--settle", "0.1")
     assert watch.made()["message"] == "2 files added: a.txt, src/main.py"  # which were there
-    (proj / "a.txt").write_text("two\n")
+    with watch.asleep():  # it is empty before it has the new text
+        (proj / "a.txt").write_text("two\n")
     made = watch.made()
     assert (made["message"], made["changed"], made["name"]) == ("1 file changed: a.txt", 1, "proj")
     (proj / "a.txt").unlink()
@@ -124,7 +132,8 @@ def test_what_is_ignored_does_not_count(
     (proj / "x.log").write_text("noise")
     (proj / "out").mkdir()
     (proj / "out" / "x").write_text("noise")
-    (proj / "b.txt").write_text("real")
+    with watch.asleep():
+        (proj / "b.txt").write_text("real")
     assert watch.until("b.txt")["message"] == "1 file added: b.txt"
     (proj / "y.log").write_text("noise")
     assert watch.end() == []
@@ -263,10 +272,12 @@ def test_a_directory_that_vanishes(start: Start, ortet: Ortet, proj: Path, commi
     shutil.move(proj.with_name("away"), proj)
     (proj / "c.txt").write_text("c")
     assert watch.made()["message"] == "1 file added: c.txt"
-    shutil.rmtree(proj)
+    with watch.asleep():
+        shutil.rmtree(proj)
     assert watch.trouble() == "no_directory"
-    proj.mkdir()
-    (proj / "new.txt").write_text("new")
+    with watch.asleep():
+        proj.mkdir()
+        (proj / "new.txt").write_text("new")
     assert ortet("show", watch.made()["oid"], "new.txt", cwd=ortet.home).out == "new"
     (proj / "newer.txt").write_text("newer")
     assert watch.made()["message"] == "1 file added: newer.txt"

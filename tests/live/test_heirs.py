@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -90,12 +91,10 @@ def test_they_are_made_later_if_they_could_not_begin(
 
 
 def test_a_criu_that_was_killed_while_it_waited_is_not_missed(session: Session) -> None:
-    waiting = [
-        int(pid)
-        for keeper in keepers()
-        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-        if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    deadline = time.monotonic() + 60
+    while len(waiting := crius()) < 3:  # they are begun, and nobody waits for them
+        assert time.monotonic() < deadline, waiting
+        time.sleep(0.01)
     assert len(waiting) == 3  # for the next commit, and for two restores
     for pid in waiting:
         with open_pidfd(pid) as fd:
@@ -104,6 +103,17 @@ def test_a_criu_that_was_killed_while_it_waited_is_not_missed(session: Session) 
     number = int(told(session, "cat n"))
     for fork in session.fork(3):
         until(fork, f"[ $(cat n) -gt {number} ]")
+
+
+def crius() -> list[int]:
+    """Those that wait until somebody needs one."""
+    found = []
+    for keeper in keepers():
+        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+            with suppress(OSError):
+                if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+    return found
 
 
 @contextmanager

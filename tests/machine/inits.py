@@ -65,8 +65,16 @@ class Init:
     @property
     def connections(self) -> int:
         """Sockets it holds beside the one it listens on."""
-        places = [f"/proc/{self.pid}/fd/{name}" for name in os.listdir(f"/proc/{self.pid}/fd")]
-        return sum(os.readlink(place).startswith("socket:") for place in places) - 1
+        return sum(link.startswith("socket:") for link in self.held) - 1
+
+    @property
+    def held(self) -> list[str]:
+        """What its descriptors are of; one that it closes meanwhile is none of them."""
+        place, found = f"/proc/{self.pid}/fd", []
+        for name in os.listdir(place):
+            with suppress(FileNotFoundError):
+                found.append(os.readlink(f"{place}/{name}"))
+        return found
 
     @property
     def memory(self) -> int:

@@ -426,11 +426,8 @@ class TestMachine:
         assert stat.S_IMODE(where.st_mode) == 0o700
 
     def test_it_holds_nothing_that_leads_out(self, machine: Init) -> None:
-        place = f"/proc/{machine.pid}/fd"
-
         def held() -> list[str]:
-            links = [os.readlink(f"{place}/{name}") for name in os.listdir(place)]
-            return sorted(link.partition(":")[0] for link in links)
+            return sorted(link.partition(":")[0] for link in machine.held)
 
         # its wake-up and its socket; the descriptor to report on goes right after the report
         eventually(lambda: held() == ["/dev/null"] * 3 + ["pipe", "pipe", "socket"])
@@ -447,16 +444,20 @@ class TestMachine:
             (place / name).write_text(f"#!/bin/sh\n{script}\n")
             (place / name).chmod(0o755)
         (own / "notes").write_text("not executable")
-        with machine.line() as line:
-            reply = line.ask(
-                "renew",
-                hooks="on-fork",
-                machine_id="0" * 32,
-                hostname="copy-7",
-                entropy=text(os.urandom(32)),
-                place=str(tmp_path / "ws"),
-                timeout=0.5,
-            )
+        for seconds in (0.5, 5, 25):  # a busy host may need longer for those that end
+            with machine.line() as line:
+                reply = line.ask(
+                    "renew",
+                    hooks="on-fork",
+                    machine_id="0" * 32,
+                    hostname="copy-7",
+                    entropy=text(os.urandom(32)),
+                    place=str(tmp_path / "ws"),
+                    timeout=seconds,
+                )
+            late = [Path(one["path"]).name for one in reply["hooks"] if one["timed_out"]]
+            if late == ["x"] and reply["hooks"][2]["output"]:
+                break
         told = [(Path(one["path"]).name, one["code"], one["output"]) for one in reply["hooks"]]
         assert told == [
             ("10-a", 3, "first\nwrong\n"),

@@ -262,7 +262,8 @@ def test_interrupt_from_another_thread(kernel: Kernel) -> None:
     ],
 )
 def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
-    kernel.run("x = 1")
+    # of a package whose import is interrupted the half stays, as anywhere in Python
+    kernel.run("import asyncio, subprocess, time; x = 1")
     ran = kernel.run(code, timeout=0.2)
     assert ran.timed_out
     assert ran.error is not None and ran.error.type == "KeyboardInterrupt"
@@ -270,6 +271,15 @@ def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
     assert not [frame for frame in ran.error.frames if frame.file.startswith("<ortet")]
     assert kernel.run("x").value == 1
     assert kernel.run("import asyncio; await asyncio.sleep(0)").error is None
+
+
+def test_a_time_that_is_up_before_the_code_has_begun(kernel: Kernel) -> None:
+    kernel.run("x = 1")
+    run = {"do": "run", "code": "while True: pass"}
+    said = kernel.link.converse(run, timeout=0, grace=4.0)
+    assert said.timed_out
+    assert "KeyboardInterrupt" in str(said.reply["error"])
+    assert kernel.run("x").value == 1
 
 
 def test_what_ignores_its_time_out_is_killed(kernels: Kernels, kernel: Kernel) -> None:

@@ -55,6 +55,17 @@ def mapped(root: Path) -> Iterator[Mapped]:
     mapped.memory.close()
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have mapped a file that has the same number on another filesystem."""
+    real = os.listdir
+
+    def listdir(path: str = ".") -> list[str]:
+        return [str(os.getpid())] if path == "/proc" else real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+
+
 class Reader:
     """A machine on `root`, and what it froze of the file."""
 
@@ -107,6 +118,7 @@ def test_stores_are_seen_after_a_restart(root: Path, place: Path, mapped: Mapped
     reader.objects.close()
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_ended_mapping_is_forgotten(reader: Reader, mapped: Mapped) -> None:
     reader.frozen()
     mapped.store(b"x")
@@ -120,6 +132,7 @@ def test_an_ended_mapping_is_forgotten(reader: Reader, mapped: Mapped) -> None:
     assert index.mapped == set()
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_mapping_is_found(mapped: Mapped) -> None:
     inode = mapped.path.stat().st_ino
     assert inode in mapped_inodes()

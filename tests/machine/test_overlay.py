@@ -324,7 +324,7 @@ class TestForks:
         image = bench.commit(machine)
         used = disk(bench.shop.path / "local")
         children = bench.fork(machine, *(f"c{number}" for number in range(8)))
-        assert disk(bench.shop.path / "local") - used < 8 * 100_000
+        assert disk(bench.shop.path / "local") - used < 3_000_000  # which one copy would take
         for number, child in enumerate(children):
             assert child.freeze() == image
             child.run(f"echo {number} >> large; echo {number} > file; rm -r moved")

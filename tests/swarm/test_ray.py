@@ -165,9 +165,15 @@ def test_its_driver_is_killed_in_the_middle(hub: Hub, tmp_path: Path) -> None:
         session.note("marks", str(marks))
     code = DRIVER.format(url=hub.url)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "here"), "PYTHONPATH": str(ROOT)}
+
+    def first() -> str:
+        """What has become of the one that ends by itself."""
+        return hub.swarms.get(hub.get("left"), "on").attempts[0].state
+
     with subprocess.Popen([sys.executable, "-c", code], env=env) as driver:
         try:
             until(lambda: len(lines(marks)) == 2, "they have not begun")
+            until(lambda: first() == "done", "it has not ended")
         finally:
             driver.kill()
 

@@ -124,23 +124,23 @@ class Link:
     ) -> Said:
         """Say something, or only listen, and pump its output until it answers.
 
-        At the time-out it is interrupted, and when that is ignored killed: then Gone.
+        At the time-out it is interrupted, once more when that did nothing, and then killed: Gone.
         """
         if message is not None:
             self.say(message, fds)
         kept = {name: Kept(LIMIT) for name in _NAMES}
         deadline = None if timeout is None else time.monotonic() + timeout
-        timed_out = False
+        timed_out, graces = False, [grace / 2] * 2  # an interrupt before it has begun is lost
         poll = select.poll()
         for fd in (self._sock.fileno(), self.pidfd, *self._streams):
             poll.register(fd, select.POLLIN)
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                if timed_out:
+                if not graces:
                     self.signal(signal.SIGKILL)
                     raise Gone(f"it ignored the interrupt at its time-out of {timeout:g} s")
-                timed_out, deadline = True, time.monotonic() + grace
+                timed_out, deadline = True, time.monotonic() + graces.pop()
                 self.interrupt()
                 continue
             ready = {
