@@ -270,9 +270,14 @@ def test_idle_it_ends(ortet: Ortet, proj: Path) -> None:
     ortet.env |= {"ORTET_AGENT": "on", "ORTET_AGENT_IDLE": "0.5"}
     ortet("init", cwd=proj)
     pid = ortet.json("agent", "start", cwd=proj)["pid"]
-    with ended_by(pid):
+    with suppress(ProcessLookupError), ended_by(pid):  # on a slow host it has already
         ortet("commit", "-m", "first", cwd=proj)
-    assert not (ortet.store / "local" / "agent" / "sock").exists()
+    sock = ortet.store / "local" / "agent" / "sock"
+    for _ in range(3000):  # one that came after the commit goes as well
+        if not sock.exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it stays")
 
 
 def test_it_ends_with_its_store(agent: Ortet, proj: Path) -> None:
