@@ -16,6 +16,7 @@ import pytest
 
 from ortet.machine.mounts import privileged
 
+pytestmark = pytest.mark.timeout(900)  # more than `run` allows: a slow host is no hang
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 ROWS = BENCH.with_name("live_rows.py")
 SETS = ("choose", "look", "final")

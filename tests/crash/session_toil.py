@@ -318,24 +318,31 @@ class Leaping:
 
 
 def race(base: Path, tell: Tell, *, who: str, seed: int, seconds: float) -> None:
-    """Write to a session that another process wants too; take it over in the middle, at times."""
+    """Write to a session that another process wants too; take it over in the middle, at times.
+    For so long, and until each of both has won and lost."""
     dice, clock = random.Random(seed), Leaping()
-    end = time.monotonic() + seconds
+    end, met = time.monotonic() + seconds, set[str]()
     with open_hub(base / "store", clock=clock) as hub:
-        while time.monotonic() < end:
+        while time.monotonic() < end or len([*base.glob("*.raced")]) < 2:
             try:
                 s = hub.session("race")
                 for turn in range(dice.randrange(1, 8)):
                     event = s.say("user", f"{who} {turn}")
                     tell("kept", event.seq, event.hash.hex())
+                    met.add("kept")
                     if dice.random() < 0.1:
                         s.commit(who)
                         tell("won")
                 s.pause()
             except (Refused, Conflict) as error:
                 tell("lost", error.kind)
+                met.add("lost")
                 if dice.random() < 0.3:
                     clock.ahead += 31 * 10**9
             except OrtetError as error:
                 tell("wrong", repr(error))
+                for name in (who, "nobody"):  # the other need not wait
+                    (base / f"{name}.raced").touch()
                 raise
+            if len(met) == 2:
+                (base / f"{who}.raced").touch()

@@ -151,6 +151,7 @@ def check_money(hub: Hub, family: str, events: list[Event], told: Ledger) -> Non
 
 def check_all(hub: Hub, base: Path, told: Ledger) -> None:
     hub.verify()
+    check_told(hub)  # first: who opens a session takes what waits for it into the journal
     (family,) = {x.family for x in hub.sessions() if x.name == NAME}
     events = list(every_event(hub, family))
     there = {(e.timeline, e.seq): e.hash.hex() for e in events}
@@ -159,7 +160,6 @@ def check_all(hub: Hub, base: Path, told: Ledger) -> None:
         assert session not in alive or there.get(place) == hash_, place
     for row in hub.sessions():
         assert hub.audit(row.id).events == hub.get(row.id).mind.core.events
-    check_told(hub)
     check_deeds(hub, base, family)
     check_money(hub, family, events, told)
     heard = Counter(e.data["text"] for e in events if e.kind == "comment")

@@ -270,7 +270,7 @@ def test_idle_it_ends(ortet: Ortet, proj: Path) -> None:
     ortet.env |= {"ORTET_AGENT": "on", "ORTET_AGENT_IDLE": "0.5"}
     ortet("init", cwd=proj)
     pid = ortet.json("agent", "start", cwd=proj)["pid"]
-    with ended_by(pid):
+    with suppress(ProcessLookupError), ended_by(pid):  # on a slow host it has already
         ortet("commit", "-m", "first", cwd=proj)
     sock, deadline = ortet.store / "local" / "agent" / "sock", time.monotonic() + 60
     while sock.exists():  # where the first had ended before the commit, that has begun another

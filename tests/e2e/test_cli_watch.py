@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
+import random
 import select
 import shutil
 import signal
@@ -64,13 +64,6 @@ class Watch:
         assert self.process.returncode == 0, err
         return [json.loads(line) for line in out.splitlines()]
 
-    @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """All of the block is one change to it, however slow this host is in the middle."""
-        self.process.send_signal(signal.SIGSTOP)
-        yield
-        self.process.send_signal(signal.SIGCONT)
-
     def _line(self, stream: Any) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
@@ -99,6 +92,13 @@ def start(ortet: Ortet, proj: Path) -> Iterator[Start]:
         watch.process.communicate()
 
 
+def put(proj: Path, name: str, text: str) -> None:
+    """At once: one that is seen between its making and its writing has changed twice."""
+    whole = proj.with_name("whole")
+    whole.write_text(text)
+    whole.replace(proj / name)
+
+
 def log(ortet: Ortet, proj: Path) -> list[str]:
     return [one["message"] for one in ortet.json("log", cwd=proj)]
 
@@ -106,8 +106,7 @@ def log(ortet: Ortet, proj: Path) -> list[str]:
 def test_whenever_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> None:
     watch = start("--settle", "0.1")
     assert watch.made()["message"] == "2 files added: a.txt, src/main.py"  # which were there
-    with watch.asleep():  # it is empty before it has the new text
-        (proj / "a.txt").write_text("two\n")
+    put(proj, "a.txt", "two\n")
     made = watch.made()
     assert (made["message"], made["changed"], made["name"]) == ("1 file changed: a.txt", 1, "proj")
     (proj / "a.txt").unlink()
@@ -129,13 +128,12 @@ def test_what_is_ignored_does_not_count(
 ) -> None:
     commit("first", **{".ortetignore": "*.log\nout/\n"})
     watch = start("--settle", "0.1")
-    (proj / "x.log").write_text("noise")
+    put(proj, "x.log", "noise")
     (proj / "out").mkdir()
     (proj / "out" / "x").write_text("noise")
-    with watch.asleep():
-        (proj / "b.txt").write_text("real")
+    put(proj, "b.txt", "real")
     assert watch.until("b.txt")["message"] == "1 file added: b.txt"
-    (proj / "y.log").write_text("noise")
+    put(proj, "y.log", "noise")
     assert watch.end() == []
     assert len(log(ortet, proj)) == 2
 
@@ -146,10 +144,10 @@ def test_asked_to_end_it_commits_what_is_there(
 ) -> None:
     commit("first")
     watch = start("--settle", "0.1")
-    (proj / "b.txt").write_text("seen")
+    put(proj, "b.txt", "seen")
     watch.made()
     watch.process.send_signal(signal.SIGSTOP)
-    (proj / "c.txt").write_text("not settled")
+    put(proj, "c.txt", "not settled")
     watch.process.send_signal(number)
     watch.process.send_signal(signal.SIGCONT)
     out, _ = watch.process.communicate(timeout=_PATIENCE)
@@ -160,6 +158,7 @@ def test_asked_to_end_it_commits_what_is_there(
 def test_changes_that_never_end(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
     commit("first")
     watch, done = start("--settle", _NEVER, "--at-most", "0.3"), threading.Event()
+    put(proj, "server.log", "line\n")
 
     def write() -> None:
         with (proj / "server.log").open("a") as file:
@@ -186,9 +185,9 @@ def test_deep_in_new_directories(start: Start, ortet: Ortet, proj: Path, commit:
     watch = start("--settle", "0.1")
     deep = proj / "one" / "two" / "three"
     deep.mkdir(parents=True)
-    (deep / "a").write_text("a")
+    put(proj, "one/two/three/a", "a")
     watch.until("one/two/three/a")
-    (deep / "b").write_text("b")
+    put(proj, "one/two/three/b", "b")
     assert watch.made()["message"] == "1 file added: one/two/three/b"
 
 
@@ -197,7 +196,7 @@ def test_events_that_the_kernel_lost(
 ) -> None:
     commit("first", busy="", busy2="")
     watch = start("--settle", "0.1")
-    (proj / "b.txt").write_text("seen")
+    put(proj, "b.txt", "seen")
     watch.made()
     watch.process.send_signal(signal.SIGSTOP)
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
@@ -206,7 +205,7 @@ def test_events_that_the_kernel_lost(
         files[number % 2].write(b"x")
     for file in files:
         file.close()
-    (proj / "unheard.txt").write_text("there")
+    put(proj, "unheard.txt", "there")
     watch.process.send_signal(signal.SIGCONT)
     assert watch.made()["message"] == "3 files changed: busy, busy2, unheard.txt"
 
@@ -225,13 +224,13 @@ def turn_of(ortet: Ortet, proj: Path) -> Iterator[None]:
 def test_somebody_elses_turn(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
     commit("first")
     watch = start("--settle", "0.1")
-    (proj / "b.txt").write_text("b")
+    put(proj, "b.txt", "b")
     watch.made()
     with turn_of(ortet, proj):
-        (proj / "c.txt").write_text("c")
+        put(proj, "c.txt", "c")
         assert watch.process.stdout is not None
         select.select([watch.process.stdout], [], [], 0.3)
-        (proj / "d.txt").write_text("d")
+        put(proj, "d.txt", "d")
     assert watch.until("c.txt")["message"] == "2 files added: c.txt, d.txt"
 
 
@@ -251,10 +250,10 @@ def test_others_commit_and_restore_beside_it(
     commit("first")
     one, two = start("--settle", "0.1"), start("--settle", "0.1")
     for number in range(5):
-        (proj / f"{number}.txt").write_text("x")
+        put(proj, f"{number}.txt", "x")
         insist(ortet, proj, "commit", "-m", f"by hand {number}")
     insist(ortet, proj, "restore", "HEAD~2")
-    (proj / "last.txt").write_text("x")
+    put(proj, "last.txt", "x")
     one.end()
     two.end()
     assert log(ortet, proj)[0] == "1 file added: last.txt"
@@ -265,31 +264,33 @@ def test_others_commit_and_restore_beside_it(
 def test_a_directory_that_vanishes(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
     commit("first")
     watch = start("--settle", "0.1")
-    (proj / "b.txt").write_text("b")
+    put(proj, "b.txt", "b")
     watch.made()
     shutil.move(proj, proj.with_name("away"))
     assert watch.trouble() == "no_directory"
     shutil.move(proj.with_name("away"), proj)
-    (proj / "c.txt").write_text("c")
+    put(proj, "c.txt", "c")
     assert watch.made()["message"] == "1 file added: c.txt"
-    with watch.asleep():
-        shutil.rmtree(proj)
+    watch.process.send_signal(signal.SIGSTOP)  # else it may see half of it gone
+    shutil.rmtree(proj)
+    watch.process.send_signal(signal.SIGCONT)
     assert watch.trouble() == "no_directory"
-    with watch.asleep():
-        proj.mkdir()
-        (proj / "new.txt").write_text("new")
+    other = proj.with_name("other")
+    other.mkdir()
+    put(other, "new.txt", "new")
+    other.rename(proj)
     assert ortet("show", watch.made()["oid"], "new.txt", cwd=ortet.home).out == "new"
-    (proj / "newer.txt").write_text("newer")
+    put(proj, "newer.txt", "newer")
     assert watch.made()["message"] == "1 file added: newer.txt"
 
 
 def test_dropped_while_it_watches(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
     commit("first")
     watch = start("--settle", "0.1")
-    (proj / "b.txt").write_text("b")
+    put(proj, "b.txt", "b")
     watch.made()
     ortet("drop", "proj", cwd=proj)
-    (proj / "c.txt").write_text("c")
+    put(proj, "c.txt", "c")
     assert watch.trouble() == "dropped"
     assert watch.process.wait(_PATIENCE) == 4
 
@@ -316,11 +317,11 @@ def test_a_full_disk(disk: Path, start: Start, ortet: Ortet, proj: Path) -> None
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while file.write(bytes(4096)):
             pass
-    (proj / "big").write_bytes(os.urandom(300_000))
+    put(proj, "big", random.randbytes(150_000).hex())
     assert watch.trouble() == "disk_full"
     filler.unlink()
     assert "big" in watch.made()["message"]
-    (proj / "c.txt").write_text("c")
+    put(proj, "c.txt", "c")
     assert watch.made()["message"] == "1 file added: c.txt"
     assert watch.end() == []
 
@@ -332,7 +333,7 @@ def test_where_changes_cannot_be_heard_of(
     (ortet.store / "config.toml").write_text("watch = false\n")
     watch = start("--settle", "0.1", "--every", "0.1")
     for number in range(3):
-        (proj / f"{number}.txt").write_text("x")
+        put(proj, f"{number}.txt", "x")
         assert watch.made()["message"] == f"1 file added: {number}.txt"
     assert watch.end() == []
 
