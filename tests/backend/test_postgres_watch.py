@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
         server.end()
 
 
-def opened(server: Server, connect: int = 2) -> PostgresCatalog:
+def opened(server: Server, connect: int = 5) -> PostgresCatalog:
     return PostgresCatalog(f"{server.url()}&connect_timeout={connect}")
 
 

@@ -94,23 +94,21 @@ def test_a_group_is_written_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_database_that_stood_still(tmp_path: Path) -> None:
     server = Server()
-    url = f"{server.url()}&connect_timeout=2&bucket=file://{tmp_path}/bucket"
+    url = f"{server.url()}&connect_timeout=5&bucket=file://{tmp_path}/bucket"
     try:
         with open_hub(url, environ=environ(tmp_path, "one")) as hub, hub.session("a") as a:
             a.say("user", "one")
-            for number in range(2):
-                server.pause()
-                try:
-                    with pytest.raises(Unavailable) as caught, patient(0.5):
-                        a.say("user", f"meanwhile {number}")
-                finally:
-                    server.resume()
-                assert caught.value.kind == "database_gone"
-                at_last(a, f"meanwhile {number}")
+            server.pause()
+            try:
+                with pytest.raises(Unavailable) as caught, patient(0.5):
+                    a.say("user", "meanwhile")
+            finally:
+                server.resume()
+            assert caught.value.kind == "database_gone"
+            at_last(a, "meanwhile")
             a.commit("all")
             a.say("user", "after")
-            expected = ["one", "meanwhile 0", "meanwhile 1", "after"]
-            assert said(a) == said(hub.get("a")) == expected
+            assert said(a) == said(hub.get("a")) == ["one", "meanwhile", "after"]
             hub.verify()
     finally:
         server.end()
