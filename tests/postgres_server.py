@@ -72,6 +72,21 @@ class Server:
             self._process.send_signal(how)
             self._process.wait(WAIT)
 
+    def pause(self) -> None:
+        """All of it stands still: connections stay open, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        pid = self._process.pid
+        os.kill(pid, how)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), how)
+
     def end(self) -> None:
         self.stop()
         shutil.rmtree(self._root, ignore_errors=True)

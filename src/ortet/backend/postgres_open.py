@@ -13,6 +13,7 @@ import psycopg
 from ortet.backend.abc import Lease
 from ortet.backend.postgres_errors import NO_PARTITION, is_collision, is_lost, translated
 from ortet.backend.postgres_pool import WAIT, closed, database_of, joined
+from ortet.backend.postgres_watch import Still
 from ortet.errors import Invalid
 
 Values = Sequence[Any] | dict[str, Any]
@@ -50,15 +51,18 @@ class Link:
                     cursor = connection.execute(statement, values, prepare=True, binary=True)
                     return cursor.fetchall() if cursor.description else []
             except psycopg.Error as error:
-                last = attempt == _TRIES - 1
+                # one who stood still was waited for; what it was asked it may yet do
+                last = attempt == _TRIES - 1 or isinstance(error, Still)
                 if error.sqlstate == NO_PARTITION and not last:
                     self.run("SELECT ahead()")
                 elif last or not (is_lost(error) or is_collision(error)):
+                    if isinstance(error, Still):
+                        self._pool.distrust(error)
                     raise translated(error, self.place, lease) from error
                 elif is_lost(error):
                     if isinstance(values, dict):
                         values = {**values, "doubt": True}
-                    self._pool.distrust()
+                    self._pool.distrust(error)
             except (ValueError, OverflowError) as error:
                 raise Invalid("bad_value", f"PostgreSQL cannot keep this ({error})") from error
             time.sleep(random.uniform(0.5, 1.5) * _PAUSE * 2**attempt)
@@ -79,7 +83,7 @@ class Link:
                         connection.rollback()
         except psycopg.Error as error:
             if is_lost(error):
-                self._pool.distrust()
+                self._pool.distrust(error)
             raise translated(error, self.place) from error
 
     @contextmanager

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import Condition, Lock, RLock
 from weakref import WeakValueDictionary
 
@@ -21,6 +20,7 @@ from ortet.backend.atfork import close_at_fork
 from ortet.backend.patience import ours
 from ortet.backend.postgres_errors import ENCODED, exhausted, gone, is_lost, translated
 from ortet.backend.postgres_schema import prepare
+from ortet.backend.postgres_watch import Still, Watch, Watched, connected
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable
 
 WAIT = 30.0
@@ -72,7 +72,8 @@ class Pool:
         self._users = 0
         self._idle = Condition()
         self._forking = self._closed = self._was_there = False
-        self._pool: ConnectionPool | None = None
+        self._pool: ConnectionPool[Watched] | None = None
+        self._watch = Watch(database.conninfo, database.wait)
         self._asking = Lock()
         self._told: tuple[float, OrtetError] | None = None
         close_at_fork(self)
@@ -100,7 +101,7 @@ class Pool:
             except psycopg.Error as error:
                 if not is_lost(error):
                     raise translated(error, self.database.place) from error
-                self.distrust()
+                self.distrust(error)
             except Corrupt as error:  # by a new connection, which makes no schema
                 if not create:
                     raise error from None
@@ -130,15 +131,19 @@ class Pool:
         finally:
             self._leave()
 
-    def distrust(self) -> None:
-        """One connection was lost: others may be."""
+    def distrust(self, error: psycopg.Error) -> None:
+        """One connection was lost: others may be. Those of a server that stands still are given up
+        unasked."""
         pool = self._pool
         if pool is not None and not pool.closed:
-            pool.check()
+            if isinstance(error, Still):
+                pool.drain()
+            else:
+                pool.check()
 
     # inside
 
-    def _taken(self, pool: ConnectionPool) -> psycopg.Connection:
+    def _taken(self, pool: ConnectionPool[Watched]) -> Watched:
         longest, patience = self.database.wait, ours()
         wait = longest if patience is None else min(longest, patience.seconds)
         end = time.monotonic() + wait
@@ -172,8 +177,7 @@ class Pool:
         """One of its own, for the time of the block."""
         place = self.database.place
         try:
-            connection = psycopg.connect(self.database.conninfo, autocommit=True)
-            with connection:
+            with connected(self.database.conninfo, self._watch) as connection:
                 self._prepare(connection, create=create)
                 yield connection
         except psycopg.OperationalError as error:
@@ -181,10 +185,14 @@ class Pool:
         except psycopg.Error as error:
             raise translated(error, place) from error
 
+    def _configure(self, connection: Watched) -> None:
+        connection.watch = self._watch
+        self._prepare(connection, create=False)
+
     def _prepare(self, connection: psycopg.Connection, *, create: bool) -> None:
         prepare(connection, self.database.schema, create=create, place=self.database.place)
 
-    def _enter(self) -> ConnectionPool:
+    def _enter(self) -> ConnectionPool[Watched]:
         with self._idle:
             while self._forking:
                 self._idle.wait()
@@ -200,10 +208,11 @@ class Pool:
             self._users -= 1
             self._idle.notify_all()
 
-    def _fill(self) -> ConnectionPool:
+    def _fill(self) -> ConnectionPool[Watched]:
         database = self.database
         return ConnectionPool(
             database.conninfo,
+            connection_class=Watched,
             kwargs={"autocommit": True},
             min_size=0,
             max_size=database.connections,
@@ -212,7 +221,7 @@ class Pool:
             num_workers=1,
             open=True,
             reconnect_timeout=database.wait,
-            configure=partial(prepare, schema=database.schema, create=False, place=database.place),
+            configure=self._configure,
         )
 
     def _drop(self) -> None:

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from ortet.backend.patience import patient
 from ortet.backend.postgres_pool import Database, Pool, joined
+from ortet.backend.postgres_watch import Watch, connected
 from ortet.backend.posts import Hearer, PostSignal, Speaker
 from ortet.errors import OrtetError
 
@@ -56,9 +57,8 @@ class _Postgres(msgspec.Struct, frozen=True):
         return _Speaker(joined(self.database), self.channel)
 
     def hearer(self, prefix: str) -> Hearer:  # noqa: ARG002 - it hears all
-        connection = psycopg.connect(
-            self.database.conninfo, autocommit=True, connect_timeout=int(_REACH)
-        )
+        conninfo = self.database.conninfo
+        connection = connected(conninfo, Watch(conninfo, _REACH), connect_timeout=int(_REACH))
         try:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
             return _Hearer(connection)
@@ -78,8 +78,8 @@ class _Speaker:
         try:
             with patient(_REACH), self._pool.lent() as connection:
                 connection.execute(_TELL, values, prepare=True)
-        except psycopg.Error:
-            self._pool.distrust()
+        except psycopg.Error as error:
+            self._pool.distrust(error)
             raise
 
     def close(self) -> None:

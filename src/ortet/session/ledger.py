@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from threading import Condition, RLock, Thread
 from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from ortet.backend.abc import Catalog, EventRow, RowChange
-from ortet.errors import Conflict, Invalid, OrtetError, Refused
+from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Clock
 from ortet.journal.events import Chain, Draft, Event, Tip
 from ortet.journal.folding import fold
@@ -24,6 +25,15 @@ Durability = Literal["event", "group", "commit"]
 
 _MANY = 2000
 """Events that are written at once in any case."""
+
+
+class _Doubt(msgspec.Struct, frozen=True):
+    """What the store was given and did not answer to: it may be there, or come to be."""
+
+    drafts: Sequence[Draft]
+    changes: Sequence[RowChange]
+    rows: list[EventRow]
+    events: list[Event]
 
 
 class Ledger:
@@ -65,31 +75,62 @@ class Ledger:
         self._waiting: list[EventRow] = []
         self._thread: Thread | None = None
         self._failure: OrtetError | None = None
+        self._doubt: _Doubt | None = None
         self._closed = False
 
     def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
         """Append; durable on return if the policy, or `now`, says so, and always with `rows`.
 
-        When it fails nothing was appended, and the session can go on if the error lets it.
+        When it fails nothing was appended, and the session can go on if the error lets it. Only
+        where it is Unavailable it may have been: then the same drafts given next are those.
         """
         with self._lock:
             if self._closed:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()
             shown = self._hidden(drafts)
+            if self._doubt is not None and (there := self._settled(shown, rows)) is not None:
+                return there
             made, events = self._chain.make_all(self._from(), shown, self._clock.now_ns)
             at_once = now or bool(rows) or self._durability == "event"
             if at_once or len(self._waiting) + len(made) >= _MANY:
-                self._write([*self._waiting, *made], rows)
-                self._waiting = []
+                try:
+                    self._write([*self._waiting, *made], rows)
+                except Unavailable:
+                    self._doubt = _Doubt(shown, rows, [*self._waiting, *made], events)
+                    raise
+                self._waiting, self._doubt = [], None
             else:
                 self._start()
                 self._waiting += made
-            if events:
-                last = events[-1]
-                self.tip = Tip(last.seq, last.hash, last.time)
-            fold(self.mind, events)
+            self._take(events)
         return events
+
+    def _take(self, events: list[Event]) -> None:
+        if events:
+            last = events[-1]
+            self.tip = Tip(last.seq, last.hash, last.time)
+        fold(self.mind, events)
+
+    def _settled(self, drafts: Sequence[Draft], changes: Sequence[RowChange]) -> list[Event] | None:
+        """What was in doubt, if it is there and is asked for again; None: go on. Whoever asks for
+        something else has not known of it, and asks again."""
+        doubt = self._doubt
+        if doubt is None or not self._is_there(doubt.rows):
+            return None
+        self._waiting, self._doubt = [], None
+        self._take(doubt.events)
+        self._told()
+        if (list(drafts), list(changes)) == (list(doubt.drafts), list(doubt.changes)):
+            return doubt.events
+        raise _late()
+
+    def _is_there(self, rows: Sequence[EventRow]) -> bool:
+        """By their headers: no two events have the same."""
+        if not rows:
+            return False
+        found = self._catalog.events(self.line.timeline, rows[0].seq - 1, len(rows))
+        return [row.head for row in found] == [row.head for row in rows]
 
     def hidden(self, draft: Draft) -> Draft:
         """As it is recorded: names stand for secrets."""
@@ -120,7 +161,7 @@ class Ledger:
     def go(self, line: Line, mind: Mind, tip: Tip) -> None:
         """On from here with another line; nothing may wait."""
         with self._lock:
-            self.line, self.mind, self.tip = line, mind, tip
+            self.line, self.mind, self.tip, self._doubt = line, mind, tip, None
 
     def close(self) -> None:
         with self._lock:
@@ -166,6 +207,10 @@ class Ledger:
             self._catalog.append(self.line.timeline, events, lease=lease, rows=rows)
         except Conflict as error:
             if error.kind == "seq_taken":
+                if self._is_there(events):
+                    return  # given before, when there was no answer
+                if self._doubt is not None and self._is_there(self._doubt.rows):
+                    raise _late() from error
                 raise Refused(
                     "lease_lost",
                     "another process has written to this session: nothing was written; open it "
@@ -195,3 +240,11 @@ class Ledger:
                 except OrtetError as error:
                     self._failure = error  # the next verb raises it: nothing may follow a hole
                     return
+
+
+def _late() -> Unavailable:
+    return Unavailable(
+        "written_late",
+        "what this session wrote last, and was told had failed, was stored after all: read it, and "
+        "repeat this call",
+    )
