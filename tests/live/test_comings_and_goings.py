@@ -26,6 +26,13 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 open("begun", "w").close()
 ctypes.CDLL(None).syscall({_EXIT}, 0)
 """
+_DUE = """
+import os, threading, time
+for _ in range(200): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+open("begun", "w").close()
+while not os.path.exists("due"): pass
+os._exit(0)
+"""
 
 
 def test_commits_do_not_mind(life: Life) -> None:
@@ -43,6 +50,19 @@ def test_commits_do_not_mind(life: Life) -> None:
     restored.restore(commit.oid)
     rounds = told(restored, "wc -l < rounds")
     until(restored, f"[ $(wc -l < rounds) -gt {rounds} ]")
+
+
+def test_one_that_ends_as_soon_as_it_goes_on(life: Life) -> None:
+    session = life.begin()
+    session.run("echo due > .ortetignore")  # no state: it stays when a commit is restored
+    other = session.spawn("other", "sleep 1000")
+    session.spawn("due", ["python3", "-c", _DUE])
+    until(session, "[ -e begun ]")
+    commit = session.commit("not yet due")
+    session.run("touch due")
+    for _ in range(3):  # its first thread ends it while CRIU lets go of the others
+        session.restore(commit.oid)
+        assert told(session, f"kill -0 {other.pid}; echo $?") == "0"
 
 
 def test_one_that_only_half_ends_is_named(life: Life) -> None:
