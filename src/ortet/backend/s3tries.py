@@ -18,6 +18,8 @@ _FIRST, _LONGEST = 0.1, 2.0
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _AGAIN_CODES = {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"}
+_EXISTS = "BlobAlreadyExists"
+"""What Azure says with 409, which from S3 means that the same call may do later."""
 _METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 
 
@@ -79,6 +81,8 @@ def _told(error: Exception) -> Failure:
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     number = int(status[1]) if status else _guessed(type(error).__name__)
+    if code and code[1] == _EXISTS:
+        number = 412
     words = "it did not answer"
     if any(host in text for host in _METADATA):
         return Failure(401, "NoCredentials", "no credentials")
