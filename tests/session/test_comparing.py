@@ -95,6 +95,33 @@ def test_a_commit_without_files_beside_one_with(hub: Hub, work: Path) -> None:
         assert {one.kind for one in compare(hub, full, bare).files} == {"removed"}
 
 
+def test_what_is_set_aside_is_of_the_side_that_has_it(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        left = s.say("assistant", "two").seq
+        old = at(s)
+        s._add("aside", {"out": [[left, left]]})
+        s.say("assistant", "other")
+        gone = s.say("user", "and that").seq
+        middle = at(s)
+        s._add("aside", {"out": [[left + 1, gone]], "back": [[left, left]]})
+        s.say("user", "three")
+        new = at(s)
+        s._add("aside", {"back": [[gone, gone]]})
+        s.say("user", "four")
+        for found, away, come in (
+            (compare(hub, old, middle), ["two"], ["other", "and that"]),
+            (compare(hub, middle, old), ["other", "and that"], ["two"]),
+            (compare(hub, middle, new), ["other", "and that"], ["two", "three"]),
+            (compare(hub, old, new), [], ["three"]),
+            (compare_now(s, middle, files_now(s)), ["other"], ["two", "three", "four"]),
+            (compare_now(s, new, files_now(s)), [], ["and that", "four"]),
+        ):
+            assert [one.content for one in found.left.messages] == away
+            assert [one.content for one in found.come.messages] == come
+            assert (found.left.count, found.come.count) == (len(away), len(come))
+
+
 def test_what_was_erased_is_counted_and_not_told(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "nothing")

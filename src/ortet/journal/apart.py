@@ -65,6 +65,17 @@ def part(objects: Objects, old: Journal, new: Journal) -> tuple[Stretch, Stretch
     return Stretch(shared, old.seq, a.passed), Stretch(shared, new.seq, b.passed)
 
 
+def stretch(objects: Objects, journal: Journal, after: int, upto: int) -> Stretch:
+    """Some events of a journal; takes as long as what came since is much."""
+    found = list[Segment]()
+    for _, segment in segments(objects, journal.segment):
+        first = first_seq(segment)
+        found += [segment] if first <= upto else []
+        if first <= after + 1:
+            break
+    return Stretch(after, upto, found)
+
+
 def _heads(passed: list[Segment]) -> Iterator[bytes]:
     """In order: a head names the one before it, so that equal ones have the same past."""
     return (head for segment in reversed(passed) for head in segment.heads)

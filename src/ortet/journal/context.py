@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.journal.aside import Span, is_aside
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
 from ortet.journal.pairs import groups, settled
@@ -55,14 +56,20 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def newest_first(
-    read: Callable[[int, int], Iterable[Event]], since: int, last: int, *, page: int = _PAGE
+    read: Callable[[int, int], Iterable[Event]],
+    since: int,
+    last: int,
+    *,
+    aside: Sequence[Span] = (),
+    page: int = _PAGE,
 ) -> Iterator[Message]:
-    """Messages from the end on, read in pages: a long conversation costs what is looked at."""
+    """Messages from the end on, but those set aside, read in pages: a long conversation costs what
+    is looked at."""
     upto = last
     while upto > since:
         after = max(since, upto - page)
         for event in reversed(list(read(after, upto))):
-            if event.kind == "message" and not event.erased:
+            if event.kind == "message" and not event.erased and not is_aside(aside, event.seq):
                 yield message_of(event)
         upto, page = after, page * 2
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ortet.journal import around
+from ortet.journal.aside import ASIDE, changed
 from ortet.journal.events import Event
 from ortet.journal.mind import Mind
 from ortet.journal.pairs import unanswered
@@ -54,6 +55,7 @@ KINDS = (
     "merge",
     *around.FOLDS,
     "environment",
+    ASIDE,
 )
 """Every kind this release writes."""
 
@@ -340,6 +342,12 @@ def _compaction(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     mind.change(since=data["last"], summary=event.seq)
 
 
+def _aside(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+    """Which calls wait for a result on the way that is taken now is not known: none is made up."""
+    del event
+    mind.change(aside=changed(mind.core.aside, data), calling=[])
+
+
 def _environment(mind: Mind, event: Event, data: dict[str, Any]) -> None:
     """Only where to read each part: the record itself stays in its events."""
     told = dict.fromkeys(data["parts"], event.seq)
@@ -374,4 +382,5 @@ _FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
     "compaction": _compaction,
     **around.FOLDS,
     "environment": _environment,
+    ASIDE: _aside,
 }

@@ -25,6 +25,7 @@ AROUND = frozenset(
         "budget",
         "warning",
         "compaction",
+        "aside",
         "ended",
         "merge",
         "window",

@@ -128,6 +128,11 @@ class _Model(msgspec.Struct):
     model: str = ""
 
 
+class _Aside(msgspec.Struct):
+    out: list[tuple[int, int]] = []
+    back: list[tuple[int, int]] = []
+
+
 class _Spend(msgspec.Struct):
     amounts: dict[str, float] = {}
     model: str = ""
@@ -155,6 +160,7 @@ _SHAPES: dict[str, type[msgspec.Struct]] = {
     "lifecycle": _Lifecycle,
     "model": _Model,
     "spend": _Spend,
+    "aside": _Aside,
 }
 
 

@@ -178,6 +178,7 @@ class Core(Thing, frozen=True):
     spent: dict[str, float] = {}
     since: int = 0  # messages behind this event are in context
     summary: int = 0  # the compaction that stands for those before
+    aside: list[tuple[int, int]] = []  # first and last events of what is set aside, in order
     events: int = 0
     calling: list[Call] = []  # of the last assistant message, without a result yet
     environment: dict[str, int] = {}  # part of the environment -> the event that told it last

@@ -12,6 +12,7 @@ from ortet.codec import decode, to_json
 from ortet.errors import Corrupt, OrtetError
 from ortet.graph.records import Header, Segment
 from ortet.ids import Oid
+from ortet.journal.aside import spans_of
 from ortet.journal.events import Chain, Event, Tip
 from ortet.journal.folding import fold
 from ortet.journal.line import Line
@@ -111,6 +112,14 @@ def told(event: Event) -> AuditLine:
     )
 
 
+def _spans(data: dict[str, Any]) -> Iterator[str]:
+    """What an event says that was set aside, or is of the conversation again."""
+    for word, what in (("out", "set aside"), ("back", "back again")):
+        if spans := spans_of(data, word):
+            told = ", ".join(f"{first} to {last}" for first, last in spans)
+            yield f"{what}: messages of events {told}"
+
+
 def _tail(data: dict[str, Any]) -> str:
     """Digits of an id that tell deeds apart: the first ones are those of its time."""
     return str(data.get("id", ""))[-8:]
@@ -136,6 +145,8 @@ def _what(kind: str, data: dict[str, Any]) -> str:
         case "compaction":
             first, last = data.get("first"), data.get("last")
             return f"left out {data.get('count')} messages, events {first} to {last}"
+        case "aside":
+            return "; ".join(_spans(data))
         case "plan":
             return "; ".join(map(str, data.get("steps", [])))
         case "asked":

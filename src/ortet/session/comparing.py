@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
+from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,13 +15,14 @@ from ortet.graph.commits import CommitInfo
 from ortet.graph.diff import Change, diff_images, diff_trees
 from ortet.graph.records import Image, Journal
 from ortet.ids import Oid, from_hex
-from ortet.journal.apart import Stretch, part
+from ortet.journal.apart import Stretch, part, stretch
+from ortet.journal.aside import is_aside, without
 from ortet.journal.events import Event
 from ortet.journal.folding import fact_of, message_of
 from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
 from ortet.journal.text import called, clip, text_of
-from ortet.journal.things import Fact, Message
+from ortet.journal.things import Core, Fact, Message
 from ortet.session.joining import journal_of
 from ortet.session.memories import MemoryDiff, believed_at, believed_by, memory_between
 
@@ -83,8 +85,8 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """From one state to another. `left` was said on the way to the old one only, `come` to the new
-    one; what both have been through is in neither."""
+    """From one state to another. `left` was said on the way to the old one only, or is set aside in
+    the new one, `come` the other way round; what is part of both conversations is in neither."""
 
     files: list[Change]
     memory: MemoryDiff
@@ -135,13 +137,14 @@ def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> Compared:
     sessions = hub._minds()
     journals = _journal(sessions, old), _journal(sessions, new)
     left, come = part(hub.objects, *journals)
+    before, after = (_core_at(sessions, journal) for journal in journals)
     return Compared(
         files=files_between(hub, old, new),
         memory=memory_between(believed_at(sessions, old), believed_at(sessions, new)),
-        before=_plan_at(sessions, journals[0]),
-        after=_plan_at(sessions, journals[1]),
-        left=_said(sessions, left, limit),
-        come=_said(sessions, come, limit),
+        before=_plan_of(before),
+        after=_plan_of(after),
+        left=_said(sessions, left, limit, journal=journals[0], of=before, other=after),
+        come=_said(sessions, come, limit, journal=journals[0], of=after, other=before),
     )
 
 
@@ -151,15 +154,15 @@ def compare_now(view: View, old: Oid, files: Image | None, *, limit: int = 200) 
     sessions = hub._minds()
     journal, base = _journal(sessions, old), view.line.base
     left, come = part(hub.objects, journal, base)
-    said = [message_of(event) for event in view.line.events(base.seq) if _is_said(event)]
-    sealed = _said(sessions, come, limit)
-    core = view.mind.core
+    core, before = view.mind.core, _core_at(sessions, journal)
+    said = [message_of(event) for event in view.line.events(base.seq) if _is_said(event, core)]
+    sealed = _said(sessions, come, limit, journal=journal, of=core, other=before)
     return Compared(
         files=between_images(hub, _image(hub, old), files),
         memory=memory_between(believed_at(sessions, old), believed_by(view)),
-        before=_plan_at(sessions, journal),
-        after=PlanThen(core.goal, core.plan, core.step),
-        left=_said(sessions, left, limit),
+        before=_plan_of(before),
+        after=_plan_of(core),
+        left=_said(sessions, left, limit, journal=journal, of=before, other=core),
         come=Said(sealed.count + len(said), [*sealed.messages, *said][-limit:]),
     )
 
@@ -185,23 +188,35 @@ def _image(hub: Hub, commit: Oid) -> Image | None:
     return hub.read_image(Oid(machine)) if machine else None
 
 
-def _plan_at(sessions: Sessions, journal: Journal) -> PlanThen:
-    core = Mind.load(sessions.maps, sessions.hub.objects, journal.fold).core
+def _core_at(sessions: Sessions, journal: Journal) -> Core:
+    return Mind.load(sessions.maps, sessions.hub.objects, journal.fold).core
+
+
+def _plan_of(core: Core) -> PlanThen:
     return PlanThen(core.goal, core.plan, core.step)
 
 
-def _said(sessions: Sessions, stretch: Stretch, limit: int) -> Said:
+def _said(
+    sessions: Sessions, apart: Stretch, limit: int, *, journal: Journal, of: Core, other: Core
+) -> Said:
+    """What one side has said: since they parted, and before, where the other has it set aside;
+    `journal` is that of either."""
+    objects, events = sessions.hub.objects, sessions.chain
     count, found = 0, list[Message]()
-    for event in stretch.newest(sessions.hub.objects, sessions.chain):
-        if _is_said(event):
+    newest = apart.newest(objects, events)
+    if hidden := without(without(other.aside, of.aside), [(apart.after + 1, maxsize)]):
+        shared = stretch(objects, journal, hidden[0][0] - 1, hidden[-1][1]).newest(objects, events)
+        newest = chain(newest, (event for event in shared if is_aside(hidden, event.seq)))
+    for event in newest:
+        if _is_said(event, of):
             count += 1
             if len(found) < limit:
                 found.append(message_of(event))
     return Said(count, found[::-1])
 
 
-def _is_said(event: Event) -> bool:
-    return event.kind == "message" and not event.erased
+def _is_said(event: Event, core: Core) -> bool:
+    return event.kind == "message" and not event.erased and not is_aside(core.aside, event.seq)
 
 
 def _facts(

@@ -12,6 +12,7 @@ import msgspec
 from ortet.backend.abc import RowChange
 from ortet.errors import Invalid, OrtetError
 from ortet.given import COUNT, SEVERAL, SHARE, check_text, may_be, must_be
+from ortet.journal.aside import Span, is_aside
 from ortet.journal.events import Draft, Event
 from ortet.journal.folding import message_of
 from ortet.journal.mind import Mind
@@ -106,7 +107,7 @@ def _learned(
     shared = scopes_of(view.row, view.mind) if view is not None else []
     others = (_memory(sessions, one, memories) for one in shared if one != name)
     beside = [here, *(one for one in others if one is not None)]
-    turns, events = _turns(sessions, episode)
+    turns, events = _turns(sessions, episode, view.mind.core.aside if view is not None else ())
     drafts: list[Draft] = []
     for found in _extracted(extractor, episode.summary, turns):
         id_ = _id(sessions, extractor, episode, found)
@@ -185,13 +186,13 @@ def _in_order(mind: Mind, agent: str) -> list[Episode]:
     return sorted(found, key=lambda one: (one.time, one.id))
 
 
-def _turns(sessions: Sessions, episode: Episode) -> tuple[list[Turn], list[Event]]:
-    """What was said in an episode, where its session is still there."""
-    events = [
-        event
-        for event in _events(sessions, episode)
-        if event.kind == "message" and not event.erased and turns_of([message_of(event)])
-    ]
+def _turns(
+    sessions: Sessions, episode: Episode, aside: Sequence[Span]
+) -> tuple[list[Turn], list[Event]]:
+    """What was said in an episode and is not set aside, where its session is still there."""
+    said = (one for one in _events(sessions, episode) if one.kind == "message" and not one.erased)
+    here = (event for event in said if not is_aside(aside, event.seq))
+    events = [event for event in here if turns_of([message_of(event)])]
     return [turn for event in events for turn in turns_of([message_of(event)])], events
 
 

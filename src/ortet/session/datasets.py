@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.codec import to_json
 from ortet.errors import Unavailable
+from ortet.journal.aside import is_aside
 from ortet.journal.folding import message_of
 
 if TYPE_CHECKING:
@@ -44,14 +45,15 @@ def lines(views: Iterable[View]) -> Iterator[str]:
 
 
 def record(view: View) -> dict[str, Any]:
-    """A session as an example: all that was said, also what was compacted, not what was erased."""
+    """A session as an example: all that was said, also what was compacted, not what was erased or
+    set aside."""
     messages: list[dict[str, Any]] = []
     actions: dict[str, dict[str, Any]] = {}
     for event in view.events():
         data = event.data
         if event.erased:
             continue
-        if event.kind == "message":
+        if event.kind == "message" and not is_aside(view.mind.core.aside, event.seq):
             said = message_of(event)
             messages.append({"role": said.role, "content": said.content, **said.extra})
         elif event.kind == "begun":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid
+from ortet.journal.aside import ASIDE, Span, is_aside
 from ortet.journal.compact import Compaction, Summarise
 from ortet.journal.events import Event
 from ortet.journal.folding import message_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
 """How much more important what happened is for each of these in it."""
-_QUIET = frozenset({"lifecycle", "environment", "episode"})
+_QUIET = frozenset({"lifecycle", "environment", "episode", ASIDE})
 _LONGEST = 4000
 _SPEAKERS = ("user", "assistant")
 
@@ -43,7 +44,8 @@ def episode_data(
 ) -> dict[str, Any] | None:
     """What an episode says of these events; None when nothing happened."""
     kept = [event for event in events if not event.erased]
-    happened = [event for event in kept if event.kind not in _QUIET]
+    aside = view.mind.core.aside
+    happened = [one for one in kept if one.kind not in _QUIET and not _is_left(one, aside)]
     if not happened:
         return None
     said = [message_of(event) for event in happened if event.kind == "message"]
@@ -62,6 +64,11 @@ def episode_data(
         "began": kept[0].time,
         "scope": _whose(view),
     }
+
+
+def _is_left(event: Event, aside: Sequence[Span]) -> bool:
+    """Said on a way that was left since."""
+    return event.kind == "message" and is_aside(aside, event.seq)
 
 
 def _whose(view: View) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ortet.errors import Invalid
 from ortet.given import FLAG, must_be
 from ortet.journal import beside
+from ortet.journal.aside import is_aside
 from ortet.journal.compact import summary_message
 from ortet.journal.events import Event
 from ortet.journal.fitting import fit, for_chat, for_parts
@@ -59,7 +60,7 @@ def _said(view: View, *, whole: bool) -> Iterator[Message]:
         if past is not None and past.summary:
             yield summary_message(past)
     for event in view.events(since):
-        if event.erased:
+        if event.erased or is_aside(view.mind.core.aside, event.seq):
             continue
         if event.kind == "message":
             yield message_of(_whole(view, event))

@@ -62,7 +62,9 @@ class Knowing:
         self._settle()
         minds = self._hub._minds()
         reach = remembering.reach_of(minds, cast("View", self), asked.scope)
-        return remembering.recall(minds, reach, asked, explain=explain)
+        return remembering.recall_current(
+            minds, reach, asked, aside=self._mind.core.aside, explain=explain
+        )
 
     def _settle(self) -> None:
         """Everything that was said is where readers find it."""

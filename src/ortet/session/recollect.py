@@ -11,12 +11,14 @@ import msgspec
 
 from ortet.errors import Conflict, NotFound
 from ortet.given import COUNT, must_be
+from ortet.journal.aside import is_aside
 from ortet.journal.briefing import Briefing, brief
 from ortet.journal.compact import (
     Compaction,
     Summarise,
     choose,
     compactions,
+    digest_of,
     recovered,
     said,
     summarised,
@@ -48,10 +50,16 @@ def last_compaction(view: View) -> Compaction | None:
 def compacted(view: View, keep_last: int, summarise: Summarise) -> Compaction | None:
     """The record of leaving out all but the last messages; None when that is nothing."""
     core = view.mind.core
-    gone = choose(said(view.events(core.since)), keep_last)
+    events = said(view.events(core.since))
+    gone = choose([one for one in events if not is_aside(core.aside, one.seq)], keep_last)
     if not gone:
         return None
-    past = summarised(gone, last_compaction(view), summarise, view.hub.objects.hasher)
+    hasher = view.hub.objects.hasher
+    past = summarised(gone, last_compaction(view), summarise, hasher)
+    if core.aside:  # what lies between is left out too, though the summary does not tell it
+        whole = [one for one in events if past.first <= one.seq <= past.last]
+        digest = digest_of(whole, hasher)
+        past = msgspec.structs.replace(past, count=len(whole), digest=digest)
     if view.mind.core.summary != core.summary:
         raise Conflict(
             "compacted", "the conversation was compacted meanwhile: look at it, then repeat"
@@ -61,10 +69,11 @@ def compacted(view: View, keep_last: int, summarise: Summarise) -> Compaction | 
 
 def rules_of(view: View) -> list[Message]:
     """System messages that compactions left out: they hold for good."""
-    past = last_compaction(view)
+    past, aside = last_compaction(view), view.mind.core.aside
     found: list[Message] = []
     for seq in past.rules if past else ():
-        found += [message_of(event) for event in view.events(seq - 1, seq) if not event.erased]
+        if not is_aside(aside, seq):
+            found += [message_of(event) for event in view.events(seq - 1, seq) if not event.erased]
     return found
 
 
@@ -80,7 +89,7 @@ def unsettled_of(view: View) -> list[Effect]:
 def context_of(view: View, tokens: int, count: Counter) -> Context:
     core, past = view.mind.core, last_compaction(view)
     return gather(
-        newest_first(view.events, core.since, core.events),
+        newest_first(view.events, core.since, core.events, aside=core.aside),
         rules=rules_of(view),
         summary=summary_message(past) if past and past.summary else None,
         tokens=tokens,
@@ -91,7 +100,9 @@ def context_of(view: View, tokens: int, count: Counter) -> Context:
 def last_messages(view: View, count: int) -> list[Message]:
     must_be(COUNT._replace(kind="bad_count"), last=count)
     core = view.mind.core
-    newest = newest_first(view.events, core.since, core.events, page=8 + 2 * count)
+    newest = newest_first(
+        view.events, core.since, core.events, aside=core.aside, page=8 + 2 * count
+    )
     return list(islice(settled_newest(newest), count))[::-1]
 
 
@@ -101,7 +112,7 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
     deeds = {deed.effect.id: deed for deed in deeds_of(view.hub.catalog, view.row.family)}
     effects = sorted((_now(effect, deeds) for effect in mind.effects), key=lambda e: e.begun)
     facts = view.facts()
-    newest = islice(newest_first(view.events, core.since, core.events), _LAST)
+    newest = newest_first(view.events, core.since, core.events, aside=core.aside)
     known = Known(
         name=view.name,
         status=view.status,
@@ -122,7 +133,7 @@ def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
         spent=view.spent(),
         notes=view.notes(),
         summary=past.summary if past else "",
-        messages=settled(list(newest)[::-1]),
+        messages=settled(list(islice(newest, _LAST))[::-1]),
         collaborations=sorted(view.collaborations(), key=lambda one: one.seq),
         windows=[window for window in view.windows() if not window.full],
         tokens=view.tokens(),
@@ -163,4 +174,5 @@ def dropped_of(view: View, compaction: int) -> list[Message]:
             "no_compaction",
             f"event {compaction} is no compaction of this session: s.compactions() lists them",
         )
-    return [message for span in reversed(found) for message in span]
+    aside = view.mind.core.aside
+    return [one for span in reversed(found) for one in span if not is_aside(aside, one.seq)]

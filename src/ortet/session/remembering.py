@@ -6,8 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ortet.errors import Invalid
 from ortet.given import FLAG, SEVERAL, TEXT, TIMES, check_text, may_be, must_be
+from ortet.journal.aside import Span as AsideSpan
+from ortet.journal.aside import is_aside
 from ortet.journal.events import Event
 from ortet.journal.line import Line
 from ortet.memory.records import EVERYONE, TIERS, Doc, End, Found, Path, Query, Span, Tier
@@ -215,6 +219,33 @@ def recall(sessions: Sessions, reach: Sequence[Reach], query: Query, *, explain:
     found = Recalled(hit for hit in hits if hit is not None)
     found.dense = answer.dense
     return found
+
+
+def recall_current(
+    sessions: Sessions,
+    reach: Sequence[Reach],
+    query: Query,
+    *,
+    aside: Sequence[AsideSpan],
+    explain: bool,
+) -> Recalled:
+    """The same for a session, without its messages that are set aside: the index has them all, as
+    who goes back to them finds them again."""
+    if not aside or "working" not in query.tiers:
+        return recall(sessions, reach, query, explain=explain)
+    k = query.k
+    while True:
+        found = recall(sessions, reach, msgspec.structs.replace(query, k=k), explain=explain)
+        left = Recalled(one for one in found if not _is_aside(one, aside))
+        left.dense = found.dense
+        if len(left) >= query.k or len(found) < k:
+            del left[query.k :]
+            return left
+        k *= 2
+
+
+def _is_aside(hit: Hit, aside: Sequence[AsideSpan]) -> bool:
+    return hit.source.kind == "message" and is_aside(aside, hit.source.seq)
 
 
 def _news(

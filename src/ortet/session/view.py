@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ortet.given import CALL, COUNT, FLAG, TEXT, check_text, may_be, must_be
 from ortet.graph.commits import CommitInfo
 from ortet.journal.around import Collaboration, Token, Window
+from ortet.journal.aside import is_aside
 from ortet.journal.briefing import Briefing
 from ortet.journal.compact import Compaction, compactions
 from ortet.journal.context import Context
@@ -112,11 +113,14 @@ class View(Knowing):
             yield from waiting(self._hub.catalog, self._row.id)
 
     def messages(self, last: int | None = None) -> list[Message]:
-        """Those in context, in order: all of them, or the `last` ones, which costs what they do."""
+        """Those in context, in order: all of them, or the `last` ones, which costs what they do.
+        Not what was said on a way that was left since."""
         if last is not None:
             return last_messages(self, last)
         events = self.events(self._mind.core.since)
-        return settled([message_of(event) for event in events if _said(event)])
+        said = [message_of(event) for event in events if _said(event)]
+        aside = self._mind.core.aside
+        return settled([one for one in said if not is_aside(aside, one.seq)] if aside else said)
 
     def context(self, query: str = "", tokens: int = 8000, *, count: Counter = estimate) -> Context:
         """The summary and the newest messages that fit, for a model to go on with.

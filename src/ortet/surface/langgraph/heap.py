@@ -95,6 +95,9 @@ class Heap:
             return None
         return found if named(found.tree, message.id) == named(data, message.id) else None
 
+    def messages(self) -> Iterator[Part]:
+        return (part for part in self._parts.values() if part.is_message)
+
     def part(self, number: int) -> Part | None:
         return self._parts.get(number)
 
@@ -183,6 +186,17 @@ class Heap:
         if part is None and self.lost is not None and number not in self.lost:
             raise NotWhole
         return part
+
+    def entries(self, tree: Tree) -> dict[str, Tree]:
+        """Of a dict, whose values stay as they are; of anything else, none."""
+        try:
+            if type(tree) is dict and "$m" in tree:
+                tree = self._parts[tree["$m"]].tree
+            if type(tree) is not dict:
+                return {}
+            return dict(tree["$d"]) if "$d" in tree else tree
+        except (LookupError, TypeError, ValueError):  # records that somebody else wrote
+            return {}
 
     def ranges(self, given: Iterable[list[int]]) -> list[list[int]]:
         """All of a list, with what it begins with."""

@@ -33,7 +33,7 @@ from ortet.surface.langgraph.parts import NotWhole
 from ortet.surface.langgraph.reading import config_of, given, history, is_like, listed, run_of
 from ortet.surface.langgraph.thread import DROP, PUT, THREAD, WRITES, HeadId, PastId, Saved, Thread
 from ortet.surface.langgraph.threads import Threads, Workspace
-from ortet.surface.langgraph.writing import copied, is_ours, values_of
+from ortet.surface.langgraph.writing import copies, is_ours, values_of
 from ortet.surface.lent import session_name
 from ortet.surface.whole import whole
 
@@ -272,11 +272,11 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                     "thread_exists",
                     f"there is a thread {target_thread_id!r} already: delete it, or take another",
                 )
-            named = (
-                [] if thread.id is not None else [session._draft(THREAD, {"id": target_thread_id})]
-            )
+            told = {"id": target_thread_id}
+            named = [] if thread.id is not None else [session._draft(THREAD, told)]
             session._touch()
-            session._ledger.add(*named, *map(copied, events), now=True)
+            after = session._ledger.tip.seq + len(named)
+            session._ledger.add(*named, *copies(events, after), now=True)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         if strategy not in ("keep_latest", "delete"):

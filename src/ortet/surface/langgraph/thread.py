@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
+from langgraph.constants import START
 
+from ortet.journal.aside import Span
 from ortet.journal.events import Event
 from ortet.surface.langgraph.heap import Heap
 from ortet.surface.langgraph.parts import Tree
@@ -17,6 +19,7 @@ PARTS = "langgraph.parts"
 PUT = "langgraph.put"
 WRITES = "langgraph.writes"
 DROP = "langgraph.drop"
+_DELTAS = "counters_since_delta_snapshot"
 SENDS = 4
 """The version of checkpoints from which on what was sent to nodes lies in a channel."""
 
@@ -41,7 +44,10 @@ class Saved:
     """A checkpoint. `rest` is all of it but the values of its channels, which are `values`. It goes
     on from the one `before`, unless its data says from which."""
 
-    __slots__ = ("at", "commit", "hidden", "id", "meta", "ns", "parent", "rest", "values")
+    __slots__ = (
+        *("at", "commit", "first", "follows", "hidden", "id"),
+        *("meta", "ns", "parent", "rest", "values"),
+    )
 
     def __init__(self, data: dict[str, Any], at: int, before: str | None) -> None:
         self.ns: str = data["ns"]
@@ -51,7 +57,8 @@ class Saved:
         self.meta: Tree = data["meta"]
         self.values: dict[str, Tree] = data["values"]
         self.commit: str = data.get("commit", "")
-        self.at = at
+        self.at = self.first = at  # the event that put it, and the one that did so first
+        self.follows = 0  # the event that put the one before, if that is not its parent
         self.hidden = False
 
 
@@ -72,10 +79,14 @@ class Thread:
         self.id: Any = None  # as its user gave it, or None before its first event
         self.travelled = ""  # the checkpoint whose files a run was given back
         self.heap = Heap(load)
+        self.deltas = set[str]()  # channels of the graph itself that store what was written
         self._saved: dict[Spot, Saved] = {}
         self._order: dict[str, list[Saved]] = {}  # by namespace, as they were put
         self._writes: dict[Spot, dict[tuple[str, int], Write]] = {}
         self._parents: set[Spot] = set()
+        self._children: dict[str | None, list[str]] = {}  # of the graph itself
+        self._work: dict[str | None, list[Span]] = {}
+        self._recorded = 0  # the last event of a checkpoint or of writes
 
     def apply(self, event: Event) -> None:
         self.seq = event.seq
@@ -102,6 +113,7 @@ class Thread:
             for index, channel, tree in data["writes"]:
                 write = Write(data, index, channel, tree, seq)
                 known[write.task, index] = write
+            self._add_work(data["ns"], data["id"], seq)
         elif kind == DROP:
             for ns, id_ in data["ids"]:
                 if (found := self._saved.get((ns, id_))) is not None:
@@ -115,13 +127,46 @@ class Thread:
         self._saved[spot] = saved
         order = self._order.setdefault(saved.ns, [])
         if before is not None:
+            saved.first, saved.follows = before.first, before.follows
             order[order.index(before)] = saved
         else:
+            if order and order[-1].id != saved.parent:
+                saved.follows = order[-1].first
             order.append(saved)
         if saved.parent:
             self._parents.add((saved.ns, saved.parent))
+        if not saved.ns:
+            self.deltas |= self.heap.entries(self.heap.entries(saved.meta).get(_DELTAS)).keys()
+        if before is None and not saved.ns:
+            self._children.setdefault(saved.parent, []).append(saved.id)
+        if saved.ns or START in saved.values:
+            self._add_work(saved.ns, saved.id, saved.at)
+        self._recorded = saved.at
+
+    def _add_work(self, ns: str, id_: str, seq: int) -> None:
+        """What was said with it is on its way to the next checkpoint of the graph itself."""
+        around = self._around(ns, id_) if ns else id_
+        self._work.setdefault(around, []).append((self._recorded + 1, seq))
+        self._recorded = seq
+
+    def _around(self, ns: str, id_: str) -> str | None:
+        """The checkpoint of the graph itself that one of a graph inside of it goes on from: in the
+        background that one may be put later."""
+        saved, head = self._saved.get((ns, id_)), self.head("")
+        parents = self.heap.entries(self.heap.entries(saved.meta if saved else None).get("parents"))
+        found = parents.get("")
+        return found if type(found) is str else head.id if head is not None else None
 
     # reading
+
+    def work(self, id_: str | None) -> Sequence[Span]:
+        """What was said on the way from a checkpoint to others: events in which it was asked,
+        written by tasks, or done by graphs inside."""
+        return self._work.get(id_, ())
+
+    def children(self, id_: str | None) -> list[Saved]:
+        """Checkpoints of the graph itself that go on from one, as they were put."""
+        return [self._saved["", one] for one in self._children.get(id_, ())]
 
     def namespaces(self) -> list[str]:
         return list(self._order)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
+from ortet.journal.aside import ASIDE, spans_of
 from ortet.journal.events import Draft, Event, Ref
 from ortet.session.artifacts import store
 from ortet.session.hub import Hub
@@ -18,6 +20,7 @@ from ortet.surface.langgraph.latest import note
 from ortet.surface.langgraph.making import Maker
 from ortet.surface.langgraph.messages import MARK
 from ortet.surface.langgraph.parts import Part, Tree
+from ortet.surface.langgraph.path import turned
 from ortet.surface.langgraph.thread import PARTS, PUT, THREAD, Saved, Thread
 
 _FULL = 1 << 18
@@ -30,15 +33,18 @@ Record = tuple[str, dict[str, Any]]
 def append(
     session: Session, thread: Thread, make: Maker, *, record: Record, thread_id: Any, now: bool
 ) -> Event:
-    """A record with the messages and parts that are new in it: all of it is stored, or nothing.
-    Unless `now`, with the next that is, or when the session is flushed."""
+    """A record with the messages and parts that are new in it, and with what is set aside by it:
+    all of it is stored, or nothing. Unless `now`, with the next that is, or when the session is
+    flushed."""
     session._touch()
     hub, (kind, data) = session.hub, record
+    aside = turned(thread, kind, data, make.new, session.mind.core.aside)
 
     def add() -> tuple[list[Event], list[list[Part]]]:
         with hub.writing() if make.large else nullcontext():
             refs = _keep(hub, make)
             drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
+            drafts += [Draft(ASIDE, aside, hub.author)] if aside else []
             said = [part for part in make.new if part.stored is part.tree and part.is_message]
             drafts += [Draft("message", part.tree, hub.author) for part in said]
             *groups, last = _groups([part for part in make.new if part not in said])
@@ -113,12 +119,29 @@ def is_ours(event: Event) -> bool:
     """Whether an event is part of a thread."""
     if event.erased or event.kind == THREAD:
         return False
+    if event.kind == ASIDE:
+        return True
     if event.kind == "message":
         return MARK in event.data.get("extra", {})
     return event.kind.startswith("langgraph.")
 
 
-def copied(event: Event) -> Draft:
-    return msgspec.structs.replace(
-        Draft(event.kind, event.data, event.actor), refs=[(ref[0], ref[1]) for ref in event.refs]
-    )
+def copies(events: Sequence[Event], after: int) -> Iterator[Draft]:
+    """The same events, which follow event `after` of another journal."""
+    old = [event.seq for event in events]
+    for event in events:
+        data = _moved(event.data, old, after) if event.kind == ASIDE else event.data
+        refs = [(ref[0], ref[1]) for ref in event.refs]
+        yield msgspec.structs.replace(Draft(event.kind, data, event.actor), refs=refs)
+
+
+def _moved(data: dict[str, Any], old: Sequence[int], after: int) -> dict[str, Any]:
+    """Spans of events, by the numbers that these have there."""
+    found: dict[str, Any] = {}
+    for word in ("out", "back"):
+        spans = [
+            [after + 1 + bisect_left(old, first), after + bisect_right(old, last)]
+            for first, last in spans_of(data, word)
+        ]
+        found[word] = [span for span in spans if span[0] <= span[1]]
+    return found

@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from ortet.errors import Invalid
 from ortet.graph.records import Journal
+from ortet.journal.aside import is_aside
 from ortet.journal.events import Event
 from ortet.journal.folding import fold, message_of
 from ortet.journal.line import NOTHING
 from ortet.journal.mind import Mind
 from ortet.journal.text import clip, spoken, text_of
-from ortet.journal.things import Fact, Message, Note
+from ortet.journal.things import Core, Fact, Message, Note
 from ortet.session.view import View
 from ortet.surface.page.chronicle import wording
 from ortet.surface.page.seals import Seals
@@ -69,7 +70,7 @@ def moment_of(view: View, at: int, base: Journal) -> Moment:
     """`base`: what a commit holds that is not behind it, the newer the better."""
     event = next(iter(view.line.events(at - 1, at)), None) if at else None
     mind = mind_at(view, at, base)
-    messages = _messages(view, at, mind.core.since)
+    messages = _messages(view, at, mind.core)
     facts = sorted(mind.facts, key=lambda one: -one.seq)
     return Moment(
         event=event,
@@ -96,14 +97,14 @@ def mind_at(view: View, seq: int, base: Journal) -> Mind:
     return mind
 
 
-def _messages(view: View, at: int, since: int) -> list[Message]:
+def _messages(view: View, at: int, core: Core) -> list[Message]:
     """The newest of those in context, in order, and one more where there are others."""
     found: list[Message] = []
     upto = at
-    while upto > since and len(found) <= _MESSAGES:
-        start = max(upto - _STEP, since)
+    while upto > core.since and len(found) <= _MESSAGES:
+        start = max(upto - _STEP, core.since)
         events = [one for one in view.line.events(start, upto) if _is_said(one)]
-        found[:0] = map(message_of, events)
+        found[:0] = [message_of(one) for one in events if not is_aside(core.aside, one.seq)]
         upto = start
     return found
 
