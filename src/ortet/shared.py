@@ -73,11 +73,7 @@ def address_of(url: str) -> Address:
     rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
     _check_place(parts.netloc, parts.path)
     if not ours.get("bucket"):
-        raise Invalid(
-            "bad_url",
-            "a store in PostgreSQL needs a place for its files: add ?bucket=s3://BUCKET/PREFIX, or "
-            "?bucket=file:///DIRECTORY where all its hosts see that directory",
-        )
+        raise _no_bucket(pairs)
     _check_options(ours)
     return msgspec.convert({**ours, "database": with_query(parts, rest)}, Address, strict=False)
 
@@ -103,6 +99,21 @@ def _check_place(hosts: str, path: str) -> None:
             "the first option of an address comes after ? and not after &: write "
             "postgresql://HOST/DATABASE?bucket=…",
         )
+
+
+def _no_bucket(pairs: list[tuple[str, str]]) -> Invalid:
+    if any("?bucket=" in value for _, value in pairs):
+        return Invalid(
+            "bad_url",
+            "only the first option of an address comes after ?, and each further one after &: "
+            "write …&bucket=…",
+        )
+    mark = "&" if pairs else "?"
+    return Invalid(
+        "bad_url",
+        f"a store in PostgreSQL needs a place for its files: add {mark}bucket=s3://BUCKET/PREFIX, "
+        f"or {mark}bucket=file:///DIRECTORY where all its hosts see that directory",
+    )
 
 
 def _check_options(ours: dict[str, str]) -> None:
