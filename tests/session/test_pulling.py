@@ -230,6 +230,8 @@ def test_what_a_bundle_holds_is_not_lost_by_a_push(here: Hub, there: Hub, tmp_pa
     file = tmp_path / "work.bundle"
     here.refs.create("older", here.refs.resolve(branch_of(here)), kind="tag")
     here.push(file)
+    known = here.pull(file)
+    assert (known.moved, list(known.tags)) == ([], ["older"])  # and no branch of that name
     before = file.read_bytes()
     grow(there, tmp_path / "v", "another")
     for source, refs in ((there, ()), (here, "older")):

@@ -29,7 +29,8 @@ def check_bundle(path: Path) -> None:
 def pull_bundle(
     target: Hub, path: Path, names: Sequence[str], *, progress: Progress | None
 ) -> Pulled:
-    """Its branches, these or all, as those of another store; the tags in it are branches."""
+    """Its branches, these or all, as those of another store. A tag in it is a branch, unless a tag
+    here has its name."""
     return repeated(target, lambda: _take_in(target, path, names, progress))
 
 
@@ -44,9 +45,11 @@ def _take_in(target: Hub, path: Path, names: Sequence[str], progress: Progress |
         target.objects.flush()
         rows = target.adopt_erased(found, path.name)
         branches = {name: oid for name, oid in found.refs.items() if not names or name in names}
+        known = [name for name in branches if target.refs.get(name, kind="tag") is not None]
+        tags = {name: branches.pop(name) for name in known if target.refs.get(name) is None}
         # all that leads to them is here by now
-        placed, new = move_heads(target, target, (branches, {}), rows, forward=False)
-    return report(placed, {}, new, found, target)
+        placed, new = move_heads(target, target, (branches, tags), rows, forward=False)
+    return report(placed, tags, new, found, target)
 
 
 def push_bundle(
