@@ -18,6 +18,7 @@ from ortet.backend.files import FileBucket
 from ortet.backend.s3 import S3Bucket
 from ortet.checkup import MARK, _probed, examine_servers
 from ortet.config import open_hub
+from ortet.errors import Refused, Unavailable
 from ortet.machine.abc import Capability
 
 
@@ -99,6 +100,34 @@ def test_rights_that_are_missing_are_named(tmp_path: Path, schema: str) -> None:
     with role(f'GRANT ALL ON SCHEMA "{schema}"') as name:
         found = looked(admin.replace("postgres@", f"{name}@") + end, tmp_path)["rights"]
         assert "tables of another user" in found.detail
+
+
+def test_who_may_not_use_the_store_is_told_to_ask_doctor(tmp_path: Path, schema: str) -> None:
+    admin = shared().url()
+    end = f"&schema={schema}&bucket=file://{tmp_path}/bucket"
+    open_hub(admin + end, environ={"XDG_CACHE_HOME": str(tmp_path)}).close()
+    read = f'GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}"'
+    with role(f'GRANT ALL ON SCHEMA "{schema}"', read) as name:
+        url = admin.replace("postgres@", f"{name}@") + end
+        with (
+            pytest.raises(Refused, match="`ortet doctor` says") as caught,
+            open_hub(url, environ={"XDG_CACHE_HOME": str(tmp_path)}) as hub,
+        ):
+            hub.session("s")
+        assert "CONTEXT" not in caught.value.message  # nor any of our functions
+
+
+def test_a_server_whose_connections_are_all_taken(tmp_path: Path, schema: str) -> None:
+    """It says so without a state, and its password is not what is wrong."""
+    with role() as name, psycopg.connect(shared().url(), autocommit=True) as admin:
+        admin.execute(f"ALTER ROLE {name} CONNECTION LIMIT 0")
+        url = shared().url().replace("postgres@", f"{name}@")
+        url += f"&schema={schema}&bucket=file://{tmp_path}/bucket"
+        assert "max_connections" in looked(url, tmp_path)["postgresql"].fix
+        with pytest.raises(Unavailable, match="lower connections=") as caught:
+            open_hub(url, environ={"XDG_CACHE_HOME": str(tmp_path)})
+        assert caught.value.kind == "database_gone"
+        assert ".pgpass" not in caught.value.message
 
 
 def test_a_schema_that_is_there_needs_no_right_on_the_database(tmp_path: Path, schema: str) -> None:

@@ -26,6 +26,9 @@ _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
     ("url", "says"),
     [
         (f"{DATABASE}&{BUCKET}", r"after \? and not after &"),
+        (f"{DATABASE}?sslmode=require?{BUCKET}", "each further one after &"),
+        (f"{DATABASE}?sslmode=require", "add &bucket="),
+        (DATABASE, r"add \?bucket="),
         (f"{DATABASE}?{BUCKET}&durable=locall", "give remote or local"),
         (f"{DATABASE}?{BUCKET}&durable=", "give remote or local"),
         (f"{DATABASE}?{BUCKET}&connections=many", "give a number from 1 on"),

@@ -73,7 +73,7 @@ def examine_database(address: Address) -> list[Capability]:
     except ImportError as error:
         what = f"psycopg cannot be used ({error})"
         return [Capability(name, False, what, 'pip install "ortet[postgres]"')]
-    from ortet.backend.postgres_errors import ENCODED, LET_IN
+    from ortet.backend.postgres_errors import ENCODED, way_in
 
     try:
         with psycopg.connect(
@@ -83,7 +83,7 @@ def examine_database(address: Address) -> list[Capability]:
     except psycopg.Error as error:
         why = " ".join(str(error).split())
         misread = isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None
-        fix = ENCODED if misread else LET_IN
+        fix = ENCODED if misread else way_in(why)
         return [Capability(name, False, f"it cannot be used ({why})", fix)]
 
 

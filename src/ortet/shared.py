@@ -29,6 +29,7 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 _LONGEST = 63  # bytes of a name in PostgreSQL, which cuts off the rest
 _STORE = ("store", "id")
 _FORMAT = ("store", "format")
+_PLACE = ("store", "bucket")
 _MARK = "stores/"
 
 
@@ -73,11 +74,7 @@ def address_of(url: str) -> Address:
     rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
     _check_place(parts.netloc, parts.path)
     if not ours.get("bucket"):
-        raise Invalid(
-            "bad_url",
-            "a store in PostgreSQL needs a place for its files: add ?bucket=s3://BUCKET/PREFIX, or "
-            "?bucket=file:///DIRECTORY where all its hosts see that directory",
-        )
+        raise _no_bucket(pairs)
     _check_options(ours)
     return msgspec.convert(
         {**ours, "database": with_query(parts, rest)}, known(Address), strict=False
@@ -105,6 +102,21 @@ def _check_place(hosts: str, path: str) -> None:
             "the first option of an address comes after ? and not after &: write "
             "postgresql://HOST/DATABASE?bucket=…",
         )
+
+
+def _no_bucket(pairs: list[tuple[str, str]]) -> Invalid:
+    if any("?bucket=" in value for _, value in pairs):
+        return Invalid(
+            "bad_url",
+            "only the first option of an address comes after ?, and each further one after &: "
+            "write …&bucket=…",
+        )
+    mark = "&" if pairs else "?"
+    return Invalid(
+        "bad_url",
+        f"a store in PostgreSQL needs a place for its files: add {mark}bucket=s3://BUCKET/PREFIX, "
+        f"or {mark}bucket=file:///DIRECTORY where all its hosts see that directory",
+    )
 
 
 def _check_options(ours: dict[str, str]) -> None:
@@ -194,7 +206,8 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
         )
         undo.callback(objects.close)
-        _check_bucket(bucket, store, objects.root.local / "bucket-seen", address.bucket)
+        seen = objects.root.local / "bucket-seen"
+        _check_bucket(catalog, bucket, store, seen, address.bucket)
         shared = cache_of(address.cache or address.signal, space=store)
         undo.callback(shared.close if shared is not None else lambda: None)
         signal = signal_of(address.signal, space=store, database=catalog.database)
@@ -248,18 +261,37 @@ def _check(catalog: Catalog, key_id: bytes) -> None:
     return None
 
 
-def _check_bucket(bucket: Bucket, store: str, note: Path, url: str) -> None:
-    """That the packs of this store are there, and not those of others: looked up once a host."""
-    if note.exists() and note.read_text("utf-8") == url:
+def _check_bucket(catalog: Catalog, bucket: Bucket, store: str, note: Path, url: str) -> None:
+    """That the packs of this store are there, and not those of others: looked up once a host, and
+    each time in a directory, which may not be mounted today."""
+    is_directory = url.lower().startswith("file:")
+    if not is_directory and note.exists() and note.read_text("utf-8") == url:
         return
-    marks = [found.key for found in bucket.list(_MARK)]
-    if not marks:
-        with suppress(Conflict):
-            bucket.put(f"{_MARK}{store}", b"")
-    elif f"{_MARK}{store}" not in marks:
+    place = catalog.row(*_PLACE)
+    begun = place is not None or bool(catalog.heads(limit=1))
+    marks = [found.key for found in bucket.list(_MARK)]  # later: a row comes after the mark
+    if marks and f"{_MARK}{store}" not in marks:
         raise Invalid(
             "wrong_bucket",
             "this bucket holds the files of another store: give the bucket of this one, or another "
             "prefix",
         )
+    if not marks:
+        if begun:
+            raise _elsewhere(url, place.value.decode() if place is not None else "")
+        with suppress(Conflict):
+            bucket.put(f"{_MARK}{store}", b"")
+    if place is None:
+        with suppress(Conflict):
+            catalog.put_row(*_PLACE, url.partition("?")[0].encode(), expect=0)
     note.write_text(url, "utf-8")
+
+
+def _elsewhere(url: str, place: str) -> Invalid:
+    """Commits would go where no other host looks for them."""
+    known = f", and it began with {place}" if place else ""
+    return Invalid(
+        "wrong_bucket",
+        f"nothing of this store is in {url.partition('?')[0]}{known}: correct bucket= (its name "
+        "and prefix; a directory has to be mounted), or copy all of the old bucket there first",
+    )

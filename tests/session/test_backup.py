@@ -15,6 +15,7 @@ from tests.postgres_server import new_schema, programs, shared
 from ortet.config import open_hub
 from ortet.errors import Corrupt
 from ortet.session.hub import Hub
+from ortet.surface.http.tenants import store_of
 
 
 @pytest.fixture
@@ -66,3 +67,26 @@ def test_heads_of_a_copy_lead_to_objects_of_it(
         else:
             with pytest.raises(Corrupt):
                 hub.verify()
+
+
+def test_what_the_guide_dumps_holds_tenants(tmp_path: Path, databases: list[str]) -> None:
+    """Whose stores lie in schemas of their own."""
+    source, target = databases
+    guide = (Path(__file__).parents[2] / "docs/guide/scale-out.md").read_text()
+    command = next(line[2:] for line in guide.splitlines() if line.startswith("$ pg_dump "))
+    for name in ("", "acme"):
+        url = store_of(f"{source}&bucket=file://{tmp_path}/bucket", name)
+        environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        with open_hub(url, environ=environ) as hub, hub.session("s") as s:
+            s.say("user", f"of {name}")
+            s.commit("c")
+    path = f"{programs()}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "DATABASE": source}
+    subprocess.run(["sh", "-c", command], env=environ, cwd=tmp_path, check=True)
+    dump = str(tmp_path / "store.dump")
+    run("pg_restore", "--no-owner", "--exit-on-error", f"--dbname={target}", dump)
+    for name in ("", "acme"):
+        url = store_of(f"{target}&bucket=file://{tmp_path}/bucket", name)
+        with open_hub(url, create=False, environ={"XDG_CACHE_HOME": str(tmp_path / "new")}) as hub:
+            assert [m.content for m in hub.get("s").messages()] == [f"of {name}"]
+            assert not hub.verify().problems

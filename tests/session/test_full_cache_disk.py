@@ -15,6 +15,7 @@ from ortet.config import open_hub
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.ids import from_hex
 from ortet.session.hub import Hub
+from ortet.store.group import MANY
 
 Open = Callable[..., Hub]
 
@@ -118,3 +119,17 @@ def test_a_host_whose_disk_is_full_from_the_start(
         s.say("user", "ours")
         s.commit("ours")
     assert [m.content for m in other.get("s").messages()] == ["theirs", "ours"]
+
+
+def test_so_many_commits_that_their_indexes_would_be_merged(
+    host: Host, small: Open, small_disk: Path
+) -> None:
+    """For which there is no room, and no need."""
+    other, hub = host("other"), small(reserve=0)
+    with hub.session("s") as s:
+        fill(small_disk)
+        for number in range(MANY + 2):
+            s.say("user", f"{number}")
+            s.commit(f"{number}")
+    assert [m.content for m in other.get("s").messages()] == [str(n) for n in range(MANY + 2)]
+    assert not other.verify().problems

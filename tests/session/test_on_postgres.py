@@ -3,6 +3,7 @@ of its own makes a process another host."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,40 @@ def test_a_bucket_belongs_to_one_store(tmp_path: Path, url: str, schema: str, ho
         assert caught.value.kind == "wrong_bucket"
     finally:
         drop_schema(shared().url(), other)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "made_before"])
+def test_a_store_belongs_to_one_bucket(
+    tmp_path: Path, url: str, schema: str, host: Host, *, old: bool
+) -> None:
+    """A typing error in its prefix, and no host would find what another commits."""
+    with host("one").session("s") as s:
+        s.commit("c")
+    if old:  # before the place was written down
+        with psycopg.connect(shared().url(), autocommit=True) as connection:
+            connection.execute(f"DELETE FROM \"{schema}\".records WHERE key = 'bucket'")
+    wrong = url.replace("/bucket", "/bukcet")
+    assert wrong != url
+    for name in ("one", "two"):
+        with pytest.raises(Invalid, match="correct bucket=") as caught:
+            open_hub(wrong, environ=environ(tmp_path, name))
+        assert caught.value.kind == "wrong_bucket"
+    with host("two").session("s") as s:
+        s.commit("d")
+
+
+def test_a_bucket_that_is_not_mounted_today(tmp_path: Path, url: str, host: Host) -> None:
+    """An empty directory in its place is not filled by a host that knew the full one."""
+    with host("one").session("s") as s:
+        s.commit("c")
+    (tmp_path / "bucket").rename(tmp_path / "unmounted")
+    with pytest.raises(Invalid, match="has to be mounted") as caught:
+        open_hub(url, environ=environ(tmp_path, "one"))
+    assert caught.value.kind == "wrong_bucket"
+    shutil.rmtree(tmp_path / "bucket")
+    (tmp_path / "unmounted").rename(tmp_path / "bucket")
+    with host("one").session("s") as s:
+        s.commit("d")
 
 
 def test_no_store_is_made_unasked(tmp_path: Path, url: str) -> None:

@@ -204,6 +204,48 @@ def test_killed_in_the_middle_it_goes_on(here: Hub, tmp_path: Path) -> None:
         assert there.verify().commits == here.verify().commits
 
 
+def test_a_bundle_is_pulled_as_a_store_is(here: Hub, there: Hub, tmp_path: Path) -> None:
+    first = grow(here, tmp_path / "w", "one")
+    name, file = branch_of(here), tmp_path / "work.bundle"
+    pushed = here.push(file)
+    assert pushed.moved == [name]
+    pulled = there.pull(file)
+    assert (pulled.moved, pulled.branches) == ([name], {name: first})
+    assert pulled.objects == pushed.objects
+    assert there.pull(str(file)).objects == 0
+    second = grow(here, tmp_path / "w", "two")
+    assert here.push(file, name).moved == [name]
+    found = there.pull(file, name)  # it goes on, and is no second branch
+    assert (found.moved, found.branches) == ([name], {name: second})
+    assert found.objects
+    assert found.known == pushed.objects
+    assert [head.name for head in there.refs.branches()] == [name]
+    again = here.push(file)
+    assert (again.moved, again.objects) == ([], 0)
+    assert there.verify().commits == 2
+
+
+def test_what_a_bundle_holds_is_not_lost_by_a_push(here: Hub, there: Hub, tmp_path: Path) -> None:
+    grow(here, tmp_path / "w", "one")
+    file = tmp_path / "work.bundle"
+    here.refs.create("older", here.refs.resolve(branch_of(here)), kind="tag")
+    here.push(file)
+    known = here.pull(file)
+    assert (known.moved, list(known.tags)) == ([], ["older"])  # and no branch of that name
+    before = file.read_bytes()
+    grow(there, tmp_path / "v", "another")
+    for source, refs in ((there, ()), (here, "older")):
+        with pytest.raises(Conflict, match="would be lost") as caught:
+            source.push(file, refs)
+        assert caught.value.kind == "not_forward"
+    with pytest.raises(NotFound, match="nobody"):
+        there.pull(file, "nobody")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(Conflict, match="is no bundle"):
+        here.push(tmp_path / "notes.txt")
+    assert (file.read_bytes(), (tmp_path / "notes.txt").read_text()) == (before, "mine")
+
+
 def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     oid = grow(here, tmp_path / "w", "one")
 
@@ -228,3 +270,15 @@ def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     refused = ortet("clone", "here", "w")
     assert refused.returncode == 5
     assert "is no store" in refused.stderr
+    assert "travelled" in ortet("push", "all.bundle").stdout
+    assert ortet("push", "all.bundle").stdout == "nothing was missing\n"
+    assert ortet("pull", "all.bundle", store="here").stdout == "nothing was missing\n"
+    cloned = ortet("clone", "--json", "all.bundle", "second")
+    assert json.loads(cloned.stdout)["branches"] == {branch_of(here): oid}
+    (tmp_path / "half.bundle").write_bytes((tmp_path / "all.bundle").read_bytes()[:-100])
+    cut = ortet("clone", "half.bundle", "third")
+    assert (cut.returncode, (tmp_path / "third").exists()) == (8, False)
+    assert "ends too early" in cut.stderr
+    nowhere = ortet("push", "nowhere")
+    assert nowhere.returncode == 4
+    assert "ortet clone STORE nowhere" in nowhere.stderr

@@ -30,6 +30,17 @@ LET_IN = (
     "check that PostgreSQL runs there, has this database, and lets this host and user in "
     "(pg_hba.conf); a password is in ~/.pgpass, PGPASSWORD or &passfile=PATH"
 )
+_FULL = ("connection slots", "too many clients", "too many connections")
+"""What it says, in a message without a state, to who cannot connect any more."""
+_FEWER = (
+    "all its connections are taken: lower connections= in the addresses of the store, end what "
+    "holds others, or raise max_connections"
+)
+
+
+def way_in(why: str) -> str:
+    """What to do about a connection that was not made."""
+    return _FEWER if any(words in why for words in _FULL) else LET_IN
 
 
 def is_lost(error: psycopg.Error) -> bool:
@@ -49,7 +60,7 @@ def gone(place: str, error: object) -> Unavailable:
     why = " ".join(str(error).split())
     return Unavailable(
         "database_gone",
-        f"the database {place} cannot be reached ({why}): {LET_IN}; then try again",
+        f"the database {place} cannot be reached ({why}): {way_in(why)}; then try again",
     )
 
 
@@ -90,7 +101,12 @@ def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> 
             "disk_full", f"{place} has no room left ({error}): give the database more, try again"
         )
     if state.startswith("42501") or state.startswith("28"):
-        return Refused("no_access", f"{place} does not let us in ({error}): ask who runs it")
+        why = error.diag.message_primary or error
+        return Refused(
+            "no_access",
+            f"{place} does not let us in ({why}): `ortet doctor` says which right is missing, and "
+            "how who runs it gives it",
+        )
     if state.startswith("22") or isinstance(error, psycopg.DataError):
         return Invalid("bad_value", f"PostgreSQL cannot keep this ({error}): change it")
     if state.startswith("XX"):

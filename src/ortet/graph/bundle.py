@@ -38,10 +38,14 @@ class BundleReport(msgspec.Struct, frozen=True):
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """Refs of a bundle; and of what was erased where it was made, what stands for it, as what."""
+    """Refs of a bundle; and of what was erased where it was made, what stands for it, as what. So
+    many `objects` were put, in `bytes`; `known` were there."""
 
     refs: dict[str, Oid]
     heirs: dict[Oid, tuple[Oid, Kind]]
+    objects: int = 0
+    bytes: int = 0
+    known: int = 0
 
 
 def export(
@@ -104,15 +108,18 @@ def import_(
         _prove_hashes(file, objects, step)
         heirs = {old: (new, Kind.BLOB) for old, new in file.head.heirs}
         kinds = _prove_graph(file, _following(walk, heirs), limits)
+        count = size = 0
         for lead in file.leads:
             for oid, data in _cut(file, lead):
                 if kinds[oid] in ERASABLE and objects.heir(oid) != oid:
                     check_heir(objects, oid)
-                elif not objects.has(oid) and objects.put(kinds[oid], bytes(data)) != oid:
-                    raise file.bad("it was changed while it was read")
+                elif not objects.has(oid):
+                    if objects.put(kinds[oid], bytes(data)) != oid:
+                        raise file.bad("it was changed while it was read")
+                    count, size = count + 1, size + len(data)
             reach("import.after-frame")
             step(lead.header.size)
-        return Imported(dict(file.head.refs), heirs)
+        return Imported(dict(file.head.refs), heirs, count, size, len(kinds) - count)
 
 
 def _noting(walk: Walk, objects: Objects, heirs: dict[Oid, Oid]) -> Walk:

@@ -141,36 +141,40 @@ class Keeping:
         return import_bundle(self._whole, Path(path), progress)
 
     def pull(
-        self, other: Hub, refs: str | Sequence[str] = (), *, progress: Progress | None = None
-    ) -> Pulled:
-        """Bring branches and tags of another hub here, these or all: only objects that are missing
-        travel, verified, and what an interrupted call brought is not sent again. A branch that has
-        gone on there goes on here; one that is another here, or that somebody works on, gets a
-        number."""
-        return self._transfer(other, self._whole, refs, forward=False, progress=progress)
-
-    def push(
-        self, other: Hub, refs: str | Sequence[str] = (), *, progress: Progress | None = None
-    ) -> Pulled:
-        """The same the other way. A branch that is another there, or that somebody works on there,
-        is Conflict("not_forward"), and nothing is sent."""
-        return self._transfer(self._whole, other, refs, forward=True, progress=progress)
-
-    def _transfer(
         self,
-        source: Hub,
-        target: Hub,
-        refs: str | Sequence[str],
+        other: Hub | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
         *,
-        forward: bool,
-        progress: Progress | None,
+        progress: Progress | None = None,
     ) -> Pulled:
+        """Bring branches and tags of another hub here, or of a bundle, these or all: only objects
+        that are missing travel, verified, and what an interrupted call brought is not sent again. A
+        branch that has gone on there goes on here; one that is another here, or that somebody works
+        on, gets a number."""
+        from ortet.session.bundling import pull_bundle
         from ortet.session.pulling import transfer
 
-        names = [refs] if isinstance(refs, str) else refs
-        must_be(SEVERAL, refs=names)
-        may_be(CALL, progress=progress)
-        return transfer(source, target, names, forward=forward, progress=progress)
+        names = _chosen(other, refs, progress)
+        if isinstance(other, str | os.PathLike):
+            return pull_bundle(self._whole, Path(other), names, progress=progress)
+        return transfer(other, self._whole, names, forward=False, progress=progress)
+
+    def push(
+        self,
+        other: Hub | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> Pulled:
+        """The same the other way. A branch that is another there, or that somebody works on there,
+        is Conflict("not_forward"), and nothing is sent. A bundle is written whole."""
+        from ortet.session.bundling import push_bundle
+        from ortet.session.pulling import transfer
+
+        names = _chosen(other, refs, progress)
+        if isinstance(other, str | os.PathLike):
+            return push_bundle(self._whole, Path(other), names, progress=progress)
+        return transfer(self._whole, other, names, forward=True, progress=progress)
 
     # inside
 
@@ -182,3 +186,12 @@ class Keeping:
             with self._whole.private(row.name) as private:
                 if private is not None:
                     private.commit("before drop")
+
+
+def _chosen(other: object, refs: str | Sequence[str], progress: Progress | None) -> Sequence[str]:
+    names = [refs] if isinstance(refs, str) else refs
+    must_be(SEVERAL, refs=names)
+    may_be(CALL, progress=progress)
+    if isinstance(other, str | os.PathLike):
+        must_be(PATH, other=other)
+    return names

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.backend.abc import Head, Move
+from ortet.backend.abc import Head, Move, RowChange
 from ortet.errors import Conflict, NotFound
 from ortet.graph.bundle import Imported, Progress
 from ortet.graph.refs import is_name
@@ -70,33 +70,44 @@ def _transfer(
             heads=heads,
             progress=progress,
         )
-        rows = []
+        rows: Sequence[RowChange] = ()
         if carried.heirs:
             found = Imported({**tags, **branches}, carried.heirs)
             rows = target.adopt_erased(found, source.url)
-        for _ in range(_TRIES):
-            placed = _placed(source, target, branches, forward=forward)
-            new = {
-                name: oid for name, oid in tags.items() if target.refs.get(name, kind="tag") is None
-            }
-            moves = [
-                *(
-                    Move(f"branch:{name}", was, oid)
-                    for name, (was, oid) in placed.items()
-                    if was != oid
-                ),
-                *(Move(f"tag:{name}", None, oid) for name, oid in new.items()),
-            ]
-            try:
-                target.catalog.move(moves, verb="pull", actor=target.author, rows=rows)
-                break
-            except Conflict as error:  # another process moved or made one of them meanwhile
-                if error.kind == "swept":
-                    raise
-                taken = error
+        placed, new = move_heads(source, target, chosen, rows, forward=forward)
+    return report(placed, tags, new, carried, target)
+
+
+def move_heads(
+    source: Hub,
+    target: Hub,
+    chosen: tuple[dict[str, Oid], dict[str, Oid]],
+    rows: Sequence[RowChange],
+    *,
+    forward: bool,
+) -> tuple[dict[str, tuple[Oid | None, Oid]], dict[str, Oid]]:
+    """Make branches and tags of what has come: where each branch went, and which tags are new."""
+    branches, tags = chosen
+    for _ in range(_TRIES):
+        placed = _placed(source, target, branches, forward=forward)
+        new = {name: oid for name, oid in tags.items() if target.refs.get(name, kind="tag") is None}
+        moves = [
+            *(
+                Move(f"branch:{name}", was, oid)
+                for name, (was, oid) in placed.items()
+                if was != oid
+            ),
+            *(Move(f"tag:{name}", None, oid) for name, oid in new.items()),
+        ]
+        try:
+            target.catalog.move(moves, verb="pull", actor=target.author, rows=rows)
+        except Conflict as error:  # another process moved or made one of them meanwhile
+            if error.kind == "swept":
+                raise
+            taken = error
         else:
-            raise taken
-    return _report(placed, tags, new, carried, target)
+            return placed, new
+    raise taken
 
 
 def _chosen(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str, Oid]]:
@@ -104,9 +115,7 @@ def _chosen(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str
     tags = {head.name: head.oid for head in source.refs.tags()}
     for name in names:
         if name not in branches and name not in tags:
-            raise NotFound(
-                "no_ref", f"{name!r} is no branch or tag of {source.url}: `ortet branch` lists them"
-            )
+            raise no_ref(name, source.url)
     if not names:
         return branches, tags
     return (
@@ -155,6 +164,10 @@ def _is_used(target: Hub, name: str) -> bool:
     return in_use or target.registry.get(name) is not None
 
 
+def no_ref(name: str, where: object) -> NotFound:
+    return NotFound("no_ref", f"{name!r} is no branch or tag of {where}: `ortet branch` lists them")
+
+
 def _not_forward(target: Hub, name: str) -> Conflict:
     return Conflict(
         "not_forward",
@@ -164,11 +177,11 @@ def _not_forward(target: Hub, name: str) -> Conflict:
     )
 
 
-def _report(
+def report(
     placed: Mapping[str, tuple[Oid | None, Oid]],
     tags: Mapping[str, Oid],
     new: Mapping[str, Oid],
-    carried: Carried,
+    carried: Carried | Imported,
     target: Hub,
 ) -> Pulled:
     there = {name: target.refs.get(name, kind="tag") for name in tags}

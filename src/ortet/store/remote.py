@@ -203,7 +203,9 @@ class RemoteWriter(Writer):
             except BaseException:
                 self._owed.add(tail)
                 raise
-        with suppress(NotFound):  # of packs that another host has swept away since we last looked
+        # of packs that another host has swept away since we last looked, or on a disk that is full:
+        # what was flushed is in the bucket, and looking for it takes longer
+        with suppress(NotFound, OSError):
             self._shelf.merge_tables()
 
     def _copy(self, tail: Tail) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ortet.errors import Conflict
+from ortet.errors import Conflict, NotFound
 from ortet.session.pulling import Pulled
 from ortet.surface import render
 from ortet.surface.call import Call, verb
+
+if TYPE_CHECKING:
+    from ortet.session.hub import Hub
 
 
 @verb()
@@ -18,8 +23,9 @@ from ortet.surface.call import Call, verb
 def clone(call: Call, url: str, directory: str) -> None:
     """Make a store in DIR with all branches and tags of another.
 
-    URL is the directory of a store, http://HOST:PORT of a server, or postgresql://… of a store that
-    hosts share. When it is interrupted, the same again goes on: nothing travels twice.
+    URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a store that
+    hosts share, or the file of a bundle. When it is interrupted, the same again goes on: nothing
+    travels twice.
 
     \b
     Example:
@@ -29,7 +35,7 @@ def clone(call: Call, url: str, directory: str) -> None:
     taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
     if taken and not (place / "FORMAT").exists():
         raise Conflict("exists", f"{place} is there and is no store: choose another directory")
-    other = call.open_hub(url, create=False)
+    other = _source(call, url)
     hub = call.open_hub(str(place), create=True)
     with call.progress("clone") as progress:
         found = hub.pull(other, progress=progress)
@@ -49,8 +55,10 @@ def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
     Example:
       ortet pull http://build-host:7878
       ortet pull ../other-store fix-42
+      ortet pull work.bundle
     """
-    hub, other = call.open_hub(create=True), call.open_hub(url, create=False)
+    other = _source(call, url)
+    hub = call.open_hub(create=True)
     with call.progress("pull") as progress:
         found = hub.pull(other, refs, progress=progress)
     call.emit(found, _lines(found))
@@ -63,16 +71,51 @@ def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
     """Send branches and tags to another store, these or all.
 
     Only what is missing there travels, and is verified. A branch that is another there, or that
-    somebody works on there, is refused, and nothing is sent.
+    somebody works on there, is refused, and nothing is sent. A name that ends with .bundle is that
+    of a file, which is written whole.
 
     \b
     Example:
       ortet push http://build-host:7878 fix-42
+      ortet push work.bundle
     """
-    other = call.open_hub(url, create=False)
+    other = _bundle(call, url) or _target(call, url)
     with call.progress("push") as progress:
         found = call.hub.push(other, refs, progress=progress)
     call.emit(found, _lines(found))
+
+
+def _source(call: Call, url: str) -> Hub | Path:
+    """Where commits come from; a file is looked at before a store is made for it."""
+    bundle = _bundle(call, url)
+    if bundle is None:
+        return call.open_hub(url, create=False)
+    from ortet.session.bundling import check_bundle
+
+    check_bundle(bundle)
+    return bundle
+
+
+def _target(call: Call, url: str) -> Hub:
+    try:
+        return call.open_hub(url, create=False)
+    except NotFound as error:
+        if error.kind != "no_store" or "://" in url:
+            raise
+        raise NotFound(
+            "no_store",
+            f"there is no store at {call.here / url}: check the path; `ortet clone STORE {url}` "
+            "makes one with all of this one, and a name that ends with .bundle is one file",
+        ) from error
+
+
+def _bundle(call: Call, url: str) -> Path | None:
+    """The file that is meant, if it is one, or is to be."""
+    if "://" in url:
+        return None
+    path = call.here / url
+    meant = path.is_file() or (path.suffix == ".bundle" and not path.is_dir())
+    return path if meant else None
 
 
 def _lines(found: Pulled) -> Iterator[str]:
