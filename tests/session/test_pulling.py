@@ -14,9 +14,10 @@ import pytest
 from tests.remote_server import serving
 
 from ortet.config import open_hub
-from ortet.errors import Conflict, NotFound, Unsupported
+from ortet.errors import Conflict, Invalid, NotFound, Unsupported
 from ortet.ids import from_hex
 from ortet.session.hub import Hub
+from ortet.surface import cmd_transfer
 
 
 @pytest.fixture
@@ -246,6 +247,26 @@ def test_what_a_bundle_holds_is_not_lost_by_a_push(here: Hub, there: Hub, tmp_pa
     assert (file.read_bytes(), (tmp_path / "notes.txt").read_text()) == (before, "mine")
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("../there/", "there"),
+        ("proj/.ortet", "proj"),
+        ("some/work.bundle", "work"),
+        ("http://build-host:7878", "build-host"),
+        ("https://h/tenants/acme/", "acme"),
+        ("postgresql://ann@db/team?bucket=s3%3A%2F%2Fb", "team"),
+    ],
+)
+def test_a_clone_is_named_as_what_is_cloned(url: str, name: str, tmp_path: Path) -> None:
+    assert cmd_transfer._named(tmp_path / "x", url) == name
+
+
+def test_a_clone_of_what_has_no_name() -> None:
+    with pytest.raises(Invalid, match="DIR"):
+        cmd_transfer._named(Path("/"), ".")
+
+
 def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     oid = grow(here, tmp_path / "w", "one")
 
@@ -275,6 +296,8 @@ def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     assert ortet("pull", "all.bundle", store="here").stdout == "nothing was missing\n"
     cloned = ortet("clone", "--json", "all.bundle", "second")
     assert json.loads(cloned.stdout)["branches"] == {branch_of(here): oid}
+    assert ortet("clone", "all.bundle").stdout.endswith(f"the store is {tmp_path}/all\n")
+    assert (tmp_path / "all" / "FORMAT").exists()
     (tmp_path / "half.bundle").write_bytes((tmp_path / "all.bundle").read_bytes()[:-100])
     cut = ortet("clone", "half.bundle", "third")
     assert (cut.returncode, (tmp_path / "third").exists()) == (8, False)

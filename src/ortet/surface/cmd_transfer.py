@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import click
 
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.session.pulling import Pulled
 from ortet.surface import render
 from ortet.surface.call import Call, verb
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 @verb()
 @click.argument("url")
-@click.argument("directory", metavar="DIR")
-def clone(call: Call, url: str, directory: str) -> None:
-    """Make a store in DIR with all branches and tags of another.
+@click.argument("directory", metavar="[DIR]", required=False)
+def clone(call: Call, url: str, directory: str | None) -> None:
+    """Make a store in DIR with all branches and tags of another; DIR is named as that one if you
+    name none.
 
     URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a store that
     hosts share, or the file of a bundle. When it is interrupted, the same again goes on: nothing
@@ -31,7 +33,7 @@ def clone(call: Call, url: str, directory: str) -> None:
     Example:
       ortet clone http://build-host:7878 ./copy
     """
-    place = call.here / directory
+    place = call.here / (directory or _named(call.here, url))
     taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
     if taken and not (place / "FORMAT").exists():
         raise Conflict("exists", f"{place} is there and is no store: choose another directory")
@@ -39,7 +41,8 @@ def clone(call: Call, url: str, directory: str) -> None:
     hub = call.open_hub(str(place), create=True)
     with call.progress("clone") as progress:
         found = hub.pull(other, progress=progress)
-    call.emit({"store": str(place), **render.fields(found)}, _lines(found))
+    lines = [*_lines(found), *([] if directory else [f"the store is {place}"])]
+    call.emit({"store": str(place), **render.fields(found)}, lines)
 
 
 @verb()
@@ -83,6 +86,19 @@ def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
     with call.progress("push") as progress:
         found = call.hub.push(other, refs, progress=progress)
     call.emit(found, _lines(found))
+
+
+def _named(here: Path, url: str) -> str:
+    """The last name in an address: of a directory, a file, a database, or else a host."""
+    if "://" in url:
+        parts = urlsplit(url)
+        name = unquote(parts.path).strip("/").rpartition("/")[2] or parts.hostname or ""
+    else:
+        path = (here / url).resolve()
+        name = path.parent.name if path.name == ".ortet" else path.name.removesuffix(".bundle")
+    if not name.strip("."):
+        raise Invalid("no_directory", f"name the directory to make: `ortet clone {url} DIR`")
+    return name
 
 
 def _source(call: Call, url: str) -> Hub | Path:
