@@ -185,7 +185,9 @@ def fixed_paths() -> Json:
             "get": _plain(
                 "readyz",
                 "server",
-                "Whether it can work: its store can be written, and it is not stopping.",
+                "Whether it can work: its store can be written, its bucket read, and it is not "
+                "stopping. Answered within some two seconds; `parts` of the details names what is "
+                "not well.",
                 {"200": _says("It can.", JSON, _READY), **errors(503)},
             )
         },
