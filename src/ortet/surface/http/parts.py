@@ -60,10 +60,11 @@ class Part:
 
     def _begin(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        self._begun = time.monotonic()
-        self._looking = loop.create_future()
-        Thread(target=self._run, args=(loop,), name=f"ortet-look-{self.name}", daemon=True).start()
-        return self._looking
+        begun, looking = time.monotonic(), loop.create_future()
+        name = f"ortet-look-{self.name}"
+        Thread(target=self._run, args=(loop,), name=name, daemon=True).start()
+        self._begun, self._looking = begun, looking  # now that a thread will end it
+        return looking
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own: those that serve requests may all wait for the same part."""
