@@ -30,27 +30,37 @@ _SETTINGS = {
 
 
 class Server:
-    """A server with a data directory of its own, on a Unix socket."""
+    """A server with a data directory of its own, on a Unix socket; a standby of `primary`."""
 
-    def __init__(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fsync: bool = False,
+        settings: Mapping[str, str] | None = None,
+        primary: Server | None = None,
+    ) -> None:
         self._user = _NOBODY if os.geteuid() == 0 else None  # PostgreSQL does not run as root
-        self._root = Path(tempfile.mkdtemp(prefix="ortet-pg-"))
+        self.root = Path(tempfile.mkdtemp(prefix="ortet-pg-"))
         if self._user is not None:
-            os.chown(self._root, self._user, self._user)
+            os.chown(self.root, self._user, self._user)
         self._settings = {**_SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+        if primary is None:
+            self._run("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+        else:
+            where = ("-h", str(primary.root), "-U", "postgres")
+            self._run("pg_basebackup", *where, "-R", "--checkpoint=fast", "--no-sync")
         self.start()
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{database}?host={self._root}"
+        return f"postgresql://postgres@/{database}?host={self.root}"
 
     def start(self) -> None:
-        settings = {**self._settings, "unix_socket_directories": str(self._root)}
+        settings = {**self._settings, "unix_socket_directories": str(self.root)}
         given = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-        with open(self._root / "log", "ab") as log:
+        with open(self.root / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [_program("postgres"), "-D", str(self._root / "data"), *given],
+                [_program("postgres"), "-D", str(self.root / "data"), *given],
                 **self._as_user(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -62,8 +72,8 @@ class Server:
                 psycopg.connect(self.url()).close()
                 return
             except psycopg.OperationalError:
-                assert time.monotonic() < end, (self._root / "log").read_text()
-                assert self._process.poll() is None, (self._root / "log").read_text()
+                assert time.monotonic() < end, (self.root / "log").read_text()
+                assert self._process.poll() is None, (self.root / "log").read_text()
                 time.sleep(0.02)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
@@ -89,10 +99,10 @@ class Server:
 
     def end(self) -> None:
         self.stop()
-        shutil.rmtree(self._root, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def _run(self, name: str, *args: str) -> None:
-        argv = [_program(name), *args, "-D", str(self._root / "data")]
+        argv = [_program(name), *args, "-D", str(self.root / "data")]
         done = subprocess.run(argv, **self._as_user(), capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
 

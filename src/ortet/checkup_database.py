@@ -13,6 +13,7 @@ import msgspec
 from ortet.errors import OrtetError
 from ortet.machine.abc import Capability
 from ortet.shared import Address
+from ortet.structs import known
 
 if TYPE_CHECKING:
     import psycopg
@@ -93,7 +94,7 @@ def _looked(connection: psycopg.Connection, address: Address) -> Iterator[Capabi
         began = time.time()
         row: dict[str, Any] | None = cursor.execute(_SEEN, {"schema": address.schema}).fetchone()
         ours = (began + time.time()) / 2
-    seen = msgspec.convert(row, _Seen)
+    seen = msgspec.convert(row, known(_Seen))
     times, processes = [], set()
     for _ in range(_TRIES):
         start = time.perf_counter()

@@ -16,6 +16,7 @@ import msgspec
 
 from ortet.errors import Corrupt, Invalid
 from ortet.ids import Oid
+from ortet.structs import known
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -58,7 +59,7 @@ def array_head(count: int) -> bytes:
 
 @cache
 def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(type_)
+    return msgspec.msgpack.Decoder(known(type_))
 
 
 def decode(type_: type[T], data: bytes) -> T:

@@ -14,6 +14,7 @@ import msgspec
 from ortet.errors import Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random
 from ortet.settings import Settings
+from ortet.structs import known
 
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Cache, Catalog, Signal
@@ -237,7 +238,7 @@ def read_settings(root: Path) -> Settings:
 
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
-        return msgspec.convert(values, Settings)
+        return msgspec.convert(values, known(Settings))
     except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
         raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
 

@@ -16,6 +16,7 @@ import msgspec
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random
 from ortet.opening import MIB, Opened, place_of, read_key, read_settings
+from ortet.structs import known
 
 if TYPE_CHECKING:
     from ortet.backend.abc import Bucket, Cache, Catalog, Signal
@@ -78,7 +79,9 @@ def address_of(url: str) -> Address:
             "?bucket=file:///DIRECTORY where all its hosts see that directory",
         )
     _check_options(ours)
-    return msgspec.convert({**ours, "database": with_query(parts, rest)}, Address, strict=False)
+    return msgspec.convert(
+        {**ours, "database": with_query(parts, rest)}, known(Address), strict=False
+    )
 
 
 def with_query(parts: SplitResult, query: str) -> str:
@@ -229,7 +232,7 @@ def _check(catalog: Catalog, key_id: bytes) -> None:
             made = msgspec.msgpack.encode(_Format(FORMAT_VERSION, key_id))
             catalog.put_row(*_FORMAT, made, expect=0)
         return _check(catalog, key_id)
-    found = msgspec.msgpack.decode(row.value, type=_Format)
+    found = msgspec.msgpack.decode(row.value, type=known(_Format))
     if found.format > FORMAT_VERSION:
         raise Unsupported(
             "newer_format",

@@ -15,6 +15,7 @@ import msgspec
 from ortet import errors
 from ortet.backend.abc import Catalog
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
+from ortet.structs import known
 
 VERSION = 1
 """Of the protocol; a server answers the newest it knows, and a client refuses a newer one."""
@@ -126,7 +127,7 @@ def pack(value: Any) -> bytes:
 
 @cache
 def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(type_)
+    return msgspec.msgpack.Decoder(known(type_))
 
 
 def unpack(type_: Any, data: bytes) -> Any:
@@ -145,7 +146,7 @@ def error_of(body: bytes, status: int = 0) -> OrtetError | None:
     """The error that an answer tells of; None when it tells of none that is ours. One of a class
     that is not known here is what its status says."""
     try:
-        failure = msgspec.json.decode(body, type=Failure)
+        failure = msgspec.json.decode(body, type=known(Failure))
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
     strange: type[OrtetError] = Refused if status in (401, 403) else Unavailable

@@ -10,6 +10,7 @@ import msgspec
 from ortet.backend.abc import Catalog
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
 from ortet.ids import Clock, Oid
+from ortet.structs import known
 
 _KIND = "uploads"
 MOST = 100
@@ -77,7 +78,7 @@ def owing(catalog: Catalog) -> dict[str, Owes]:
     after = ""
     while rows := catalog.rows(_KIND, after):
         for row in rows:
-            found[row.key] = msgspec.msgpack.decode(row.value, type=Owes)
+            found[row.key] = msgspec.msgpack.decode(row.value, type=known(Owes))
         after = rows[-1].key
     return found
 

@@ -16,6 +16,7 @@ from ortet.codec import Hasher, encode, to_json
 from ortet.errors import Invalid, Unsupported
 from ortet.journal.around import DONE, DRAFT, WITHDRAWN, Collaboration, Token, Window
 from ortet.journal.things import Approval, Artifact, Decision, Effect, Fact, Question
+from ortet.structs import known
 
 VERSION = 1
 SCHEMA_ID = f"urn:ortet:agent-checkpoint:{VERSION}"
@@ -127,10 +128,10 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read(plain: Any) -> AgentCheckpoint:
     try:
-        return msgspec.convert(plain, AgentCheckpoint)
+        return msgspec.convert(plain, known(AgentCheckpoint))
     except msgspec.ValidationError as error:
         try:  # in JSON, and in its schemas, 1.0 is an integer
-            return msgspec.convert(_same(plain), AgentCheckpoint)
+            return msgspec.convert(_same(plain), known(AgentCheckpoint))
         except msgspec.ValidationError:
             raise error from None
 
@@ -224,7 +225,7 @@ def _path(plain: Any, error: msgspec.ValidationError) -> str:
 def _first_bad(items: dict[str, Any], kind: Any) -> str:
     for key, item in items.items():
         try:
-            msgspec.convert(item, kind)
+            msgspec.convert(item, known(kind))
         except msgspec.ValidationError:
             return key
     raise AssertionError("msgspec found a bad value in this map")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ortet.journal.events import Event
+from ortet.structs import known
 
 _SHOWN = 1000
 """Characters of a variable that are shown."""
@@ -112,7 +113,7 @@ def compose(
         for event in events(seq - 1, seq):
             told = event.data.get("parts", {})
             found |= {part: told[part] for part, at in parts.items() if at == seq and part in told}
-    return msgspec.convert(found, Environment) if parts else None
+    return msgspec.convert(found, known(Environment)) if parts else None
 
 
 def differences(then: Environment, now: Environment) -> list[Difference]:

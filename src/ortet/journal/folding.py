@@ -23,6 +23,7 @@ from ortet.journal.things import (
     Origin,
     Question,
 )
+from ortet.structs import known
 
 KINDS = (
     "message",
@@ -190,7 +191,7 @@ def _end(mind: Mind, fact: str, event: Event, *, by: str = "", why: str = "") ->
 
 def _origin(data: dict[str, Any]) -> Origin | None:
     told = data.get("source")
-    return msgspec.convert(told, Origin) if told else None
+    return msgspec.convert(told, known(Origin)) if told else None
 
 
 def _episode(mind: Mind, event: Event, data: dict[str, Any]) -> None:

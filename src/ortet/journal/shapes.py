@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.structs import known
 
 
 class _Message(msgspec.Struct):
@@ -162,7 +163,7 @@ def check_shape(kind: str, data: dict[str, Any]) -> None:
     shape = _SHAPES.get(kind)
     if shape is not None:
         try:
-            msgspec.convert(data, shape)
+            msgspec.convert(data, known(shape))
         except msgspec.ValidationError as error:
             raise Invalid(
                 "bad_value", f"this is no {kind} ({error}): correct the value and repeat"

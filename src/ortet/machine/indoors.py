@@ -15,6 +15,7 @@ from ortet.machine.attending import attend_inside
 from ortet.machine.caller import Caller
 from ortet.machine.command import LIMIT
 from ortet.machine.jobs import Hook, Job, JobInfo, Kind, Process, exit_code, refused, to_text
+from ortet.structs import known
 
 
 class Indoors(Caller):
@@ -99,12 +100,12 @@ class Indoors(Caller):
     def jobs(self) -> list[JobInfo]:
         told = self.ask({"do": "ps", "processes": False})["jobs"]
         return msgspec.convert(
-            [{**one, "code": exit_code(one["code"])} for one in told], list[JobInfo]
+            [{**one, "code": exit_code(one["code"])} for one in told], known(list[JobInfo])
         )
 
     def ps(self) -> list[Process]:
         """Every process of the machine but its pid 1."""
-        return msgspec.convert(self.ask({"do": "ps"})["processes"], list[Process])
+        return msgspec.convert(self.ask({"do": "ps"})["processes"], known(list[Process]))
 
     # the machine
 
@@ -142,7 +143,7 @@ class Indoors(Caller):
         reply = self.ask(request, 100 * timeout)
         if "hooks" not in reply:
             raise refused(reply, hooks)
-        return msgspec.convert(reply["hooks"], list[Hook])
+        return msgspec.convert(reply["hooks"], known(list[Hook]))
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         """OSError when it cannot be executed."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ortet.errors import Invalid, Unavailable
+from ortet.structs import known
 
 if TYPE_CHECKING:
     from ortet.memory.embedders import Floats
@@ -80,7 +81,7 @@ class Endpoint:
             said = self._without_key(str(error))
             raise Unavailable("no_embedder", f"{self._url} cannot be reached: {said}") from None
         try:
-            items = msgspec.json.decode(answer, type=_Answer).data
+            items = msgspec.json.decode(answer, type=known(_Answer)).data
         except msgspec.DecodeError as error:
             raise Unavailable(
                 "embedder_nonsense", f"{self._url} answered with no embeddings: {error}"

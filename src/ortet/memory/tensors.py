@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortet.errors import Corrupt
+from ortet.structs import known
 
 _TYPES = {"F16": np.float16, "F32": np.float32, "I64": np.int64}
 
@@ -29,7 +30,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     try:
         raw = msgspec.json.decode(data[8:start], type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(one, type=_Tensor) for name, one in raw.items()}
+        found = {name: msgspec.json.decode(one, type=known(_Tensor)) for name, one in raw.items()}
         return {name: _array(data, start, tensor) for name, tensor in found.items()}
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise Corrupt(

@@ -12,6 +12,7 @@ from ortet.errors import Invalid
 from ortet.given import check_text
 from ortet.journal.events import Event, check_plain
 from ortet.session.artifacts import Content
+from ortet.structs import known
 
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
@@ -88,4 +89,4 @@ def calls_of(events: Iterable[Event]) -> Iterator[ModelCall]:
 
 
 def _content(data: Any) -> Content:
-    return msgspec.convert(data, Content) if data else Content("", 0)
+    return msgspec.convert(data, known(Content)) if data else Content("", 0)

@@ -15,6 +15,7 @@ from ortet.machine.abc import Output
 from ortet.machine.kernel import Kernel
 from ortet.machine.ran import Ran, Var
 from ortet.session.outcome import ends_of
+from ortet.structs import known
 
 if TYPE_CHECKING:
     from ortet.session.actions import Replay, Scope
@@ -283,7 +284,7 @@ def recorded(ran: Ran) -> dict[str, Any]:
 
 def recalled(outcome: dict[str, Any]) -> Ran:
     """The reverse; how long it took was not recorded."""
-    return msgspec.convert(outcome, Ran)
+    return msgspec.convert(outcome, known(Ran))
 
 
 def told(name: str, lost: Iterable[Var]) -> str:

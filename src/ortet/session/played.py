@@ -11,6 +11,7 @@ import msgspec
 from ortet.codec import to_json
 from ortet.errors import Diverged
 from ortet.journal.replay import Cursor
+from ortet.structs import known
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -41,6 +42,6 @@ def tell(
 def read(report: Path) -> Played | None:
     """None when nothing was told."""
     try:
-        return msgspec.json.decode(report.read_bytes(), type=Played)
+        return msgspec.json.decode(report.read_bytes(), type=known(Played))
     except FileNotFoundError:
         return None

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from ortet.errors import Conflict, Refused
+from ortet.structs import known
 from ortet.surface import render
 from ortet.surface.call import Call, as_text, verb, which
 
@@ -114,7 +115,7 @@ def _tell_lost(call: Call, copy: dict[str, Any]) -> None:
     from ortet.machine.carried import left_behind
 
     if copy["engine"] == "criu":
-        call.losses(msgspec.convert(copy["losses"], list[Loss]))
+        call.losses(msgspec.convert(copy["losses"], known(list[Loss])))
     if copy["engine"] == "criu" or not copy["head"] or call.json:
         return
     point = call.hub.refs.resolve(copy["head"])

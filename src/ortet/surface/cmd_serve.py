@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from ortet.errors import Invalid, Unsupported
+from ortet.structs import known
 from ortet.surface.call import Call, verb
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
         name, _, value = word.partition("=")
         values[name] = value
     try:
-        found = msgspec.convert(values, type(settings), strict=False)
+        found = msgspec.convert(values, known(type(settings)), strict=False)
     except msgspec.ValidationError as error:
         names = ", ".join(type(settings).__struct_fields__)
         raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.structs import known
 from ortet.surface import render
 from ortet.surface.mcp.answers import ends_of
 
@@ -51,7 +52,7 @@ class Hook(msgspec.Struct, frozen=True):
 
 def parse(data: bytes) -> Hook:
     try:
-        return msgspec.json.decode(data, type=Hook, strict=False)
+        return msgspec.json.decode(data, type=known(Hook), strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(
             "bad_hook", f"standard input is not the JSON of a hook ({error}): see docs/guide/mcp.md"

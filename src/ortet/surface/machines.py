@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Unavailable, Unsupported
+from ortet.structs import known
 from ortet.surface import agentcall, agentlink, lives
 
 if TYPE_CHECKING:
@@ -92,7 +93,10 @@ def by_its_agent(words: Sequence[str], error: OrtetError, call: Call) -> int | N
 def living(store: Path) -> dict[str, Living]:
     """All of a store, by name; none where no agent runs."""
     found = agentcall.live(store)
-    return {name: msgspec.convert({"name": name, **about}, Living) for name, about in found.items()}
+    return {
+        name: msgspec.convert({"name": name, **about}, known(Living))
+        for name, about in found.items()
+    }
 
 
 def found_dead(hub: Hub, living: Collection[str]) -> list[str]:
@@ -166,7 +170,7 @@ def begin(
     told = order(call, meant or f"{call.row().name}-live", words, start=True)
     for loss in told.pop("losses"):
         call.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
-    return msgspec.convert(told, Living)
+    return msgspec.convert(told, known(Living))
 
 
 def order(call: Call, key: str, words: Sequence[str], *, start: bool = False) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from ortet.structs import known
+
 PLACE = "local/slow"
 _MOST = 50
 _DAYS = 7
@@ -53,7 +55,7 @@ def slowest(root: Path) -> list[Slow]:
     """Those of the last week, the slowest first."""
     since = time.time_ns() - _DAYS * 86_400 * 1_000_000_000
     try:
-        found = msgspec.json.decode((root / PLACE).read_bytes(), type=list[Slow])
+        found = msgspec.json.decode((root / PLACE).read_bytes(), type=known(list[Slow]))
     except (OSError, msgspec.DecodeError):  # a hint, and not more
         return []
     return sorted((one for one in found if one.time > since), key=_order)

@@ -15,6 +15,7 @@ from ortet.errors import Invalid, OrtetError, Refused, Unavailable, Unsupported
 from ortet.machine import wire
 from ortet.machine.polling import readable
 from ortet.session.swarming import Halt
+from ortet.structs import known
 from ortet.swarm.attempt import Job
 from ortet.swarm.travel import Work, surroundings
 
@@ -109,7 +110,7 @@ class Crew:
         except wire.Closed as error:
             raise self._is_gone() from error
         _refuse(message)
-        return msgspec.convert(message, Ended)
+        return msgspec.convert(message, known(Ended))
 
     def close(self) -> None:
         self._sock.close()

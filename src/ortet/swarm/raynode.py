@@ -13,6 +13,7 @@ import msgspec
 
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 from ortet.session.parts import host_id
+from ortet.structs import known
 from ortet.swarm.attempt import Job
 from ortet.swarm.crew import HERE, Crew
 from ortet.swarm.place import release
@@ -42,7 +43,7 @@ def perform(told: Told, job: Told) -> Told:
     try:
         _check(told)
         crew = _crew(told)
-        crew.start(msgspec.convert(job, Job))
+        crew.start(msgspec.convert(job, known(Job)))
         ended = crew.wait(told["timeout"])
         if ended is None:
             crew.stop(job["i"])

@@ -25,6 +25,7 @@ import msgspec
 
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.machine import wire
+from ortet.structs import known
 from ortet.swarm import raynode
 from ortet.swarm.crew import cluster_gone
 from ortet.swarm.place import CLIENT, Cluster
@@ -47,7 +48,7 @@ class RayServer:
     def __init__(self, sock: socket.socket, told: dict[str, Any]) -> None:
         self._sock = sock
         self._ray: Any = import_module("ray")
-        self._cluster = msgspec.convert(told["cluster"], Cluster)
+        self._cluster = msgspec.convert(told["cluster"], known(Cluster))
         self._told = told
         self._refs: dict[int, Any] = {}
         self._stopped: set[int] = set()

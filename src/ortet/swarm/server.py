@@ -26,6 +26,7 @@ from ortet.machine import wire
 from ortet.machine.client import Zygote
 from ortet.machine.descendants import MARK, kill_run
 from ortet.machine.mounts import Kernel, privileged
+from ortet.structs import known
 from ortet.swarm.attempt import Job, attempt
 from ortet.swarm.rehearsal import borrow, rehearse
 from ortet.swarm.travel import Work, settle_in, unpack
@@ -39,8 +40,8 @@ class Server:
 
     def __init__(self, sock: socket.socket, told: dict[str, Any]) -> None:
         self._sock = sock
-        self._task = unpack(msgspec.convert(told["task"], Work))
-        self._score = unpack(msgspec.convert(told["score"], Work) if told["score"] else None)
+        self._task = unpack(msgspec.convert(told["task"], known(Work)))
+        self._score = unpack(msgspec.convert(told["score"], known(Work)) if told["score"] else None)
         module, _, name = told["opener"].partition(":")
         self._opener: Callable[..., Any] = getattr(importlib.import_module(module), name)
         self._user = not privileged()
@@ -87,7 +88,7 @@ class Server:
                 if job.i == message["stop"]:
                     kill_run(job.mark, pid)
         else:
-            self._start(msgspec.convert(message["job"], Job))
+            self._start(msgspec.convert(message["job"], known(Job)))
 
     def _start(self, job: Job) -> None:
         zygote = self._zygote(job.slot).lend() if self._lends else None

@@ -13,6 +13,7 @@ from ortet.session.carry import check_fresh, read_carry
 from ortet.session.datasets import record
 from ortet.session.hub import Hub
 from ortet.session.view import View
+from ortet.structs import known
 from ortet.surface.doings import Step, steps_of
 from ortet.surface.http.operations import operation
 from ortet.surface.http.ops_sessions import Agent, Listed, Name, SessionInfo, info_of, listed
@@ -109,7 +110,7 @@ def dataset(hub: Hub, ask: ListExamples, caller: Caller) -> Examples:
 def checkpoint(view: View) -> AgentCheckpoint:
     """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
     # with its digest, which only the text has
-    return msgspec.json.decode(view.checkpoint().to_json(), type=AgentCheckpoint)
+    return msgspec.json.decode(view.checkpoint().to_json(), type=known(AgentCheckpoint))
 
 
 class FromCheckpoint(Ask, frozen=True):

@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from ortet.errors import Conflict, Invalid, OrtetError
 from ortet.machine.jobs import Job
 from ortet.session.lifecycle import SessionRow
+from ortet.structs import known
 from ortet.surface.http import wire
 from ortet.surface.http.answers import refusal, shape_of
 from ortet.surface.http.rooms import Rooms
@@ -193,7 +194,7 @@ class _Attached:
 
 def _control(text: str) -> Control:
     try:
-        return msgspec.json.decode(text, type=Control)
+        return msgspec.json.decode(text, type=known(Control))
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise Invalid(
             "bad_frame", f"{error}: a text frame is {{'resize': {{'rows': 24, 'cols': 80}}}}"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.structs import known
 
 _Ask = TypeVar("_Ask", bound=msgspec.Struct)
 
@@ -30,7 +31,7 @@ def asked(
         values = _from_body(body)
     named = {name: value for name, value in path.items() if name in kind.__struct_fields__}
     try:
-        return msgspec.convert({**values, **named}, kind, strict=body is not None)
+        return msgspec.convert({**values, **named}, known(kind), strict=body is not None)
     except msgspec.ValidationError as error:
         raise Invalid("bad_request", f"{error}: /openapi.json says what can be given") from error
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ortet.structs import known
 from ortet.surface import render
 from ortet.surface.mcp.toolbox import Answer
 
@@ -93,7 +94,7 @@ def changes_of(found: Iterable[diff.Change]) -> list[Change]:
 
 
 def deed_of(effect: Any) -> Deed:
-    return msgspec.convert(effect, Deed, from_attributes=True)
+    return msgspec.convert(effect, known(Deed), from_attributes=True)
 
 
 def losses_of(losses: Iterable[Any]) -> list[Loss]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ortet.errors import Invalid, Refused
+from ortet.structs import known
 from ortet.surface import render
 from ortet.surface.mcp.answers import Deed, deed_of, joined, some
 from ortet.surface.mcp.desk import Desk
@@ -44,7 +45,7 @@ class Artifact(Answer, frozen=True):
 
 
 def artifact_of(found: Any) -> Artifact:
-    return msgspec.convert(found, Artifact, from_attributes=True)
+    return msgspec.convert(found, known(Artifact), from_attributes=True)
 
 
 @tool(ADDS)

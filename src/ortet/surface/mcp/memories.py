@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ortet.structs import known
 from ortet.surface import render
 from ortet.surface.cmd_facts import meant
 from ortet.surface.mcp.answers import joined, some
@@ -50,7 +51,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def fact_of(found: Any) -> Fact:
-    return msgspec.convert(found, Fact, from_attributes=True)
+    return msgspec.convert(found, known(Fact), from_attributes=True)
 
 
 @tool(ADDS)

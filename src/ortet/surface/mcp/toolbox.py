@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.structs import known
 
 if TYPE_CHECKING:
     from ortet.surface.mcp.desk import Desk
@@ -96,7 +97,7 @@ class Tool:
     def check(self, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments, when they are what the schema says."""
         try:
-            given = msgspec.convert(dict(arguments or {}), self._given)
+            given = msgspec.convert(dict(arguments or {}), known(self._given))
         except msgspec.ValidationError as error:
             wanted = ", ".join(self._given.__struct_fields__) or "nothing"
             raise Invalid(

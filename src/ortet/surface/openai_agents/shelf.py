@@ -17,6 +17,7 @@ from ortet.journal.things import Message
 from ortet.session.recollect import last_compaction, rules_of
 from ortet.session.session import Session
 from ortet.session.view import View
+from ortet.structs import known
 from ortet.surface.openai_agents.items import Item, items_of, result_of
 from ortet.surface.spoken import whole_of
 
@@ -25,7 +26,7 @@ _TAIL = 64
 """Items among which calls without results are looked for."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Item]).decode
+_decode = msgspec.msgpack.Decoder(known(list[Item])).decode
 
 
 class _Said(NamedTuple):
