@@ -57,6 +57,7 @@ def _started(directory: Path) -> Iterator[str | None]:
     address = f"http://127.0.0.1:{ports[-2]}"
     with open(directory / "log", "ab") as log:
         server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    (directory / "pid").write_text(str(server.pid))
     try:
         yield address if _is_up(server, address) else None
     finally:

@@ -13,7 +13,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[serve]`: limits of `ortet serve`, whose options go before it."""
+    """`[serve]`: limits of `ortet serve`, whose options go before it; and where swarms may run."""
 
     body: Some = 16  # MiB of a request that is JSON
     frame: Some = 1  # MiB of what a WebSocket sends at once
@@ -33,6 +33,7 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     linger: Seconds = 10.0  # that a session stays open which nobody uses
     patience: Seconds = 5.0  # that a request waits for a busy session
     grace: Seconds = 10.0  # that requests have to end when the server stops
+    ray: str = ""  # the cluster that swarms may ask for: ray, or ray://HOST:PORT; else none
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

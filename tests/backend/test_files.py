@@ -73,6 +73,14 @@ def test_put_file_from_another_file_system_to_a_taken_key(
     assert leftovers(tmp_path / "bucket") == []
 
 
+def test_a_directory_that_is_gone_does_not_answer(tmp_path: Path) -> None:
+    bucket = FileBucket(tmp_path / "mounted")
+    bucket.answers(1.0)
+    (tmp_path / "mounted").rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFound):
+        bucket.answers(1.0)
+
+
 def test_only_regular_files_can_be_put(bucket: FileBucket, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"")

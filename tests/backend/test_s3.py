@@ -173,6 +173,18 @@ def test_a_bucket_that_is_not_there(proxy: Proxy) -> None:
         assert "s3://not-there" in str(caught.value)
 
 
+def test_whether_it_answers_is_asked_once(bucket: S3Bucket, proxy: Proxy) -> None:
+    bucket.answers(60.0)
+    proxy.faults = [fails(503, "SlowDown")]
+    with pytest.raises(Unavailable) as caught:
+        bucket.answers(60.0)
+    assert caught.value.kind == "bucket_unavailable"
+    assert proxy.seen == ["GET", "GET"]
+    with pytest.raises(NotFound) as gone:
+        S3Bucket(f"s3://nobodys/x?endpoint={proxy.url}").answers(60.0)
+    assert gone.value.kind == "no_bucket"
+
+
 def test_ranges_that_lie_close_are_one_question(bucket: S3Bucket, proxy: Proxy) -> None:
     data = os.urandom(1 << 20)
     bucket.put("a", data)

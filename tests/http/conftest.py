@@ -42,6 +42,7 @@ class Client:
     def __init__(self, url: str, token: str = "") -> None:
         self.url = url
         self.token = token
+        self.wait = 60.0
         self._at = urlsplit(url).netloc
 
     def ask(
@@ -62,7 +63,7 @@ class Client:
             given.setdefault("Content-Type", "application/json")
         # what the path holds already stays as it is
         where = quote(path, safe="/%?=&:@+,~{}") + (f"?{urlencode(query, True)}" if query else "")
-        connection = HTTPConnection(self._at, timeout=60)
+        connection = HTTPConnection(self._at, timeout=self.wait)
         try:
             connection.request(method, where, raw, given)
             found = connection.getresponse()
@@ -117,7 +118,7 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            self.process.wait()
+            self._ended()
             raise AssertionError(f"the server did not start: {self.log.read_text()}")
         self.url: str = json.loads(line)["url"]
 

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -215,12 +216,25 @@ def test_attempts_that_stay_are_adopted_merged_and_kept_by_hand(client: Client) 
         ({"task": "true", "budget": {"usd": -1}}, 422),
         ({"task": "true", "at": "nowhere"}, 404),
         ({"task": "true", "stop_when": "x"}, 422),
+        ({"task": "true", "on": "ray"}, 501),  # which nobody gave this server
+        ({"task": "true", "on": "ray://127.0.0.1:10001"}, 422),
+        ({"task": "true", "on": ""}, 422),
+        ({"task": "true", "needs": {"cpu": 1}}, 422),
     ],
 )
 def test_what_cannot_be_a_swarm(client: Client, body: Any, status: int) -> None:
     path = client.new("wrong", engine="overlay")
     assert client.ask("POST", f"{path}/swarms", body).status == status
     assert client.get(f"{path}/swarms")["items"] == []
+
+
+def test_a_cluster_that_cannot_be_one_is_told_at_the_start(serve: Serve, tmp_path: Path) -> None:
+    store = tmp_path / "served" / "store"
+    with pytest.raises(AssertionError, match="--ray http://here: give ray for the cluster"):
+        serve("--no-auth", "--ray", "http://here")
+    (store / "config.toml").write_text('[serve]\nray = "there"\n')
+    with pytest.raises(AssertionError, match="--ray there: give ray for the cluster"):
+        serve("--no-auth")
 
 
 def test_one_that_is_not_there(client: Client) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.http.conftest import Client, Server
 from tests.postgres_server import drop_schema, new_schema, shared
 from tests.ray_cluster import RayCluster
 from tests.swarm import tasks
@@ -217,6 +218,39 @@ def test_a_client_that_is_no_node_sends_what_it_has(cluster: RayCluster, tmp_pat
         assert (result.kept, result.winners[0].score) == ([3], 8)
         assert session.budget_left()["usd"] == pytest.approx(0.9)
         assert [row.name for row in hub.sessions()] == ["near"]
+
+
+def made(client: Client, path: str) -> str:
+    """What the best has left; nothing while the session is busy."""
+    reply = client.ask("POST", f"{path}/run", {"command": "cat made"})
+    return str(reply.data["stdout"]) if reply.status == 200 else ""
+
+
+@pytest.mark.usefixtures("joined")
+def test_a_server_has_its_cluster_from_who_started_it(cluster: RayCluster, tmp_path: Path) -> None:
+    server = Server(tmp_path / "served", "--no-auth", "--ray", cluster.url)
+    try:
+        client = server.client()
+        client.wait = 3 * WAIT  # Ray has its own limits
+        path = client.new("asked", engine="overlay")
+        ask = {"task": "echo $ORTET_ATTEMPT | tee made", "n": 2, "name": "far", "on": "ray"}
+        for other in (cluster.url, "ray://127.0.0.1:1", "auto"):
+            reply = client.ask("POST", f"{path}/swarms", {**ask, "on": other})
+            assert (reply.status, reply.kind) == (422, "bad_place")
+        reply = client.ask("POST", f"{path}/swarms", {**ask, "needs": {"unicorn": 1}})
+        assert (reply.status, reply.kind) == (403, "no_node")
+        assert client.get(f"{path}/swarms")["items"] == []
+        client.post(f"{path}/swarms", {**ask, "needs": {"north": 1}})
+        until(lambda: client.get(f"{path}/swarms/far")["state"] == "finished", "it is not finished")
+        found = client.get(f"{path}/swarms/far")
+        assert [one["state"] for one in found["attempts"]] == ["done"] * 2, found
+        until(lambda: made(client, path) == "1\n", "the best was not adopted")
+        # whoever has the whole store of a server drives its swarms itself, where it likes
+        with open_hub(server.url) as hub:
+            result = hub.session("remote").swarm("echo $ORTET_ATTEMPT", n=2, on="ray")
+            assert (states(result), result.kept) == (["done"] * 2, [1])
+    finally:
+        server.kill()
 
 
 @pytest.mark.usefixtures("joined")

@@ -40,6 +40,8 @@ __all__ = [
 
 _NOBODYS = "news"
 """A topic to wait under for what a signal cannot tell by itself."""
+_NOTHING = "ready"
+"""A key that nobody puts."""
 _LOOK = 1.0
 """Seconds after which anything may have happened."""
 
@@ -114,6 +116,15 @@ class Bucket(ABC):
     def local_path(self, key: str) -> Path | None:  # noqa: ARG002
         """Where it can be mapped on this host; None if it cannot or is not there: use get."""
         return None
+
+    def answers(self, seconds: float) -> None:  # noqa: ARG002
+        """That it is there, asked once: raises why not, and Unavailable when it has said nothing
+        for so long, where it is a server."""
+        try:
+            self.get(_NOTHING)
+        except NotFound as error:
+            if error.kind != "no_key":
+                raise
 
     def close(self) -> None:  # noqa: B027
         """Release handles; further calls are undefined."""

@@ -75,6 +75,11 @@ class FileBucket(Bucket):
                 raise no_key(key)
             return status.st_size
 
+    def answers(self, seconds: float) -> None:
+        del seconds
+        with _translated("look into", str(self._root)):
+            os.stat(self._root / _NEW)
+
     def list(self, prefix: str = "") -> Iterator[Listing]:
         parent = check_prefix(prefix).rpartition("/")[0]
         with _translated("list", prefix):

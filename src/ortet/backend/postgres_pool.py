@@ -220,7 +220,7 @@ class Pool:
             max_idle=_IDLE,
             num_workers=1,
             open=True,
-            reconnect_timeout=database.wait,
+            reconnect_timeout=_LOOK,  # who still waits has it begin anew, without longer pauses
             configure=self._configure,
         )
 

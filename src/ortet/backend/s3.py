@@ -35,6 +35,8 @@ _BULK = 1 << 20
 _PACE = 128 << 10
 """Bytes a second that any line should carry."""
 _READING = 3600.0
+_NOTHING = "ready"
+"""A key that nobody puts."""
 _AT_ONCE = 16
 """Questions under way: a far server answers each after its time, and many in the same."""
 
@@ -233,6 +235,20 @@ class S3Bucket(Bucket):
             for path in paths:
                 with suppress(Absent):
                     self._call("delete from it", partial(obstore.delete, self._reader, path))
+
+    def answers(self, seconds: float) -> None:
+        import obstore
+
+        store = self._store(seconds, seconds)
+        _check_process(self.address)
+        with suppress(Absent):
+            # a read, and not a head: only an answer with words tells which is absent, key or bucket
+            attempt(
+                self.address,
+                "look into it",
+                lambda: obstore.get(store, self._at(_NOTHING)),
+                patience=0.0,
+            )
 
     def close(self) -> None:
         self._stores.clear()

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 @click.option("--allow-host", multiple=True, metavar="NAME", help="Another name of this server.")
 @click.option("--allow-run", is_flag=True, help="Let tokens that may write run commands here.")
 @click.option(
+    "--ray",
+    metavar="CLUSTER",
+    help="ray, or ray://HOST:PORT: where swarms that say on=ray run; else nowhere.",
+)
+@click.option(
     "--behind", multiple=True, metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed."
 )
 @click.option(
@@ -37,6 +42,7 @@ def serve(
     no_auth: bool,
     allow_host: tuple[str, ...],
     allow_run: bool,
+    ray: str | None,
     behind: tuple[str, ...],
     limits: tuple[str, ...],
 ) -> None:
@@ -65,7 +71,7 @@ def serve(
 
     hub = _opened(call)
     settings = read_settings(hub.root)
-    chosen = _with(settings.serve, limits)
+    chosen = _with(settings.serve, limits, ray)
     policy = gate.Policy(gate.hosts_of(host, allow_host), open_=no_auth, may_run=allow_run)
     with server.bind(host, port) as bound:
         app = make_app(
@@ -103,14 +109,33 @@ def _shown(hub: Hub) -> str:
     return hub.url.partition("?")[0] if is_shared(hub.url) else hub.url
 
 
-def _with(settings: Serve, limits: tuple[str, ...]) -> Serve:
+def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
     """As the options change them."""
     values = msgspec.structs.asdict(settings)
+    if ray is not None:
+        values["ray"] = ray
     for word in limits:
         name, _, value = word.partition("=")
         values[name] = value
     try:
-        return msgspec.convert(values, known(type(settings)), strict=False)
+        found = msgspec.convert(values, known(type(settings)), strict=False)
     except msgspec.ValidationError as error:
         names = ", ".join(type(settings).__struct_fields__)
         raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error
+    if found.ray:
+        _check_cluster(found.ray)
+    return found
+
+
+def _check_cluster(address: str) -> None:
+    """Now, and not when the first swarm asks for it; whether it answers is seen then."""
+    from ortet.swarm.place import place_of
+
+    try:
+        place_of(address, None)
+    except Invalid as error:
+        raise Invalid(
+            "bad_place",
+            f"--ray {address}: give ray for the cluster that this host is a node of, or the "
+            "address of one, as ray://HOST:10001",
+        ) from error

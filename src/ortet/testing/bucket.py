@@ -152,6 +152,9 @@ class BucketTests:
             with pytest.raises(NotFound):
                 bucket.get_ranges(key, [(0, 1)])
 
+    def test_it_answers(self, bucket: Bucket) -> None:
+        bucket.answers(60.0)
+
     def test_several_objects_at_once(self, bucket: Bucket) -> None:
         objects = {f"many/{n}": b"%d" % n * n for n in range(40)}
         bucket.put("many/7", b"first")

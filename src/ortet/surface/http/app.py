@@ -29,6 +29,7 @@ from ortet.surface.http.login import login_routes
 from ortet.surface.http.logs import Log, to_stderr
 from ortet.surface.http.openapi import Document
 from ortet.surface.http.operations import operations
+from ortet.surface.http.parts import parts_of
 from ortet.surface.http.raw import raw_routes
 from ortet.surface.http.rawgrant import grant_of
 from ortet.surface.http.streams import Streams
@@ -57,7 +58,7 @@ def make_app(
     home = open_hub(root, True)
     desk = Desk(_gate(home, policy), tenants, settings, log, cache=home.cache)
     streams = Streams(desk)
-    health = Health(desk, home, reserve)
+    health = Health(desk, parts_of(home, reserve, log))
     count_all(desk, lambda: streams.count)
 
     @asynccontextmanager
@@ -74,6 +75,7 @@ def make_app(
             if stuck:
                 log.say("warning", "sessions were busy at the end", count=stuck)
             desk.threads.close()
+            await health.settle()
             home.close()
 
     register_url_convertor("int", Whole())
@@ -89,11 +91,7 @@ def make_app(
             *page_routes(desk, streams),
         ],
         lifespan=lifespan,
-        exception_handlers={
-            OrtetError: _refused,
-            HTTPException: _no_route,
-            Exception: _bug,
-        },
+        exception_handlers={OrtetError: _refused, HTTPException: _no_route, Exception: _bug},
     )
     app.state.desk = desk
     app.state.streams = streams

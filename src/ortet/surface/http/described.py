@@ -169,7 +169,14 @@ _WHO = {
     "properties": {name: {"type": "string"} for name in ("token", "name", "allows")},
     "required": ["token", "name", "allows"],
 }
-_READY = {"type": "object", "properties": {"ready": {"const": True}}, "required": ["ready"]}
+_READY = {
+    "type": "object",
+    "properties": {
+        "ready": {"const": True},
+        "not_well": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["ready"],
+}
 _FORM = "application/x-www-form-urlencoded"
 
 
@@ -185,7 +192,9 @@ def fixed_paths() -> Json:
             "get": _plain(
                 "readyz",
                 "server",
-                "Whether it can work: its store can be written, and it is not stopping.",
+                "Whether it can work: its store can be written, and it is not stopping. Answered "
+                "within some two seconds; `parts` of the details names what is not well. A bucket "
+                "that does not answer is in `not_well`: journals go on without it.",
                 {"200": _says("It can.", JSON, _READY), **errors(503)},
             )
         },

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 
-from ortet.errors import OrtetError, Unavailable
+from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.session.swarming import Halt, SwarmResult, Watcher
 
+_RAY = "ray"
 MOST = 16
 """Swarms of one store at once: each has processes of its own."""
 
@@ -39,9 +40,11 @@ class _Drive:
 
 
 class Drives:
-    """Those of one store. Any thread may ask."""
+    """Those of one store. Any thread may ask. `ray` is the cluster that they may run on, chosen by
+    who starts the server: a client that could give an address would have us connect anywhere."""
 
     def __init__(self, told: Told) -> None:
+        self.ray = ""
         self._told = told
         self._open: list[_Drive] = []
         self._lock = Lock()
@@ -66,6 +69,23 @@ class Drives:
             return drive.result
         assert drive.error is not None
         raise drive.error
+
+    def place(self, on: str | None) -> str | None:
+        """Where a swarm is to run, of what a client may say; None: on this host."""
+        if on is None:
+            return None
+        if on != _RAY:
+            raise Invalid(
+                "bad_place",
+                f"on={on[:100]!r}: say 'ray' for the cluster of this server, or nothing for its "
+                "host; an address is for who starts it to give (--ray)",
+            )
+        if not self.ray:
+            raise Unsupported(
+                "no_cluster_here",
+                "this server has no Ray cluster: leave on out, or start it with --ray ADDRESS",
+            )
+        return self.ray
 
     def _drive(self, drive: _Drive, run: Run) -> None:
         try:

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ortet.errors import OrtetError, Unavailable
-from ortet.session.hub import Hub
+from ortet.errors import Unavailable
 from ortet.surface.http import metrics
 from ortet.surface.http.answers import JSON
 from ortet.surface.http.desk import Desk
-
-_FRESH = 1.0
-"""Seconds for which a look at the store is good: anybody may ask."""
+from ortet.surface.http.parts import Part, check, settle
 
 
 class Health:
-    """`home` is the store that the server was started with, `reserve` the bytes that its disk must
-    have left."""
+    """`parts` are what the server works with."""
 
-    def __init__(self, desk: Desk, home: Hub, reserve: int) -> None:
+    def __init__(self, desk: Desk, parts: Sequence[Part]) -> None:
         self._desk = desk
-        self._home = home
-        self._reserve = reserve
-        self._looked = 0.0
-        self._wrong = ""
+        self._parts = parts
         self.stopping = False
+
+    @property
+    def looking(self) -> bool:
+        """Whether some part is being looked at, or is stuck in that."""
+        return any(part.looking is not None for part in self._parts)
+
+    async def settle(self) -> None:
+        """Before what is looked at is closed."""
+        self.stopping = True
+        await settle(self._parts)
 
     def routes(self) -> list[Route]:
         return [
@@ -46,25 +48,9 @@ class Health:
     async def _ready(self, _: Request) -> Response:
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: ask another")
-        if time.monotonic() - self._looked > _FRESH:
-            self._wrong = await self._desk.in_thread(self._look)
-            self._looked = time.monotonic()
-        if self._wrong:
-            raise Unavailable("not_ready", f"{self._wrong}: ask another server, or try again")
-        return Response(b'{"ready":true}', media_type=JSON)
-
-    def _look(self) -> str:
-        """What is wrong, in words that tell strangers nothing of this host."""
-        try:
-            space = os.statvfs(self._home.root)
-            if space.f_bavail * space.f_frsize < self._reserve:
-                return "its disk is full"
-            # the row's value is the same each time: what counts is that it can be written
-            self._home.catalog.put_row("serve", "ready", b"")
-        except (OSError, OrtetError) as error:
-            self._desk.log.fault("not ready", error)
-            return "its store cannot be written"
-        return ""
+        found = await check(self._parts)
+        answer = {"ready": True, "not_well": found} if found else {"ready": True}
+        return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def _metrics(self, _: Request) -> Response:
         text = await self._desk.in_thread(self._desk.metrics.text)

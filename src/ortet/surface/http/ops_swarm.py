@@ -51,7 +51,8 @@ class BeginSwarm(Ask, frozen=True):
     adopts the best, more leave the best as sessions, 0 none, merge or merge:K brings them together.
     `budget` is the share of each, `timeout` its seconds; `stop_when`: all end when one has this
     score. `at`: the commit to begin at. With the `name` and terms of one that was cut off, that one
-    goes on; attempts that were `interrupted` are made again, or count as failed."""
+    goes on; attempts that were `interrupted` are made again, or count as failed. `on`: ray has them
+    made by nodes of the cluster that the server was started with, each with what it `needs`."""
 
     session: str
     task: Command
@@ -67,6 +68,8 @@ class BeginSwarm(Ask, frozen=True):
     name: Name | None = None
     at: Ref | None = None
     interrupted: Literal["again", "count"] = "again"
+    on: str | None = None
+    needs: dict[str, Amount] | None = None
 
 
 @operation("POST", "/sessions/{session}/swarms", status=202, filtered=True, runs=True)
@@ -78,12 +81,16 @@ def begin_swarm(rooms: Rooms, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
 
 
 class ResumeSwarm(Ask, frozen=True):
+    """Wherever it ran before: `on` and `needs` are those of what is left."""
+
     session: str
     name: str
     parallel: AtOnce = 2
     stop_when: Score | None = None
     timeout: Seconds | None = None
     interrupted: Literal["again", "count"] = "again"
+    on: str | None = None
+    needs: dict[str, Amount] | None = None
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/resume", status=202, filtered=True, runs=True)
@@ -95,6 +102,7 @@ def resume_swarm(rooms: Rooms, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
 
 def _driven(rooms: Rooms, session: str, caller: Caller, options: dict[str, Any]) -> SwarmInfo:
     row = rooms.row(session, caller.sees)
+    options["on"] = rooms.drives.place(options["on"])
 
     def run(halt: Halt, progress: Watcher) -> SwarmResult:
         with rooms.enter(row) as ours:

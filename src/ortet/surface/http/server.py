@@ -73,7 +73,7 @@ def serve(
         server.run(sockets=[bound])
     log.say("info", "stopped")
     log.close()
-    if app.state.desk.threads.working:
+    if app.state.desk.threads.working or app.state.health.looking:
         # Something still runs, for an hour perhaps; what it held is free when the process is gone.
         os._exit(0)
 

@@ -92,6 +92,7 @@ class Tenants:
             patience=settings.patience,
             told=self._told,
         )
+        rooms.drives.ray = settings.ray
         with rooms.hub() as hub:
             forget_keys(hub)
         return rooms

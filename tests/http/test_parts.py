@@ -1,0 +1,180 @@
+"""What a server needs to work, in the real thing: stopped, and there again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests import postgres_server
+from tests.http.conftest import Client, Reply, Serve, Server
+from tests.http.rawly import WAIT, until
+from tests.s3_server import ENVIRON, make_bucket, s3_server
+
+from ortet.surface.http import parts
+from ortet.surface.http.logs import Log
+from ortet.surface.http.parts import Part
+
+ASKING = 16
+
+
+@pytest.fixture
+def postgres() -> Iterator[postgres_server.Server]:
+    server = postgres_server.Server()
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def asked(client: Client) -> list[Reply]:
+    """By many at once, as balancers do that do not wait for one another."""
+    with ThreadPoolExecutor(ASKING) as pool:
+        return list(pool.map(lambda _: client.ask("GET", "/readyz"), range(ASKING)))
+
+
+def threads(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/task"))
+
+
+def ready(client: Client) -> Reply:
+    return until(lambda: client.ask("GET", "/readyz"), lambda reply: reply.status == 200)
+
+
+def names(client: Client) -> list[str]:
+    """Parts that are not well."""
+    reply = client.ask("GET", "/readyz")
+    if reply.status == 200:
+        return list(reply.data.get("not_well", []))
+    return list(reply.data["details"]["parts"])
+
+
+def not_well(server: Server, part: str) -> list[Reply]:
+    """All are told so, and one thread waits for it; what they are told."""
+    client, before = server.client(), threads(server)
+    assert until(lambda: names(client), lambda found: part in found)
+    replies = [*asked(client), *asked(client)]
+    assert threads(server) < before + ASKING / 2
+    return replies
+
+
+def not_ready(server: Server, part: str) -> list[str]:
+    replies = not_well(server, part)
+    for reply in replies:
+        assert reply.status == 503
+        assert reply.kind == "not_ready"
+        assert part in reply.data["details"]["parts"]
+        assert f"its {part} " in reply.data["message"]
+    return [reply.data["message"] for reply in replies]
+
+
+def test_a_database_that_stands_still(
+    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+) -> None:
+    server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
+    client = server.client()
+    assert ready(client)
+    postgres.pause()
+    try:
+        # they did not wait until the driver has given it up
+        assert any("has not answered" in told for told in not_ready(server, "database"))
+        assert client.ask("GET", "/healthz").status == 200
+    finally:
+        postgres.resume()
+    assert ready(client)
+    postgres.stop()
+    not_ready(server, "database")
+    postgres.start()
+    assert ready(client)
+    assert server.stop() == 0
+
+
+def test_a_bucket_that_stands_still(
+    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+) -> None:
+    place = tmp_path / "s3"
+    place.mkdir()
+    with s3_server(place) as address:
+        make_bucket(address, "ortet")
+        bucket = quote(f"s3://ortet/x?endpoint={address}", safe="")
+        server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket={bucket}", **ENVIRON)
+        client = server.client()
+        assert ready(client)
+        weed = int((place / "pid").read_text())
+        os.kill(weed, signal.SIGSTOP)
+        try:
+            for reply in not_well(server, "bucket"):  # journals go on without it
+                assert (reply.status, reply.data) == (200, {"ready": True, "not_well": ["bucket"]})
+        finally:
+            os.kill(weed, signal.SIGCONT)
+        assert until(lambda: names(client), lambda found: not found) == []
+        os.kill(weed, signal.SIGSTOP)
+        postgres.pause()
+        try:
+            assert until(lambda: names(client), lambda found: {"database", "bucket"} <= {*found})
+        finally:
+            postgres.resume()
+            os.kill(weed, signal.SIGCONT)
+        assert ready(client)
+
+
+def test_a_server_ends_while_its_database_stands_still(
+    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+) -> None:
+    server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
+    assert ready(server.client())
+    postgres.pause()
+    try:
+        not_ready(server, "database")
+        assert server.stop() == 0
+    finally:
+        postgres.resume()
+
+
+class Stuck:
+    """Looks that wait until they may go on, and then fail or not."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self) -> None:
+        self.begun += 1
+        self.go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def test_one_looks_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    look, said = Stuck(), bytearray()
+    log = Log(said.extend)
+    part = Part("bucket", look, log)
+
+    async def ask() -> None:
+        monkeypatch.setattr(parts, "LIMIT", 0.1)
+        told = await asyncio.gather(*(part.wrong() for _ in range(5)))
+        assert {words.partition(" for ")[0] for words in told} == {"its bucket has not answered"}
+        assert "has not answered" in await part.wrong()
+        assert look.begun == 1
+        monkeypatch.setattr(parts, "LIMIT", WAIT)
+        look.go.set()
+        assert await part.wrong() == ""  # of the look that was waited for in vain
+        assert look.begun == 1
+        look.error = OSError("on host 10.0.0.7")
+        while not (wrong := await part.wrong()):
+            await asyncio.sleep(0.02)
+        assert wrong == await part.wrong() == "its bucket cannot be used"
+        assert look.begun == 3  # nobody is told of a failure that was before
+        look.error = None
+        assert await part.wrong() == ""
+
+    asyncio.run(ask())
+    log.close()
+    assert said.count(b"10.0.0.7") == 1
