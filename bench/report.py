@@ -154,7 +154,8 @@ that the CPU that both take for an append says how many a second there can be. T
 sessions that the product made are copied to the others by COPY, with ids and names of their own,
 then `VACUUM (ANALYZE)`; sessions that were not opened before are opened in one hub, one of the
 empty store and one of the full in turn, and everything that was said in them is read. Before a fork
-there is a commit, not timed.
+there is a commit, not timed; that of DBOS is `fork_workflow` behind the last step, and what then
+runs ends at once, not timed either.
 """,
     scale_rows.ROWS,
 )

@@ -133,26 +133,42 @@ class Bare:
 
 
 def dbos(wire: Wire) -> None:
-    """One workflow; each request is one of its steps."""
+    """One workflow; each request is one of its steps, until it is forked behind the last of them.
+    What is forked ends at once."""
     requests = wire.requests()
     runtime: Any = import_module("dbos").DBOS
     url = next(requests)["url"]
     runtime(config={"name": "bench", "system_database_url": url, "log_level": "WARNING"})
+    steps = 0
 
     def step(number: int, text: str) -> dict[str, object]:
         return {"number": number, "text": text}
 
     recorded = runtime.step()(step)
 
-    def work() -> None:
-        wire.answer()
-        for request in requests:
-            given = request["number"], request["text"]
-            wire.answer(ms=milliseconds(lambda: recorded(*given)))  # noqa: B023
+    def work() -> str:
+        nonlocal steps
+        if not steps:
+            wire.answer()
+            for request in requests:
+                if request["do"] == "fork":
+                    break
+                given = request["number"], request["text"]
+                wire.answer(ms=milliseconds(lambda: recorded(*given)))  # noqa: B023
+                steps += 1
+        return str(runtime.workflow_id)
 
     flow = runtime.workflow()(work)
     runtime.launch()
-    flow()
+    name = flow()
+    while True:
+        made: list[Any] = []
+        spent = milliseconds(lambda: made.append(runtime.fork_workflow(name, steps + 1)))  # noqa: B023
+        made[0].get_result()
+        assert len(runtime.list_workflow_steps(made[0].workflow_id)) == steps
+        wire.answer(ms=spent)
+        if next(requests, None) is None:
+            break
     runtime.destroy()
 
 

@@ -89,7 +89,7 @@ ROWS = (
     Row("scale-say", "a message said; a step recorded; a row inserted: durable", "ms", ""),
     Row("scale-say-size", "in the database after 500 of them", "KB", ""),
     Row("scale-commit", "commit behind a message", "ms", ""),
-    Row("scale-fork", "fork, mind only, nothing uncommitted", "ms", ""),
+    Row("scale-fork", "fork behind 500 of them, mind only", "ms", ""),
     Row("scale-recall", "recall among 500 messages", "ms", ""),
     *(
         Row(append(size), f"a durable append, {size} connections at once", "ms", "")

@@ -148,6 +148,9 @@ def _verbs(plan: Plan, servers: Servers) -> Iterator[Sample]:
             yield Sample("scale-say", side.name, spent[side.name])
             yield Sample("scale-say-size", side.name, [side.size()])
         yield from _committed(sides[0].peer, texts[counts.turns :], counts.deeds)
+        for side in sides[2:]:
+            forks = [side.peer.ask("fork")["ms"] for _ in range(counts.deeds)]
+            yield Sample("scale-fork", side.name, forks)
 
 
 def _committed(ours: Peer, texts: list[str], count: int) -> Iterator[Sample]:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.cloud_servers import Cloud, azure_server, google_server, in_front
 from tests.s3_server import Proxy, make_bucket, s3_server, set_environ
 
 # how fast the host is says nothing about what is tested
@@ -38,3 +39,25 @@ def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     set_environ(monkeypatch)
     with Proxy(s3) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where an account of Azure is, with a container named ortet."""
+    with azure_server(tmp_path_factory.mktemp("azure")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where Google's storage is, with a bucket named ortet."""
+    with google_server(tmp_path_factory.mktemp("google")) as address:
+        yield address
+
+
+@pytest.fixture(params=["az", "gs"])
+def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """In front of each of them."""
+    address = request.getfixturevalue({"az": "azure", "gs": "google"}[request.param])
+    with in_front(request.param, address, monkeypatch) as cloud:
+        yield cloud

@@ -46,7 +46,7 @@ def _started(directory: Path) -> Iterator[str | None]:
     identity = {"name": "tests", "credentials": [config], "actions": ["Admin"]}
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (directory / "data").mkdir(exist_ok=True)
-    ports = _free_ports(2 * len(_PORTS))
+    ports = free_ports(2 * len(_PORTS))
     argv = [str(program), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
     argv += [f"-dir={directory}/data", f"-s3.config={directory}/s3.json", "-volume.max=100"]
     argv += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.preStopSeconds=0"]
@@ -74,7 +74,7 @@ def _is_up(server: subprocess.Popen[bytes], address: str) -> bool:
     return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with _bound(count) as sockets:
         return [bound.getsockname()[1] for bound in sockets]
 
@@ -126,7 +126,7 @@ class Proxy:
     """Passes requests on, unless one of `faults` takes them: each takes one, then it is gone. When
     there is none left it is for `always`."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, relay: type[Relay] | None = None) -> None:
         self.upstream = upstream.removeprefix("http://")
         self.faults: list[Fault] = []
         self.always: Fault = passes
@@ -135,7 +135,7 @@ class Proxy:
         self.over = threading.Event()
         proxy = self
 
-        class Handler(Relay):
+        class Handler(relay or Relay):  # type: ignore[misc]
             owner = proxy
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

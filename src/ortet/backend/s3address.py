@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az")
-_OPTIONS = {"s3": ("endpoint", "region"), "gs": (), "az": ("account",)}
+_OPTIONS = {"s3": ("endpoint", "region"), "gs": ("endpoint",), "az": ("endpoint", "account")}
 KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
@@ -85,7 +85,8 @@ def _bad() -> Invalid:
     return Invalid(
         "bad_url",
         "this is no address of a bucket: write s3://BUCKET/PREFIX, and behind it at most "
-        "?endpoint=https://HOST:PORT&region=NAME; or gs://BUCKET/PREFIX, az://CONTAINER/PREFIX",
+        "?endpoint=https://HOST:PORT&region=NAME; or gs://BUCKET/PREFIX, with ?endpoint=…, or "
+        "az://CONTAINER/PREFIX, with ?account=NAME&endpoint=…",
     )
 
 
@@ -107,7 +108,9 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
         "read_timeout": timedelta(seconds=silence),
         "connect_timeout": timedelta(seconds=min(_CONNECT, silence)),
     }
-    options = {"endpoint": address.endpoint, "region": address.region}
+    endpoint = "base_url" if address.scheme == "gs" else "endpoint"
+    options = {endpoint: address.endpoint, "region": address.region}
+    options["account_name"] = address.account
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     if address.endpoint.startswith("http://"):
         client["allow_http"] = True
@@ -117,9 +120,8 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
         if address.scheme == "s3":
             return S3Store(address.bucket, **given, **common)
         if address.scheme == "gs":
-            return GCSStore(address.bucket, **common)
-        named: dict[str, Any] = {"account_name": address.account} if address.account else {}
-        return AzureStore(address.bucket, **named, **common)
+            return GCSStore(address.bucket, **given, **common)
+        return AzureStore(address.bucket, **given, **common)
     except (BaseError, ValueError, TypeError):
         raise Invalid("bad_bucket", _unusable(address)) from None
 

@@ -20,6 +20,9 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _AGAIN_CODES = {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"}
 _EXISTS = "BlobAlreadyExists"
 """What Azure says with 409, which from S3 means that the same call may do later."""
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
+_BEYOND = "Wanted range starting at"
+"""Words of obstore itself, about an answer that should have been 416."""
 _METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 
 
@@ -83,6 +86,8 @@ def _told(error: Exception) -> Failure:
     number = int(status[1]) if status else _guessed(type(error).__name__)
     if code and code[1] == _EXISTS:
         number = 412
+    if not number and _BEYOND in text:
+        number = 416
     words = "it did not answer"
     if any(host in text for host in _METADATA):
         return Failure(401, "NoCredentials", "no credentials")
@@ -102,7 +107,7 @@ def _guessed(name: str) -> int:
 
 def _meaning(failure: Failure, address: Address, act: str, *, again: bool) -> Exception:
     status, code = failure.status, failure.code
-    if status == 404 and code != "NoSuchBucket":
+    if status == 404 and code not in _NO_BUCKET:
         return Absent()
     if status == 412:
         return Taken(again=again)
@@ -113,7 +118,7 @@ def _meaning(failure: Failure, address: Address, act: str, *, again: bool) -> Ex
 
 def _refusal(failure: Failure, address: Address, act: str) -> OrtetError:
     name = f"{address.scheme}://{address.bucket}"
-    if failure.code == "NoSuchBucket":
+    if failure.code in _NO_BUCKET:
         return NotFound(
             "no_bucket", f"there is no bucket {name}: create it, or correct the address (bucket=)"
         )
