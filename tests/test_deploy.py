@@ -17,7 +17,6 @@ from typing import Any
 import click
 import pytest
 import yaml  # type: ignore[import-untyped]
-from tests.s3_server import set_environ
 
 from ortet.backend import s3address, valkeyaddress
 from ortet.backend.buckets import bucket_of
@@ -154,12 +153,10 @@ def test_the_guide_to_compose_names_services_that_are_there() -> None:
 
 
 def test_a_bucket_is_copied_out_and_back(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_environ(monkeypatch)
     copy = runpy.run_path(str(DEPLOY / "copy_bucket.py"))["main"]
-    place = f"ortet/deploy-{os.urandom(4).hex()}"
-    first, second = (f"s3://{place}/{one}?endpoint={s3}" for one in ("store", "restored"))
+    first, second = (f"file://{tmp_path}/{one}" for one in ("store", "restored"))
     kept = {f"packs/{number:02}": os.urandom(100 + number) for number in range(20)}
     assert not bucket_of(first).put_all(kept)
     copy(first, f"file://{tmp_path}/backup")
