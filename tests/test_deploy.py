@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from ortet.backend import s3address, valkeyaddress
+from ortet.backend.buckets import bucket_of
 from ortet.shared import address_of
 from ortet.surface.cli import cli
 
@@ -49,7 +52,8 @@ def image_command() -> list[str]:
 def readme_commands() -> list[list[str]]:
     text = (DEPLOY / "README.md").read_text()
     return [
-        shlex.split(found) for found in re.findall(r"\bortet (?:access|migrate)\b[^\n`]*", text)
+        shlex.split(found)
+        for found in re.findall(r"\bortet (?:access|migrate|verify|doctor|stats)\b[^\n`]*", text)
     ]
 
 
@@ -103,6 +107,69 @@ def test_the_address_leads_to_the_other_services() -> None:
     assert services["signal"]["command"][1:3] == ["--save", ""]  # what was erased must not stay
 
 
+def test_the_bucket_starts_as_it_should() -> None:
+    """The image gives a GB to each volume, empty or not, and is killed before it has stopped."""
+    command = compose()["services"]["objects"]["command"]
+    program = Path(sys.executable).with_name("weed")
+    told = subprocess.run([program, command[0], "-h"], capture_output=True, text=True, check=False)
+    known = set(re.findall(r"^  -(\S+)", told.stdout + told.stderr, re.MULTILINE))
+    assert len(known) > 50
+    given = dict(one.removeprefix("-").partition("=")[::2] for one in command[1:])
+    assert set(given) <= known
+    assert given["master.volumePreallocate"] == "false"
+    assert int(given["volume.preStopSeconds"]) < 10
+
+
+def test_what_keeps_data_is_given_time_to_stop() -> None:
+    for name, service in compose()["services"].items():
+        if any(one.partition(":")[0] in compose()["volumes"] for one in service.get("volumes", [])):
+            assert service["stop_grace_period"] == "60s", name
+
+
+def test_valkey_answers_other_containers() -> None:
+    command = compose()["services"]["signal"]["command"]
+    assert command[command.index("--protected-mode") + 1] == "no"
+
+
+def test_passwords_are_written_for_their_owner_alone(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^.*> \.env\)?$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    script = f"umask 022; openssl() {{ echo 0123; }}; {line}"
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    named = re.findall(r"^(\w+)=\S+$", (tmp_path / ".env").read_text(), re.MULTILINE)
+    assert set(named) == set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
+
+
+def test_the_guide_to_compose_names_services_that_are_there() -> None:
+    services = set(compose()["services"])
+    lines = re.findall(r"^docker compose (.*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 10
+    for line in lines:
+        verb, *words = shlex.split(line.partition(" > ")[0].partition(" < ")[0])
+        if verb in ("exec", "run"):
+            assert services & set(words), line
+        for option in (one.partition("=") for one in words if one.startswith("--schema")):
+            assert option[2] == "ortet"
+
+
+def test_a_bucket_is_copied_out_and_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = runpy.run_path(str(DEPLOY / "copy_bucket.py"))["main"]
+    first, second = (f"file://{tmp_path}/{one}" for one in ("store", "restored"))
+    kept = {f"packs/{number:02}": os.urandom(100 + number) for number in range(20)}
+    assert not bucket_of(first).put_all(kept)
+    copy(first, f"file://{tmp_path}/backup")
+    copy(first, f"file://{tmp_path}/backup")
+    copy(f"file://{tmp_path}/backup", second)
+    assert bucket_of(second).get_all([one.key for one in bucket_of(second).list()]) == kept
+    assert capsys.readouterr().out.splitlines() == [
+        "20 objects copied, 0 were there",
+        "0 objects copied, 20 were there",
+        "20 objects copied, 0 were there",
+    ]
+
+
 def test_what_compose_names_is_there() -> None:
     """As `docker compose config` would find, which needs no Docker here."""
     file = compose()
@@ -134,6 +201,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
         *sources, _ = line.split()
         for source in sources:
             assert (DEPLOY.parent / source).exists(), source
+            assert f"!{source}" in (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     (extras,) = re.findall(r"/src\[([\w,]+)\]", text)
     offered = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     assert set(extras.split(",")) <= set(offered["project"]["optional-dependencies"])
@@ -145,6 +213,8 @@ def test_the_image_is_made_of_what_is_there() -> None:
 def test_what_the_proxy_asks_is_answered() -> None:
     (path,) = re.findall(r"option httpchk GET (\S+)", (DEPLOY / "haproxy.cfg").read_text())
     assert path in (DEPLOY.parent / "src/ortet/surface/http/health.py").read_text()
+    port = parsed(servers()["one"]["command"])["port"]
+    assert f"'http://127.0.0.1:{port}{path}'" in servers()["one"]["healthcheck"]["test"][-1]
 
 
 def test_the_proxy_knows_each_server() -> None:
@@ -152,6 +222,13 @@ def test_the_proxy_knows_each_server() -> None:
     port = parsed(servers()["one"]["command"])["port"]
     found = re.findall(r"^\s+server (\w+) (\w+):(\d+)$", text, re.MULTILINE)
     assert found == [(name, name, str(port)) for name in servers()]
+
+
+def test_the_proxy_leaves_a_session_at_its_server() -> None:
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    (number,) = re.findall(r"set-var\(txn.session\) path,field\((\d),/\)", text)
+    assert ["", "sessions", "{session}", "turns"][int(number) - 1] == "{session}"
+    assert "balance hash var(txn.session)\n" in text
 
 
 def test_servers_have_disks_of_their_own() -> None:
