@@ -15,6 +15,7 @@ from tests.postgres_server import shared
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Invalid
 from ortet.ids import SystemClock
+from ortet.memory import postgres_meanings
 from ortet.memory.abc import Meanings, Page
 from ortet.memory.index import text_hash
 from ortet.memory.postgres_index import PostgresIndex
@@ -100,6 +101,32 @@ def test_the_answers_of_a_file(world: World) -> None:
                 there = world.in_database(embedder, text, limit, *SPANS)
                 assert there == world.in_file(embedder, text, limit, *SPANS)
                 assert there.status == "all"
+
+
+@pytest.mark.parametrize("way", ["walked", "walked in vain"])
+def test_the_answers_of_a_file_where_all_vectors_are_read(
+    world: World, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    walked = []
+    walk = PostgresVectorStore.walk
+
+    def told(store: PostgresVectorStore, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        walked.append(walk(store, statement if way == "walked" else "SELECT 1 / 0", values))
+        return walked[-1]
+
+    monkeypatch.setattr(PostgresVectorStore, "walk", told)
+    monkeypatch.setattr(postgres_meanings, "MANY", 0)
+    monkeypatch.setattr(postgres_meanings, "SHARE", 10**6)
+    embedder = Hashing()
+    for limit in (1, 25, 1000):
+        there = world.in_database(embedder, "text 17", limit, *SPANS)
+        assert there == world.in_file(embedder, "text 17", limit, *SPANS)
+    spans = [*SPANS, Span("a", 10, 25)]  # some of it twice
+    twice = world.in_database(embedder, "text 17", 1000, *spans)
+    compared = PostgresVectorStore(world.catalog.link, embedder.name).is_compared
+    assert bool(walked) == (compared and way == "walked")
+    monkeypatch.setattr(postgres_meanings, "MANY", 10**9)
+    assert world.in_database(embedder, "text 17", 1000, *spans) == twice
 
 
 def test_where_they_are_compared(catalog: PostgresCatalog, plain: PostgresCatalog) -> None:

@@ -41,19 +41,14 @@ _CONTENTS = "SELECT id, length, words, times FROM memory_docs WHERE id = ANY (%s
 _ENDS = "SELECT key, no, seq, time FROM memory_ends WHERE key = ANY (%s::bytea[])"
 _HASHES = """SELECT seq, hash FROM memory_docs
     WHERE line = ANY (%s::bigint[]) AND seq > %s::bigint AND seq <= %s::bigint ORDER BY seq"""
-# One row for each term that some have: their ids as bytes. The first says how many were looked at.
-_SCAN = """WITH asked AS MATERIALIZED (
-        SELECT word::tsquery AS word, n FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n)
-    ), seen AS MATERIALIZED (
-        SELECT id, part, words FROM unnest(%s::bigint[], %s::bigint[]) AS w (low, high)
-        JOIN memory_terms ON id BETWEEN low AND high
-    )
-    SELECT 0, int8send(count(*)) FROM seen WHERE part = 0
-    UNION ALL
-    SELECT n, string_agg(int8send(id), ''::bytea ORDER BY id) FROM seen, asked
-    WHERE words @@ word GROUP BY n"""
+# All terms in one walk, which costs a third of joining them with what was walked over.
+_SCAN = """SELECT count(*) FILTER (WHERE part = 0){columns}
+    FROM unnest(%s::bigint[], %s::bigint[]) AS w (low, high)
+    JOIN memory_terms ON id BETWEEN low AND high"""
+_COLUMN = ", string_agg(int8send(id), ''::bytea) FILTER (WHERE words @@ %s::tsquery)"
+_COLUMNS = 64
 # `id + 0`: by the index of terms, and not by looking at all between the ids
-_FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM (
+_FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea) FROM (
         SELECT id FROM memory_terms
         WHERE words @@ word::tsquery AND id + 0 BETWEEN %s::bigint AND %s::bigint
         LIMIT %s::bigint) AS found)
@@ -179,19 +174,23 @@ class PostgresLookup:
 
         return PostgresPostings(self, visible, limit=limit)
 
-    def scan(
-        self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]
-    ) -> dict[str, array[int]]:
+    def scan(self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """Which of all documents of low <= id <= high have each term, in order of id; by looking
         at each of them."""
         lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
-        (_, seen), *rows = self._ask(_SCAN, [_quoted(term) for term in terms], lows, highs)
-        there, wanted = _ids(seen)[0], sum(high - low + 1 for low, high in ranges)
-        if there != wanted:
-            raise Damaged(f"words of {there} documents for {wanted}")
-        return {terms[number - 1]: _ids(raw) for number, raw in rows}
+        wanted = sum(high - low + 1 for low, high in ranges)
+        having: dict[str, list[int]] = {}
+        for start in range(0, len(terms), _COLUMNS):
+            some = terms[start : start + _COLUMNS]
+            statement = _SCAN.format(columns=_COLUMN * len(some))
+            quoted = [_quoted(term) for term in some]
+            ((there, *found),) = self._ask(statement, *quoted, lows, highs)
+            if there != wanted:
+                raise Damaged(f"words of {there} documents for {wanted}")
+            having |= {term: _ids(raw) for term, raw in zip(some, found, strict=True) if raw}
+        return having
 
-    def find(self, terms: Sequence[str], low: int, high: int, most: int) -> dict[str, array[int]]:
+    def find(self, terms: Sequence[str], low: int, high: int, most: int) -> dict[str, list[int]]:
         """The same by the index of terms; any `most` of them where there are more."""
         rows = self._ask(_FIND, low, high, most, [_quoted(term) for term in terms])
         return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
@@ -211,11 +210,13 @@ def _check(wanted: Sized, found: Sized) -> None:
         raise Damaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
 
 
-def _ids(raw: bytes) -> array[int]:
+def _ids(raw: bytes) -> list[int]:
+    """In order: they come as they lie in the table, which is in order already as a rule, and then
+    sorting them here costs next to nothing."""
     made = array("q", raw)
     if byteorder == "little":
         made.byteswap()
-    return made
+    return sorted(made)
 
 
 def _quoted(term: str) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from ortet.memory.postgres_lookup import PostgresLookup
 from ortet.memory.postings import Tally, sorted_out
 from ortet.memory.visible import Stretch, Visible
 
-SAMPLE = 2000
-"""Documents that are looked at one by one: what is common among them is common, and where there are
-no more of them, that is all."""
+SMALL = 2000
+"""Where no more documents can be seen, each of them is looked at."""
+SAMPLE = 500
+"""Else so many at first: what is common among them is common."""
+SPARE = 1.1
+"""So much more is looked at than should do: to look again costs a journey."""
 MOST = 20_000
 AROUND = 2
 """So many that have a term, and so many more for each document that can be seen: above that it is
@@ -42,7 +46,7 @@ class PostgresPostings:
         total = self._visible.total
         tallies = {term: Tally(total, self._limit) for term in terms}
         if tallies and total:
-            self._look(tallies, SAMPLE, total)
+            self._look(tallies, SMALL if total <= SMALL else SAMPLE, total)
         return {term: tally.count() for term, tally in tallies.items()}
 
     def having(self, term: str) -> list[int]:
@@ -54,7 +58,7 @@ class PostgresPostings:
         if term in self._whole:
             return self._whole[term][:most]
         found: list[int] = []
-        for parts in self._pieces(newest=True, size=2 * most):
+        for parts in self._pieces(_doubled(2 * most), newest=True):
             ids = self._lookup.scan([term], _ranges(parts)).get(term, ())
             for _, some in _by_part(ids, parts):
                 found += reversed(some)
@@ -63,13 +67,23 @@ class PostgresPostings:
         return found[:most]
 
     def _look(self, tallies: dict[str, Tally], size: int, total: int) -> None:
-        """Document by document, twice as many each time, until there are enough of each term;
-        those that turn out to be rare are left to the index of terms."""
+        """Document by document, until there are enough of each term; those that turn out to be
+        rare are left to the index of terms."""
         open_ = dict(tallies)
         found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {term: [] for term in tallies}
         seen = 0
         common = math.sqrt(self._limit / total)
-        for parts in self._pieces(newest=False, size=size):
+
+        def many(term: str) -> int:
+            return sum(len(some) for _, some in found[term])
+
+        def sizes() -> Iterator[int]:
+            yield size
+            while True:  # as many as should do, judging by those that were seen
+                left = ((self._limit - many(term)) / many(term) for term in open_)
+                yield max(seen, int(SPARE * seen * max(left)))
+
+        for parts in self._pieces(sizes(), newest=False):
             having = self._lookup.scan(list(open_), _ranges(parts))
             seen += sum(part.high - part.low + 1 for part in parts)
             for term, ids in having.items():
@@ -82,7 +96,7 @@ class PostgresPostings:
             rare = [
                 term
                 for term, tally in open_.items()
-                if not tally.is_full and sum(len(s) for _, s in found[term]) < common * seen
+                if not tally.is_full and many(term) < common * seen
             ]
             self._count(rare, tallies)
             open_ = {t: one for t, one in open_.items() if not one.is_full and t not in rare}
@@ -120,11 +134,11 @@ class PostgresPostings:
             self._whole[term] = _nearest_first(found[term])
         return found
 
-    def _pieces(self, *, newest: bool, size: int) -> Iterator[list[_Part]]:
+    def _pieces(self, sizes: Iterator[int], *, newest: bool) -> Iterator[list[_Part]]:
         """All that can be seen, the nearest stretches first, each from its end or its beginning:
-        so many documents, then twice as many, and so on."""
+        so many documents at a time."""
         parts: list[_Part] = []
-        left = size
+        left = next(sizes)
         for stretch in self._visible.stretches:
             low, high = stretch.low, stretch.high
             while low <= high:
@@ -135,10 +149,13 @@ class PostgresPostings:
                 left -= many
                 if not left:
                     yield parts
-                    parts, size = [], 2 * size
-                    left = size
+                    parts, left = [], next(sizes)
         if parts:
             yield parts
+
+
+def _doubled(size: int) -> Iterator[int]:
+    return (size << times for times in count())
 
 
 def _ranges(parts: Iterable[_Part]) -> list[tuple[int, int]]:

@@ -21,10 +21,15 @@ _STATE = """SELECT mark, coalesce((SELECT size FROM memory_embedders WHERE name 
 _GET = """SELECT hash, {sent} FROM memory_vectors WHERE hash = ANY (%s::bytea[])
     AND embedder = (SELECT no FROM memory_embedders WHERE name = %s)"""
 _PUT = """SELECT memory_put_vectors(%s, %s, %s::int, %b::bytea[], %s::text[], %b::bytea[])"""
+_WALKED = "; ".join(
+    f"SET LOCAL {setting} = off" for setting in ("enable_nestloop", "enable_mergejoin", "jit")
+)
 _NO_TABLE = "42P01"
 _AT_ONCE = 4096
 _HEADER = 4
 """Bytes of a halfvec before its numbers."""
+_ROW = 64
+"""Bytes of a row beside them."""
 
 
 class PostgresVectorStore:
@@ -115,6 +120,18 @@ class PostgresVectorStore:
 
     def close(self) -> None:
         """Nothing is its own."""
+
+    def rows(self, size: int) -> int:
+        """How many vectors of so many numbers the table may hold, by its bytes."""
+        ((bytes_,),) = self.run("SELECT pg_relation_size('memory_vectors')")
+        return int(bytes_) // (2 * size + _ROW)
+
+    def walk(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        """For a statement that joins so much that looking each up costs most."""
+        rows: list[tuple[Any, ...]]
+        with self._database.reading(_WALKED) as connection:
+            rows = connection.execute(statement, values, prepare=False, binary=True).fetchall()
+        return rows
 
     def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
         assert self.kind  # so the tables are there
