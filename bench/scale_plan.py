@@ -16,6 +16,7 @@ class Counts(msgspec.Struct, frozen=True):
     connections: tuple[int, ...]  # that append at the same time
     processes: int  # that the greater ones are spread over
     seconds: float  # of each load
+    rounds: int  # of all loads, one after the other
     sessions: int  # in the full store
     events: int  # of each
     opens: int  # of them, timed
@@ -30,6 +31,7 @@ FULL = Counts(
     connections=(1, 8, 32),
     processes=4,
     seconds=4.0,
+    rounds=3,
     sessions=20_000,
     events=100,
     opens=60,
@@ -43,6 +45,7 @@ QUICK = Counts(
     connections=(1, 2, 3),
     processes=1,
     seconds=0.2,
+    rounds=1,
     sessions=20,
     events=6,
     opens=2,

@@ -173,32 +173,42 @@ def _loads(plan: Plan, servers: Servers) -> Iterator[Sample]:
         pass
     with running(Path(sys.executable), {BARE: "bare"}, plan.place / "made", child=CHILD) as (one,):
         one.ask("begin", url=tables)
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(counts.rounds):  # the host is not the same from one to the next
+        for sample in _round(plan, servers, number):
+            found.setdefault((sample.row, sample.system), []).extend(sample.values)
+    for (row, system), values in found.items():
+        yield Sample(row, system, values)
+
+
+def _round(plan: Plan, servers: Servers, number: int) -> Iterator[Sample]:
+    counts = plan.counts
     for size, connections in zip(SIZES, counts.connections, strict=True):
-        yield from _load(plan, servers, THREADS, size, shares=[range(connections)])
+        one = [range(connections)]
+        loads = [(THREADS, one), (BARE, one)]
         if size != SIZES[0]:
-            spread = [
-                range(connections)[one :: counts.processes] for one in range(counts.processes)
-            ]
-            yield from _load(plan, servers, SPREAD, size, shares=spread)
-        yield from _load(plan, servers, BARE, size, shares=[range(connections)])
+            spread = [range(connections)[at :: counts.processes] for at in range(counts.processes)]
+            loads.insert(1, (SPREAD, spread))
+        for system, shares in loads:
+            yield from _load(plan, servers, system, size, shares=shares, number=number)
 
 
 def _load(
-    plan: Plan, servers: Servers, system: str, size: int, *, shares: Sequence[range]
+    plan: Plan, servers: Servers, system: str, size: int, *, shares: Sequence[range], number: int
 ) -> Iterator[Sample]:
     """A process for each share of those who append; all begin together."""
     ours, seconds = system != BARE, plan.counts.seconds
     url = servers.store("loads", "loads") if ours else servers.database("loads_bare")
     word, database = ("ortet", "loads") if ours else ("bare", "loads_bare")
     kinds = {f"{system} {one}": f"{word}-{one}" for one in range(len(shares))}
-    place = plan.place / f"load-{size}-{system.replace(' ', '-')}"
+    place = plan.place / f"load-{number}-{size}-{system.replace(' ', '-')}"
     with (
         running(Path(sys.executable), kinds, place, child=LOAD) as children,
         ThreadPoolExecutor(len(shares)) as pool,
     ):
 
         def begin(child: Peer, share: range) -> None:
-            names = [f"load-{size}-{len(shares)}-{number}" for number in share]
+            names = [f"load-{number}-{size}-{len(shares)}-{at}" for at in share]
             child.ask("begin", url=url, names=names, seconds=seconds)
 
         list(pool.map(begin, children, shares))
