@@ -150,8 +150,9 @@ are what the database grew by, with indexes and what updates left behind, and wh
 bucket. A step of DBOS and a bare insert hold the same text as a message. Appends at once: each of a
 session of its own, without a pause, in threads of one process or of four; a bare insert is
 psycopg's, in threads of one process, into one table; all of them in turn, three times. Clients and
-PostgreSQL share the cores, so that the CPU that both take for an append says how many a second there can be. The full store:
-sessions that the product made are copied to the others by COPY, with ids and names of their own,
+PostgreSQL share the cores, so that the CPU that both take for an append says how many a second
+there can be. The full store: sessions that the product made are copied to the others by COPY, with
+ids and names of their own,
 then `VACUUM (ANALYZE)`; sessions that were not opened before are opened in one hub, one of the
 empty store and one of the full in turn, and everything that was said in them is read. Before a fork
 there is a commit, not timed; that of DBOS is `fork_workflow` behind the last step, and what then
