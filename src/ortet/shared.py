@@ -289,9 +289,9 @@ def _check_bucket(catalog: Catalog, bucket: Bucket, store: str, note: Path, url:
 
 def _elsewhere(url: str, place: str) -> Invalid:
     """Commits would go where no other host looks for them."""
-    known = f", and it began with {place}" if place else ""
+    began = f", and it began with {place}" if place else ""
     return Invalid(
         "wrong_bucket",
-        f"nothing of this store is in {url.partition('?')[0]}{known}: correct bucket= (its name "
+        f"nothing of this store is in {url.partition('?')[0]}{began}: correct bucket= (its name "
         "and prefix; a directory has to be mounted), or copy all of the old bucket there first",
     )

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.argument("url")
 @click.argument("directory", metavar="[DIR]", required=False)
 def clone(call: Call, url: str, directory: str | None) -> None:
-    """Make a store in DIR with all branches and tags of another; DIR is named as that one if you
-    name none.
+    """Make a store in DIR with all branches and tags of another.
+
+    Without DIR it is made here, in a directory named as that one.
 
     URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a store that
     hosts share, or the file of a bundle. When it is interrupted, the same again goes on: nothing

@@ -21,6 +21,7 @@ FILE = Path(__file__).with_name("words.tsv")
 
 _BY_METAVAR = {
     "DIR": "dir",
+    "[DIR]": "dir",
     "FILE": "file",
     "REF": "ref",
     "REF... FILE": "ref+file",
