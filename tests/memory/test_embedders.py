@@ -274,11 +274,9 @@ class TestEndpoint:
             Endpoint("m", server.url).embed(["text"])
         assert caught.value.kind == "embedder_nonsense"
 
-    def test_nobody_there(self, server: Server) -> None:
-        url = server.url
-        server.server_close()
-        with pytest.raises(Unavailable, match="cannot be reached"):
-            Endpoint("m", url, timeout=5).embed(["text"])
+    def test_nobody_there(self) -> None:
+        with pytest.raises(Unavailable, match="cannot be reached: .*refused"):
+            Endpoint("m", "http://127.0.0.1:1/v1").embed(["text"])
 
     def test_nobody_answers(self) -> None:
         refused = pytest.raises(Unavailable, match="cannot be reached: timed out")
