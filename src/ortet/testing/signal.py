@@ -98,7 +98,7 @@ class SignalTests:
         token, topics = signal.news(None, WAIT)
         assert topics == set()
         token, topics = signal.news(token, 0.0)
-        assert topics is None or topics == set()
+        assert topics is None or topics <= {"before"}  # which may still be on its way
 
     def test_news_tell_of_every_topic(self, signal: Signal) -> None:
         token, _ = signal.news(None, 0.0)
