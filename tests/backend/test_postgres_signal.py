@@ -12,12 +12,19 @@ import psycopg
 import pytest
 from tests.postgres_server import Server, drop_schema, new_schema, shared
 
+from ortet.backend import posts
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_pool import Database
 from ortet.backend.postgres_signal import PostgresSignal
 from ortet.backend.posts import _POSTS
 from ortet.errors import Invalid
 from ortet.testing.processes import WAIT
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow host, too, who closes it has told all that it was to tell."""
+    monkeypatch.setattr(posts, "_LAST", WAIT)
 
 
 @pytest.fixture
@@ -49,8 +56,10 @@ def asked(database: Database, statement: str) -> int:
 
 
 def listening(database: Database) -> int:
+    """After some seconds of silence it has asked nothing, to see whether it is answered."""
     statement = (
-        "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND query LIKE 'LISTEN%%'"
+        "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+        " AND (query = '' OR query LIKE 'LISTEN%%')"
     )
     return asked(database, statement)
 
