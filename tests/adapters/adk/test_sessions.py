@@ -68,7 +68,7 @@ def test_made_found_listed_and_deleted(kind: str, hub: Hub, tmp_path: Path) -> N
             assert made.id
             other = await service.create_session(app_name="app", user_id="bob", session_id="one")
             assert other.state == {}
-            await service.append_event(first, event("hello", at=first.last_update_time + 5))
+            await service.append_event(first, event("hello", at=made.last_update_time + 5))
             mine = (await service.list_sessions(**ME)).sessions
             assert [one.id for one in mine] == [made.id, "one"], "the last used comes last"
             assert (mine[1].state, mine[1].events) == ({"k": 1}, [])
