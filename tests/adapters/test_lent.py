@@ -25,7 +25,7 @@ import sys, ortet
 from ortet.errors import OrtetError
 from ortet.surface.lent import Lent
 hub = ortet.open(sys.argv[1])
-lent = Lent(hub)
+lent = Lent(hub, patience=60)  # however late this host's other processes are
 print("ready", flush=True)
 for line in sys.stdin:
     verb, name, *rest = line.split()
@@ -84,7 +84,8 @@ def another(store: Path) -> Iterator[Other]:
 
 @pytest.fixture
 def lent(hub: Hub) -> Lent:
-    return Lent(hub, patience=60, turn=0.0)
+    """One that is waited for, and lets nothing go unasked, however slow the host is."""
+    return Lent(hub, patience=60, linger=3600, turn=0.0)
 
 
 def contents(lent: Lent, name: str) -> list[str]:
@@ -242,7 +243,7 @@ def test_idle_ones_are_let_go(hub: Hub) -> None:
 
 
 def test_only_so_many_stay_open(hub: Hub) -> None:
-    lent = Lent(hub, most=2)
+    lent = Lent(hub, most=2, linger=3600)
     for number in range(5):
         with lent.writing(f"s{number}") as session:
             session.say("user", "word")
@@ -443,7 +444,7 @@ def test_one_that_is_collected_in_the_middle_of_a_write_does_not_wait_for_it(
 
     Thread(target=write, daemon=True).start()
     assert done.wait(60)
-    with Lent(hub).writing("left") as again:  # and it was let go all the same
+    with Lent(hub, patience=60).writing("left") as again:  # and it was let go all the same
         assert [m.content for m in again.messages()] == ["here"]
 
 
