@@ -275,7 +275,7 @@ class TestEndpoint:
         assert caught.value.kind == "embedder_nonsense"
 
     def test_nobody_there(self) -> None:
-        with pytest.raises(Unavailable, match="cannot be reached: .*refused"):
+        with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
             Endpoint("m", "http://127.0.0.1:1/v1").embed(["text"])
 
     def test_nobody_answers(self) -> None:
