@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.s3_server import free_ports
 
 WAIT = 240.0
 _ENVIRON = {
@@ -75,9 +76,7 @@ class RayCluster:
             raise
 
     def _begin(self, env: dict[str, str] | None, resources: dict[str, float]) -> None:
-        with socket.socket() as free:
-            free.bind((self._address(), 0))
-            self._client = free.getsockname()[1]
+        (self._client,) = free_ports(1, self._address())
         self._start(
             "--head",
             "--port=0",

@@ -8,6 +8,7 @@ import hmac
 import http.client
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -75,21 +76,16 @@ def _is_up(server: subprocess.Popen[bytes], address: str) -> bool:
     return False
 
 
-def free_ports(count: int) -> list[int]:
-    with _bound(count) as sockets:
-        return [bound.getsockname()[1] for bound in sockets]
-
-
-@contextmanager
-def _bound(count: int) -> Iterator[list[socket.socket]]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        yield sockets
-    finally:
-        for bound in sockets:
-            bound.close()
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Below those that a system gives to who asks for any: hardly anybody takes one of them until
+    it is used."""
+    for _ in range(100):
+        ports = random.SystemRandom().sample(range(20_000, 32_000), count)
+        with suppress(OSError), ExitStack() as sockets:
+            for port in ports:
+                sockets.enter_context(socket.socket()).bind((host, port))
+            return ports
+    raise AssertionError("no port is free")
 
 
 def make_bucket(address: str, name: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import ipaddress
 import os
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.postgres_server import drop_schema, new_schema, shared
+from tests.s3_server import free_ports
 from tests.valkey_server import Server, valkey_server
 
 from ortet.backend.abc import Cache
@@ -39,8 +39,7 @@ PASSWORD = "open sesame: 1/2?"
 def on_tcp(*options: str) -> Iterator[tuple[Server, int]]:
     """A server that listens on a port of the loopback, too: one that nobody took in between."""
     for attempt in range(5):
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            port = found.getsockname()[1]
+        (port,) = free_ports(1)
         try:
             with valkey_server("--port", str(port), "--bind", "127.0.0.1", *options) as server:
                 yield server, port
