@@ -161,7 +161,7 @@ def test_commits_one_after_the_other_are_owed_once(
 
 
 def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
+    deadline = time.monotonic() + 2 * WAIT  # an upload under way takes half a minute to fail
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 COOKIE = "cookie-do-not-show-4711"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 120_000
+"""Milliseconds: a host that runs other tests, too, is slow."""
 
 
 class Site(BaseHTTPRequestHandler):
@@ -60,9 +62,17 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], timeout=PATIENCE
+        )
         yield opened
         opened.close()
+
+
+def new_context(browser: Browser, **given: Any) -> BrowserContext:
+    context = browser.new_context(**given)
+    context.set_default_timeout(PATIENCE)
+    return context
 
 
 def says(context: BrowserContext, url: str) -> str:
@@ -76,7 +86,7 @@ def says(context: BrowserContext, url: str) -> str:
 def test_still_logged_in(site: str, browser: Browser, store: Path, tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path / "home")}
     with open_hub(store, environ=env) as hub, hub.session("s") as s:
-        context = browser.new_context()
+        context = new_context(browser)
         page = context.new_page()
         page.goto(f"{site}/login")
         page.evaluate("localStorage.setItem('theme', 'dark')")
@@ -86,7 +96,7 @@ def test_still_logged_in(site: str, browser: Browser, store: Path, tmp_path: Pat
         s.browser([page.url], file)
         logged_in = s.commit("logged in")
         context.close()
-        fresh = browser.new_context()
+        fresh = new_context(browser)
         assert says(fresh, site) == "who are you?"
         s.browser([], dict(fresh.storage_state()))
         s.commit("logged out")
@@ -95,7 +105,7 @@ def test_still_logged_in(site: str, browser: Browser, store: Path, tmp_path: Pat
         s.restore(logged_in.oid)
         saved = s.browser()
         storage: Any = saved.storage
-        again = browser.new_context(storage_state=storage)
+        again = new_context(browser, storage_state=storage)
         assert saved.urls == [f"{site}/login"]
         assert says(again, site) == "welcome back"
         page = again.new_page()

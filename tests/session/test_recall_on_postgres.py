@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Thread, get_ident
 from typing import Any
 
 import psycopg
@@ -82,12 +82,14 @@ def answers(hub: Hub, questions: list[str] = QUESTIONS) -> list[Any]:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """All statements that the store asks its database."""
+    """All statements that the store asks its database here: its threads tell others of what was
+    said before, at any time."""
     seen: list[str] = []
-    real = psycopg.Connection.execute
+    real, here = psycopg.Connection.execute, get_ident()
 
     def execute(self: Any, statement: Any, *rest: Any, **more: Any) -> Any:
-        seen.append(str(statement))
+        if get_ident() == here:
+            seen.append(str(statement))
         return real(self, statement, *rest, **more)
 
     with monkeypatch.context() as patch:
