@@ -117,17 +117,18 @@ class Farm:
         """The time of a dead server's leases is over."""
         self._shift(server, -2 * HOUR)
 
-    def prolong(self, server: Server) -> None:
-        """They last, however slow this host is."""
-        self._shift(server, HOUR)
+    def prolong(self, server: Server) -> list[str]:
+        """They last, however slow this host is; the names of them."""
+        return self._shift(server, HOUR)
 
-    def _shift(self, server: Server, nanoseconds: int) -> None:
+    def _shift(self, server: Server, nanoseconds: int) -> list[str]:
         with psycopg.connect(self.database, autocommit=True) as connection:
-            connection.execute(
+            rows = connection.execute(
                 f'UPDATE "{self.schema}".leases SET expires = expires + %s'
-                " WHERE split_part(owner, ':', 2) = %s",
+                " WHERE split_part(owner, ':', 2) = %s RETURNING name",
                 (nanoseconds, str(server.process.pid)),
             )
+            return [str(name) for (name,) in rows]
 
     def verify(self) -> None:
         with open_hub(self.url, environ={**os.environ, **self.environ("checker")}) as hub:

@@ -147,9 +147,13 @@ def test_clocks_that_differ_by_minutes(farm: Farm, tmp_path: Path) -> None:
     texts = [f"turn {number}" for number in range(4)]
     for number, text in enumerate(texts):
         turn((early, late)[number % 2].client(), path, text)
-    turn(early.client(), path, "held")
-    early.process.send_signal(signal.SIGSTOP)
-    farm.prolong(early)
+    while True:
+        turn(early.client(), path, "held")
+        texts.append("held")
+        early.process.send_signal(signal.SIGSTOP)
+        if f"session:{path.rpartition('/')[2]}" in farm.prolong(early):
+            break
+        early.process.send_signal(signal.SIGCONT)  # it let go just before
     try:  # its lease counts, whatever another's clock says
         body = {"role": "user", "content": "stolen"}
         reply = late.client().ask("POST", f"{path}/messages", body)
@@ -159,7 +163,7 @@ def test_clocks_that_differ_by_minutes(farm: Farm, tmp_path: Path) -> None:
     finally:
         early.process.send_signal(signal.SIGCONT)
     turn(early.client(), path, "back")
-    assert said(late.client(), path) == [*texts, "held", "taken over", "back"]
+    assert said(late.client(), path) == [*texts, "taken over", "back"]
     farm.verify()
 
 
