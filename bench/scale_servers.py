@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -63,8 +63,11 @@ class Servers(msgspec.Struct, frozen=True):
         asked = "SELECT pid FROM pg_stat_activity WHERE datname = %s"
         with psycopg.connect(self.database("postgres")) as connection:
             pids = [pid for (pid,) in connection.execute(asked, (name,)).fetchall()]
-        files = [Path(f"/proc/{pid}/schedstat") for pid in pids]
-        return sum(int(file.read_text().split()[0]) for file in files if file.exists()) / 1000
+        spent = 0
+        for pid in pids:
+            with suppress(OSError):  # one that has ended meanwhile
+                spent += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+        return spent / 1000
 
     def bucket_objects(self, name: str) -> list[int]:
         """Sizes of the objects of a store."""

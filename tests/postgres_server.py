@@ -84,18 +84,24 @@ class Server:
 
     def pause(self) -> None:
         """All of it stands still: connections stay open, and nobody answers."""
-        self._signal(signal.SIGSTOP)
+        end = time.monotonic() + WAIT
+        while not all(map(_is_still, self._signal(signal.SIGSTOP))):
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def _signal(self, how: signal.Signals) -> None:
+    def _signal(self, how: signal.Signals) -> list[int]:
+        """All of its processes."""
         assert self._process is not None
         pid = self._process.pid
         os.kill(pid, how)
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in children:
             with suppress(ProcessLookupError):
                 os.kill(int(child), how)
+        return [pid, *map(int, children)]
 
     def end(self) -> None:
         self.stop()
@@ -142,6 +148,14 @@ def wipe_schema(url: str, schema: str) -> None:
 def drop_schema(url: str, schema: str) -> None:
     with suppress(psycopg.OperationalError), psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+def _is_still(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended
+        return True
+    return state in "TZ"
 
 
 def _program(name: str) -> str:

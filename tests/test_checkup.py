@@ -14,6 +14,7 @@ from tests.postgres_server import drop_schema, new_schema, shared
 from tests.s3_server import set_environ
 from tests.valkey_server import Server as Valkey
 
+from ortet import checkup
 from ortet.backend.files import FileBucket
 from ortet.backend.s3 import S3Bucket
 from ortet.checkup import MARK, _probed, examine_servers
@@ -52,6 +53,7 @@ def test_all_servers_of_a_store_are_tried(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
+    monkeypatch.setattr(checkup, "_PATIENCE", 60.0)  # this host may be slow
     bucket = f"s3://ortet/{schema}?endpoint={s3}"
     valkey = Valkey()
     valkey.start()

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from ortet.backend.abc import Signal
-from ortet.backend.signals import Board, HostSignal, ProcessSignal
+from ortet.backend.signals import Board, HostSignal, Listener, ProcessSignal
 from ortet.errors import Invalid, Unavailable
 from ortet.testing.processes import WAIT
 
@@ -155,6 +157,30 @@ def test_listener_whose_socket_was_swept_away_makes_another(directory: Path) -> 
     assert signal.wait("topic", token, 0.0) is False
     HostSignal(directory).notify("topic")
     assert signal.wait("topic", token, WAIT) is True
+    signal.close()
+
+
+def test_what_another_thread_has_read_wakes_who_sleeps_for_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal, asleep, was_read = HostSignal(directory), Event(), Event()
+    token, sleep = signal.token("topic"), Listener.sleep
+
+    def late(listener: Listener, *given: Any) -> None:
+        asleep.set()
+        assert was_read.wait(WAIT)
+        sleep(listener, *given)
+
+    monkeypatch.setattr(Listener, "sleep", late)
+    heard: list[bool] = []
+    thread = Thread(target=lambda: heard.append(signal.wait("topic", token, 2 * WAIT)))
+    thread.start()
+    assert asleep.wait(WAIT)
+    HostSignal(directory).notify("topic")
+    signal.token("other")
+    was_read.set()
+    thread.join(WAIT)
+    assert heard == [True]
     signal.close()
 
 

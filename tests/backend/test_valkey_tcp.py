@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -116,9 +117,18 @@ class Tls:
         self._ready.set()
         await self._over.wait()
         server.close()
+        await self._left()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _left(self) -> None:
+        """Until those who spoke to it have been seen to go: a loop that ends before leaves their
+        connections to be collected, which is an error of whatever test runs then."""
+        selector: Any = self._loop._selector  # type: ignore[attr-defined]
+        end = self._loop.time() + WAIT
+        while len(selector.get_map()) > 1 and self._loop.time() < end:  # one wakes the loop itself
+            await asyncio.sleep(0.001)
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

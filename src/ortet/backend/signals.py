@@ -112,6 +112,7 @@ class HostSignal(Signal):
         self._board = Board()
         self._changed = Condition()
         self._reading = False
+        self._bells: set[int] = set()  # of who sleeps on the socket, until it is rung
         self._listener: Listener | None = None
 
     def notify(self, topic: str) -> None:
@@ -150,14 +151,15 @@ class HostSignal(Signal):
         deadline = time.monotonic() + timeout
         with self._changed:
             listener = self._listening()
-            while True:
-                self._read(listener)
-                if self._board.since(topic, token):
-                    return True
+            self._read(listener)
+            while not self._board.since(topic, token):
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return False
                 self._sleep(listener, rest)
+                if not self._board.since(topic, token):  # unless another thread has read it
+                    self._read(listener)
+            return True
 
     def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
         deadline = time.monotonic() + timeout
@@ -186,6 +188,7 @@ class HostSignal(Signal):
             if self._listener is not None:
                 self._listener.forget()  # its name is our parent's, or gone
                 self._reading = False
+                self._bells.clear()
                 self._board.mark_all()
             name = self._random(16).hex()
             self._listener = Listener(self._directory, f"{name}.{self._prefix}".rstrip("."))
@@ -199,19 +202,26 @@ class HostSignal(Signal):
             self._board.mark_all()
         if topics or lost:
             self._changed.notify_all()
+            while self._bells:  # what they sleep for has been read, and comes no more
+                os.write(self._bells.pop(), b"!")
 
     def _sleep(self, listener: Listener, timeout: float) -> None:
         """One thread sleeps on the socket for all; the others on the condition."""
         if self._reading:
             self._changed.wait(timeout)
             return
+        rung, bell = os.pipe()
         self._reading = True
+        self._bells.add(bell)
         self._changed.release()
         try:
-            listener.sleep(timeout)
+            listener.sleep(timeout, rung)
         finally:
             self._changed.acquire()
             self._reading = False
+            self._bells.discard(bell)
+            os.close(rung)
+            os.close(bell)
             self._changed.notify_all()  # one of those who still wait takes over
 
 
@@ -254,9 +264,11 @@ class Listener:
         lost, self._touched = touched != self._touched, touched
         return topics, lost
 
-    def sleep(self, timeout: float) -> None:
+    def sleep(self, timeout: float, rung: int) -> None:
+        """Until there is something to read, or the bell was rung."""
         poll = select.poll()  # select() knows no descriptor above 1023
         poll.register(self._socket, select.POLLIN)
+        poll.register(rung, select.POLLIN)
         poll.poll(timeout * 1000)
 
     def forget(self) -> None:
