@@ -43,12 +43,8 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(hasty: Server) -> No
 def test_a_body_in_chunks_is_cut_where_it_is_too_large(hasty: Server) -> None:
     with raw(hasty) as one:
         one.head("POST /sessions", "Transfer-Encoding: chunked")
-        piece = b"%x\r\n%s\r\n" % (65536, b" " * 65536)
-        try:
-            for _ in range(64):
-                one.send(piece)
-        except OSError:
-            pass  # it has ended already
+        for _ in range(64):
+            one.send(b"%x\r\n%s\r\n" % (65536, b" " * 65536))
         found = one.rest()
         assert not found or b" 413 " in found.split(b"\r\n")[0]
     alive(hasty)
