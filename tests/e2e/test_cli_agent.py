@@ -74,7 +74,7 @@ def ended_by(pid: int) -> Iterator[None]:
         yield
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        assert poll.poll(30_000), f"{pid} did not end"
+        assert poll.poll(60_000), f"{pid} did not end"
     finally:
         os.close(fd)
 

@@ -131,7 +131,7 @@ def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> No
     for fd in fds:  # the machine dies with them
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        assert poll.poll(30_000)
+        assert poll.poll(_PATIENCE * 1000)
         os.close(fd)
     dead = machines(live, proj)["proj-live"]
     assert dead["state"] == "dead" and dead["restore"] == "ortet start proj-live"
@@ -232,7 +232,8 @@ class Terminal:
 
     def expect(self, text: bytes) -> None:
         while text not in self.seen:
-            assert select.select([self.fd], [], [], 30)[0], f"{text!r} did not come: {self.seen!r}"
+            ready, _, _ = select.select([self.fd], [], [], _PATIENCE)
+            assert ready, f"{text!r} did not come: {self.seen!r}"
             self.seen += os.read(self.fd, 4096)
         self.seen = self.seen.partition(text)[2]
 
@@ -241,7 +242,7 @@ class Terminal:
 
     def end(self) -> int:
         """It has ended, and the terminal is as it was."""
-        code = self.process.wait(30)
+        code = self.process.wait(_PATIENCE)
         assert termios.tcgetattr(self.theirs) == self.before
         os.close(self.fd)
         os.close(self.theirs)
@@ -334,7 +335,7 @@ def test_what_is_left_of_a_machine_is_found_and_removed(live: Ortet, proj: Path)
         found = live.json("doctor", cwd=proj)["leftovers"]
         assert {"what": "process", "path": str(home), "pid": left.pid} in found
         live("doctor", "--clean", cwd=proj)
-        assert left.wait(30) == -9
+        assert left.wait(_PATIENCE) == -9
     assert live.json("doctor", cwd=proj)["leftovers"] == []
 
 

@@ -25,12 +25,18 @@ At = Callable[..., Terminal]
 
 
 @pytest.fixture
-def at(ortet: Ortet, proj: Path) -> Iterator[At]:
-    """A command at a terminal of ten lines."""
+def at(ortet: Ortet, proj: Path, tmp_path: Path) -> Iterator[At]:
+    """A command at a terminal of ten lines, on which no bar is drawn, however slow this host is."""
     made: list[Terminal] = []
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    (calm / "sitecustomize.py").write_text(
+        "import ortet.surface.progress as progress\nprogress.PATIENCE = 3600.0\n"
+    )
+    path = f"{calm}:{ortet.env.get('PYTHONPATH', '')}".rstrip(":")
 
     def run(*words: str, **env: str) -> Terminal:
-        given = {**ortet.env, "TERM": "xterm", **env}
+        given = {**ortet.env, "TERM": "xterm", "PYTHONPATH": path, **env}
         made.append(Terminal(ortet.argv(*words), cwd=proj, env=given))
         return made[-1]
 

@@ -187,7 +187,7 @@ class TestMind:
                 ortet("say", "-s", "s", word, cwd=here)
                 assert json.loads(process.stdout.readline())["data"]["content"] == word
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait(60) == 130
         finally:
             process.kill()
             process.communicate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -24,7 +24,9 @@ class Raw:
         self.sock = socket.create_connection((at.hostname, at.port), timeout=WAIT)
 
     def send(self, data: str | bytes) -> None:
-        self.sock.sendall(data.encode() if isinstance(data, str) else data)
+        """As far as the server takes it: one that has answered already may have ended."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.sendall(data.encode() if isinstance(data, str) else data)
 
     def head(self, line: str, *headers: str) -> None:
         self.send("\r\n".join([f"{line} HTTP/1.1", f"Host: {self.host}", *headers, "", ""]))

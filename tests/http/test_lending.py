@@ -7,6 +7,7 @@ from tests.http.conftest import Serve, Server
 
 import ortet
 from ortet.errors import Refused
+from ortet.session import lending
 
 
 @pytest.fixture
@@ -27,7 +28,10 @@ def say(server: Server, text: str) -> int:
 
 
 @pytest.mark.parametrize("where", ["store", "url"])
-def test_another_process_gets_it(patient: Server, where: str) -> None:
+def test_another_process_gets_it(
+    patient: Server, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "_PATIENCE", 60.0)  # however slow this host is to let it go
     begin(patient)
     with ortet.open(str(getattr(patient, where))) as hub, hub.session("talk") as session:
         session.say("assistant", "hi")

@@ -101,7 +101,7 @@ class TestRun:
     def test_meanwhile_it_can_be_read_and_others_are_served(
         self, serve: Serve, tmp_path: Path
     ) -> None:
-        server = serve("--no-auth", "--limit", "patience=0.1")
+        server = serve("--no-auth", "--limit", "patience=1")
         client, work = server.client(), tmp_path / "work"
         work.mkdir()
         path = client.new("long", workspace=str(work), engine="folder")

@@ -82,7 +82,7 @@ class TestBegin:
             assert len(set(pool.map(one, range(8)))) == 1
 
     def test_two_servers_at_once_make_one(self, make: Make) -> None:
-        servers, start = [make(), make()], Barrier(2)
+        servers, start = [make(patience=30.0), make(patience=30.0)], Barrier(2)
 
         def one(rooms: Rooms) -> str:
             start.wait()
@@ -241,7 +241,7 @@ class TestLeaving:
         assert not is_held(other, id_)
 
     def test_for_another_server(self, make: Make) -> None:
-        one, two = make(linger=3600.0), make(linger=3600.0)
+        one, two = (make(linger=3600.0, patience=30.0) for _ in range(2))
         id_ = begin(one)
         say(two, id_, "two")
         say(one, id_, "one")
@@ -281,8 +281,8 @@ class TestLeaving:
 
     def test_not_while_something_runs(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         rooms = make(most=1, linger=0.01)
-        id_ = begin(rooms)
         monkeypatch.setattr(Session, "is_running", lambda self: self.name == "one")
+        id_ = begin(rooms)
         with pytest.raises(Unavailable, match="busy here"):
             begin(rooms, "two")
         with pytest.raises(Unavailable, match="programs run"), rooms.aside(rooms.row(id_)):
@@ -363,7 +363,7 @@ class TestClose:
 def _until(true: Callable[[], bool]) -> None:
     """For what a thread of ours does when it is woken."""
     pause = Event()
-    for _ in range(2000):
+    for _ in range(6000):
         if true():
             return
         pause.wait(0.01)

@@ -24,7 +24,7 @@ LEASE = 30.0
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Farm]:
-    with servers(tmp_path, "--no-auth") as made:
+    with servers(tmp_path, "--no-auth", "--limit", f"patience={WAIT / 2}") as made:
         yield made
 
 

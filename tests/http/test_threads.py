@@ -43,7 +43,9 @@ def test_results_and_errors_come_back() -> None:
     ran(main)
 
 
-def test_no_more_at_once_than_there_are_places() -> None:
+def test_no_more_at_once_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortet.surface.http.threads._LONG", WAIT)  # nobody is long at it here
+
     async def main(threads: Threads) -> None:
         go, begun = Event(), list[int]()
 

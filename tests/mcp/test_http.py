@@ -28,8 +28,12 @@ INITIALIZE = {
 }
 
 
+WAIT = 60.0
+
+
 def knock(url: str, **headers: str) -> httpx.Response:
-    return httpx.post(url, json=INITIALIZE, headers=HEADERS | headers, trust_env=False)
+    given = HEADERS | headers
+    return httpx.post(url, json=INITIALIZE, headers=given, trust_env=False, timeout=WAIT)
 
 
 def test_names_that_others_made_mean_this_host_are_refused(project: Project) -> None:
@@ -38,9 +42,10 @@ def test_names_that_others_made_mean_this_host_are_refused(project: Project) -> 
         assert knock(served.url, Host="evil.example:80").status_code == 421
         assert knock(served.url, Origin="http://evil.example").status_code == 403
         assert knock(served.url, Origin="http://localhost:5000").status_code == 200
-        plain = httpx.post(served.url, content=b"{}", headers={"Content-Type": "text/plain"})
+        text = {"Content-Type": "text/plain"}
+        plain = httpx.post(served.url, content=b"{}", headers=text, timeout=WAIT)
         assert plain.status_code in (400, 406, 415)
-        big = httpx.post(served.url, content=b"x" * (5 << 20), headers=HEADERS)
+        big = httpx.post(served.url, content=b"x" * (5 << 20), headers=HEADERS, timeout=WAIT)
         assert big.status_code == 413
 
 
