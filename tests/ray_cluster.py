@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -75,9 +76,7 @@ class RayCluster:
             raise
 
     def _begin(self, env: dict[str, str] | None, resources: dict[str, float]) -> None:
-        with socket.socket() as free:
-            free.bind((self._address(), 0))
-            self._client = free.getsockname()[1]
+        self._client = _free_port()
         self._start(
             "--head",
             "--port=0",
@@ -120,6 +119,16 @@ class RayCluster:
 
     def _address(self) -> str:
         return f"127.0.0.{self._number}"
+
+
+def _free_port() -> int:
+    """Ray takes it seconds later, on 127.0.0.1, too: one of those that the system gives to nobody
+    who asks for any, and that Ray does not use otherwise."""
+    for port in random.sample(range(24_100, 32_700), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def _session(leader: int) -> list[int]:
