@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,11 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.s3_server import free_ports
-
 WAIT = 240.0
 _ENVIRON = {
-    "RAY_raylet_start_wait_time_s": "200",  # a host that runs other tests, too, is slow
+    "RAY_raylet_start_wait_time_s": "60",  # a host that runs other tests, too, is slow
     "RAY_health_check_timeout_ms": "60000",
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # with it, what serves a client dies when it is started
 }
@@ -42,13 +42,15 @@ class Node:
                 start_new_session=True,
             )
 
-    def wait(self) -> None:
-        """Until it has joined, and is done with starting."""
+    def is_up(self) -> bool:
+        """When it has joined, and is done with starting; False when Ray has given it up."""
         end = time.monotonic() + WAIT
         while b"will now block forever" not in self._log.read_bytes():
-            assert self._process.poll() is None, self._log.read_text()
+            if self._process.poll() is not None:
+                return False
             assert time.monotonic() < end, self._log.read_text()
             time.sleep(0.05)
+        return True
 
     def kill(self) -> None:
         """All its processes at once, as when a host loses power."""
@@ -76,7 +78,7 @@ class RayCluster:
             raise
 
     def _begin(self, env: dict[str, str] | None, resources: dict[str, float]) -> None:
-        (self._client,) = free_ports(1, self._address())
+        self._client = _free_port()
         self._start(
             "--head",
             "--port=0",
@@ -112,13 +114,27 @@ class RayCluster:
 
     def _start(self, *options: str, env: dict[str, str] | None = None) -> Node:
         log = self._root / f"{len(self._nodes)}.log"
-        self._nodes.append(Node(log, f"--node-ip-address={self._address()}", *options, env=env))
-        self._nodes[-1].wait()  # two that start at once take the same names of sockets
-        self._number += 1
-        return self._nodes[-1]
+        for _ in range(3):  # a raylet ends when an agent of it needs 30 s to begin, on any host
+            node = Node(log, f"--node-ip-address={self._address()}", *options, env=env)
+            self._nodes.append(node)
+            if node.is_up():  # two that start at once take the same names of sockets
+                self._number += 1
+                return node
+            self._nodes.pop().kill()
+        raise AssertionError(log.read_text())
 
     def _address(self) -> str:
         return f"127.0.0.{self._number}"
+
+
+def _free_port() -> int:
+    """Ray takes it seconds later, on 127.0.0.1, too: one of those that the system gives to nobody
+    who asks for any, and that Ray does not use otherwise."""
+    for port in random.sample(range(24_100, 32_700), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def _session(leader: int) -> list[int]:

@@ -225,7 +225,7 @@ class TestFamily:
 
         def work(fork: Session) -> None:
             try:
-                for _ in range(40):
+                for _ in range(80):  # more than all of it, though the others begin late
                     fork.spend(n=1)
             except Refused as error:
                 told.append(error)

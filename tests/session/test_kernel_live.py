@@ -160,7 +160,8 @@ def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
         live.commit("not yet")
     assert caught.value.kind == "cannot_freeze"
     (left,) = [one.pid for one in live.ps() if one.name == "sleep"]
-    live.run(["kill", str(left)])
+    gone = f"kill {left}; while kill -0 {left} 2> /dev/null; do sleep 0.01; done"
+    assert live.run(gone, timeout=60).exit_code == 0
     live.commit("now")
     assert kernel.run("1 + 1").value == 2
 
