@@ -121,7 +121,7 @@ def test_under_programs_of_a_fork_its_files_stay(kernel: Kernel, shop: Shop) -> 
     one = grow(kernel, "one")
     one.run(
         "import os, subprocess, sys, time\n"
-        "loop = 'import time\\nwhile 1: print(1, file=open(\"log\", \"a\")); time.sleep(0.01)'\n"
+        'loop = \'import time\\nwhile 1: print(1, file=open("log", "a")); time.sleep(0.01)\'\n'
         "p = subprocess.Popen([sys.executable, '-c', loop])\n"
         "while not (os.path.exists('log') and os.stat('log').st_size): time.sleep(0.01)"
     )
