@@ -347,12 +347,13 @@ def test_close_during_a_run(kernel: Kernel) -> None:
 
 
 def test_what_it_started_ends_with_it(kernel: Kernel, machine: Machine) -> None:
+    long = f"4321.{int.from_bytes(os.urandom(6))}"  # another may do the same on this host
     kernel.run(
         "import subprocess\n"
-        "a = subprocess.Popen(['sleep', '4321'])\n"
-        "b = subprocess.Popen(['sleep', '4321'], start_new_session=True)"
+        f"a = subprocess.Popen(['sleep', '{long}'])\n"
+        f"b = subprocess.Popen(['sleep', '{long}'], start_new_session=True)"
     )
-    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '[s]leep 4321' || true"
+    look = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '[s]leep {long}' || true"
     assert machine.run(look).stdout.strip() != "0"
     kernel.close()
     assert machine.run(look).stdout.strip() == "0"
