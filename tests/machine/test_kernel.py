@@ -21,6 +21,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.graph.tree import Trees
 from ortet.ids import SystemClock
+from ortet.machine import kernellink
 from ortet.machine import kernels as kernels_module
 from ortet.machine import ran as ran_module
 from ortet.machine.abc import Engine, Machine, Spec
@@ -276,13 +277,29 @@ def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
 def test_a_time_that_is_up_before_the_code_has_begun(kernel: Kernel) -> None:
     kernel.run("x = 1")
     run = {"do": "run", "code": "while True: pass"}
-    said = kernel.link.converse(run, timeout=0, grace=4.0)
+    said = kernel.link.converse(run, timeout=0)
     assert said.timed_out
     assert "KeyboardInterrupt" in str(said.reply["error"])
     assert kernel.run("x").value == 1
 
 
-def test_what_ignores_its_time_out_is_killed(kernels: Kernels, kernel: Kernel) -> None:
+def test_a_host_that_stands_still_kills_no_kernel(kernel: Kernel) -> None:
+    """It is interrupted when it goes on, though that is late, and though much of it came before."""
+    kernel.run("x = 1")
+    waking = threading.Timer(2.5, kernel.link.signal, [signal.SIGCONT])
+    kernel.link.signal(signal.SIGSTOP)
+    waking.start()
+    ran = kernel.run("while True: pass", timeout=0.1)
+    waking.join()
+    assert ran.timed_out
+    assert ran.error is not None and ran.error.type == "KeyboardInterrupt"
+    assert kernel.run("x").value == 1
+
+
+def test_what_ignores_its_time_out_is_killed(
+    kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernellink, "GRACE", 0.2)
     kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
     with pytest.raises(Unavailable, match="ignored the interrupt") as caught:
         kernel.run("while True: pass", timeout=0.1)
