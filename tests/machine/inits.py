@@ -55,6 +55,12 @@ class Init:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def line(self) -> Line:
         return Line(self.path)
 
