@@ -102,6 +102,9 @@ class Line:
         directory = os.open(path.parent, os.O_PATH)
         try:
             self.sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        except BaseException:
+            self.sock.close()
+            raise
         finally:
             os.close(directory)
 

@@ -177,6 +177,14 @@ class TestStreams:
         assert init.memory - before < 8 << 20
 
 
+def listens(init: Init) -> bool:
+    try:
+        with init.line():
+            return True
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+
+
 def follow(line: Line, number: int) -> dict[str, Any]:
     """A run to its end, as the hub does it."""
     read = {"stdout": b"", "stderr": b""}
@@ -592,7 +600,7 @@ class TestPeers:
     def test_a_socket_that_was_removed_is_made_anew(self, init: Init) -> None:
         init.path.unlink()
         os.kill(init.pid, signal.SIGUSR1)
-        eventually(init.path.exists)
+        eventually(lambda: listens(init))  # a moment after it is there
         with init.line() as line:
             assert "jobs" in line.ask("ps", processes=False)
 
