@@ -160,7 +160,11 @@ class TestStreams:
     def test_the_reader_of_a_run_may_come_back_on_another_line(self, init: Init) -> None:
         with init.line() as line:
             job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
+            init.pause()  # however long it takes us to be back, it waits no longer than it should
         with init.line() as line:
+            line.send("follow", id=job["id"], cursors=[0, 0], wait=30)
+            init.go_on()
+            assert line.receive()["missed"] == [0, 0]
             assert len(follow(line, job["id"])["stdout"]) == 5_000_004
 
     def test_a_hundred_megabytes_need_no_more_memory_than_the_ring(
