@@ -385,7 +385,7 @@ class TestMachine:
             )
             follow(line, job["id"])
             eventually(lambda: machine.children == [])
-            assert line.ask("state")["busy"] is False
+            eventually(lambda: line.ask("state")["busy"] is False)
 
     def test_a_listing_says_which_job_a_process_belongs_to(self, machine: Init) -> None:
         with machine.line() as line:
