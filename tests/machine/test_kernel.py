@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from tests.machine.conftest import Shop
+from tests.machine.nobody import pass_as_nobody
 
-import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.graph.tree import Trees
 from ortet.ids import SystemClock
@@ -489,37 +489,9 @@ def test_what_is_said_of_variables() -> None:
             ran_module.vars_of(odd)
 
 
-def test_everything_as_an_ordinary_user(place: Path) -> None:
-    """These tests and those of forks again, by a process that has no rights but to read."""
-    if os.geteuid() != 0:
-        return
-    rights = "-all,+dac_read_search"
-    home = place / "home"
-    home.mkdir()
-    os.chown(home, 65534, 65534)
-    here = Path(__file__)
-    done = subprocess.run(
-        [
-            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-            *(f"--inh-caps={rights}", f"--ambient-caps={rights}", f"--bounding-set={rights}"),
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            f"--basetemp={home / 'tmp'}",
-            str(here),
-            str(here.with_name("test_kernel_fork.py")),
-            str(here.with_name("test_kernel_nested.py")),
-            *("-k", "overlay or fork or nested"),
-        ],
-        env={
-            **os.environ,
-            "HOME": str(home),
-            "TMPDIR": str(home),
-            "PYTHONPATH": str(Path(ortet.__file__).parents[1]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        cwd=here.parents[2],
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "passed" in done.stdout
+@pytest.mark.parametrize("name", ["test_kernel", "test_kernel_fork", "test_kernel_nested"])
+def test_everything_as_an_ordinary_user(place: Path, name: str) -> None:
+    """These tests and those of forks again."""
+    if os.geteuid() == 0:
+        tests = Path(__file__).with_name(f"{name}.py")
+        pass_as_nobody(place, tests, "overlay or fork or nested")
