@@ -147,7 +147,7 @@ def test_killed_at_each_point(tmp_path: Path, zygote: Zygote, point: str) -> Non
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may be reaped while we read
         return False
 
 

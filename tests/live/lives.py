@@ -60,11 +60,11 @@ class Life:
 
 def keepers() -> Iterator[int]:
     """The processes that this test's machines descend from."""
-    own = str(os.getpid())
+    own = str(os.getpid()).encode()
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
-                parent = (place / "stat").read_text().rsplit(")")[1].split()[1]
+                parent = (place / "stat").read_bytes().rpartition(b")")[2].split()[1]
                 command = (place / "cmdline").read_bytes()
             except OSError:
                 continue

@@ -93,10 +93,18 @@ class Outside:
             assert self._more.wait_for(lambda: len(self.heard) >= count, 60)
         return list(self.heard)
 
+    def first(self) -> socket.socket:
+        """Who came first, once somebody has: a connection is there before it is accepted."""
+        with self._more:
+            assert self._more.wait_for(lambda: self.met, 60)
+        return self.met[0]
+
     def _accept(self, listener: socket.socket) -> None:
         while True:
             sock, _ = listener.accept()
-            self.met.append(sock)
+            with self._more:
+                self.met.append(sock)
+                self._more.notify_all()
             self._begin(self._listen, sock, len(self.met) - 1)
 
     def _listen(self, sock: socket.socket, number: int) -> None:

@@ -147,7 +147,7 @@ class TestToTheOutside:
         assert ended.wait(60) == 0
         assert ended.logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
         assert job.wait(0) is None
-        outside.met[0].sendall(b"for the original")
+        outside.first().sendall(b"for the original")
         assert job.wait(60) == 0
         assert job.logs().endswith(b"got b'for the original'\n")
 

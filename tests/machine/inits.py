@@ -55,6 +55,12 @@ class Init:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def line(self) -> Line:
         return Line(self.path)
 
@@ -96,6 +102,9 @@ class Line:
         directory = os.open(path.parent, os.O_PATH)
         try:
             self.sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        except BaseException:
+            self.sock.close()
+            raise
         finally:
             os.close(directory)
 

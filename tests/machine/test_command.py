@@ -23,7 +23,7 @@ Torture = Callable[[Path], None]
 def _alive(pid: int) -> bool:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may be reaped while we read
         return False
     return text.rpartition(")")[2].split()[0] not in ("Z", "X")
 

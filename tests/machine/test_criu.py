@@ -72,13 +72,13 @@ def count(workspace: Workspace) -> int:
         'was=$(cat count); until now=$(cat count); [ "$now" ] && [ "$now" != "$was" ]; do :; done;'
     )
     wait += "echo $now"
-    return int(workspace.run(wait, timeout=30).stdout)
+    return int(workspace.run(wait, timeout=120).stdout)
 
 
 @pytest.fixture
 def counting(work: Workspace) -> Workspace:
     work.spawn("count", _COUNT)
-    work.run("until [ -s count ]; do :; done", timeout=30)
+    work.run("until [ -s count ]; do :; done", timeout=120)
     return work
 
 
@@ -100,7 +100,7 @@ class TestWhatCannotBeFrozen:
             assert first.data.startswith(b"ring"), (first, job.logs())
         else:
             until = "until pgrep -x sleep; do :; done; readlink /proc/$(pgrep -x sleep)/ns/user"
-            work.run(until, timeout=30)
+            work.run(until, timeout=120)
         with pytest.raises(Conflict) as caught:
             work.commit("no")
         assert caught.value.kind == "cannot_freeze"
@@ -157,9 +157,9 @@ class TestWhatDies:
 
     def test_a_hub_that_ends_takes_its_machines_along(self, counting: Workspace, hub: Hub) -> None:
         pid = os.pidfd_open(machine_of(counting).indoors.pid)
+        assert not readable(pid, 0)
         hub.close()
-        with pytest.raises(ProcessLookupError):
-            signal.pidfd_send_signal(pid, 0)
+        assert readable(pid, 0)  # it has ended; who reaps it does so in a moment
         os.close(pid)
 
 
@@ -252,7 +252,7 @@ class TestRestore:
     def test_a_machine_that_changed_its_system_goes_on_through_generations(
         self, counting: Workspace
     ) -> None:
-        counting.run("echo changed > /etc/ortet-test; rm -f /etc/motd", timeout=30)
+        counting.run("echo changed > /etc/ortet-test; rm -f /etc/motd", timeout=120)
         one = counting
         for generation in range(3):
             (one,) = one.fork(1)
@@ -277,7 +277,7 @@ class TestRestore:
             work = hub.workspace(place, engine="criu")
             assert work.run(f"cat {disk}/note").stdout == "mounted"
             work.spawn("count", _COUNT)
-            work.run("until [ -s count ]; do :; done", timeout=30)
+            work.run("until [ -s count ]; do :; done", timeout=120)
             work.commit("mounted")
         finally:
             subprocess.run(["umount", disk], check=True)
@@ -347,7 +347,7 @@ def _digest(workspace: Workspace) -> bytes:
 
 
 def _parent(pid: int | str) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
 
 
 def _kill_criu(machine: CriuMachine) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,11 @@ def workers(place: Path) -> list[int]:
 
 def children() -> set[str]:
     """Of this process, those too that have ended and were not waited for."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {pid for task in tasks for pid in task.read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread of another test has ended
+            found |= set(task.read_text().split())
+    return found
 
 
 @pytest.fixture(autouse=True)

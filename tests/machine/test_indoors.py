@@ -331,6 +331,14 @@ class TestMachine:
         init.path.unlink()
         assert inside.jobs() == []
 
+    def test_it_comes_back_on_a_host_that_is_slow(self, inside: Indoors, init: Init) -> None:
+        init.path.unlink()
+        init.pause()
+        waking = threading.Timer(3.0, init.go_on)
+        waking.start()
+        assert inside.jobs() == []
+        waking.join()
+
     def test_a_socket_that_is_not_the_supervisors_is_not_talked_to(
         self, inside: Indoors, init: Init
     ) -> None:

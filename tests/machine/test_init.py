@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may be reaped while we read
         return False
 
 
@@ -160,7 +160,11 @@ class TestStreams:
     def test_the_reader_of_a_run_may_come_back_on_another_line(self, init: Init) -> None:
         with init.line() as line:
             job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
+            init.pause()  # however long it takes us to be back, it waits no longer than it should
         with init.line() as line:
+            line.send("follow", id=job["id"], cursors=[0, 0], wait=30)
+            init.go_on()
+            assert line.receive()["missed"] == [0, 0]
             assert len(follow(line, job["id"])["stdout"]) == 5_000_004
 
     def test_a_hundred_megabytes_need_no_more_memory_than_the_ring(
@@ -175,6 +179,14 @@ class TestStreams:
             total = cursors[0]
         assert total == 100_000_000
         assert init.memory - before < 8 << 20
+
+
+def listens(init: Init) -> bool:
+    try:
+        with init.line():
+            return True
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
 
 
 def follow(line: Line, number: int) -> dict[str, Any]:
@@ -373,7 +385,7 @@ class TestMachine:
             )
             follow(line, job["id"])
             eventually(lambda: machine.children == [])
-            assert line.ask("state")["busy"] is False
+            eventually(lambda: line.ask("state")["busy"] is False)
 
     def test_a_listing_says_which_job_a_process_belongs_to(self, machine: Init) -> None:
         with machine.line() as line:
@@ -592,7 +604,7 @@ class TestPeers:
     def test_a_socket_that_was_removed_is_made_anew(self, init: Init) -> None:
         init.path.unlink()
         os.kill(init.pid, signal.SIGUSR1)
-        eventually(init.path.exists)
+        eventually(lambda: listens(init))  # a moment after it is there
         with init.line() as line:
             assert "jobs" in line.ask("ps", processes=False)
 

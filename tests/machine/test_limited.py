@@ -21,6 +21,8 @@ from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
+from .inits import eventually
+
 pytestmark = pytest.mark.skipif(
     not privileged() or not all(line.ok for line in probe_limits(Groups())),
     reason="limits need root and control groups",
@@ -194,7 +196,7 @@ class TestNothingIsLeft:
             assert one.stdout is not None
             paths = [Path(path) for path in one.stdout.readline().split()]
             (init,) = (paths[0] / "cgroup.procs").read_text().split()
-            parent = int(Path(f"/proc/{init}/stat").read_text().rsplit(")")[1].split()[1])
+            parent = int(Path(f"/proc/{init}/stat").read_text().rpartition(")")[2].split()[1])
             dying = [os.pidfd_open(pid) for pid in (int(init), parent)]
             if keeper:  # which else removes them even then
                 os.kill(parent, signal.SIGKILL)
@@ -206,9 +208,17 @@ class TestNothingIsLeft:
             found = [left.path for left in hub.leftovers() if left.what == "group"]
             spare = [path for path in found if "/ortet-spare-" in path]
             assert sorted(set(found) - {*spare}) == (sorted(map(str, paths)) if keeper else [])
+            eventually(lambda: not any(map(inhabited, spare)))  # the CRIU in each ends by itself
             hub.tidy()
             assert not any(path.exists() for path in (*paths, *map(Path, spare)))
             assert hub.leftovers() == []
+
+
+def inhabited(group: str) -> bool:
+    try:
+        return bool(Path(group, "cgroup.procs").read_text())
+    except FileNotFoundError:
+        return False
 
 
 def wait_for(fd: int) -> None:

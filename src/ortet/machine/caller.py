@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +19,8 @@ from ortet.machine import wire
 
 _SOCKET = "run/ortet/init.sock"
 _PATIENCE = 30.0  # seconds; an answer takes well under a millisecond, on a host that swaps longer
-_DYING = 1000  # milliseconds in which a process that lost its socket is seen to have ended
+_DYING = 10_000  # milliseconds in which a process that lost its socket is seen to have ended
+_MOMENT = 50  # milliseconds between two looks for its socket
 _TRIES = 5
 
 
@@ -146,14 +148,17 @@ class Caller:
                 self._lock.notify_all()
 
     def _reach(self) -> socket.socket:
-        for _ in range(_TRIES):
+        until = time.monotonic() + _PATIENCE
+        while True:
             try:
                 with unfrozen(self._lock_file):
                     return self._connect()
             except (ConnectionRefusedError, FileNotFoundError):
-                self._check(_DYING // _TRIES)
+                if time.monotonic() > until:
+                    break
                 if not self._lock_file:
                     self._signal()  # it makes its socket anew where somebody removed it
+                self._check(_MOMENT)
         raise Unavailable(
             "machine_silent",
             f"the machine's {_SOCKET} was taken away by a program in it: close and open it",

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable
 from ortet.given import CALL, FLAG, NUMBER, TIMES, check_text, may_be, must_be
 from ortet.machine.abc import Output
-from ortet.machine.kernellink import GRACE, Gone, Link, Said
+from ortet.machine.kernellink import Gone, Link, Said
 from ortet.machine.ran import Ran, Var, ran_of, vars_of
 from ortet.machine.seat import Branch
 
@@ -24,7 +24,7 @@ MOST = 256 << 20
 """Bytes that the variables of one kernel may take when they are kept."""
 
 _WORDS = 4000  # characters of its last ones
-_DYING = 5.0  # seconds from the end of its socket to that of its process
+_DYING = 30.0  # seconds from the end of its socket to that of its process
 
 
 class Kernel:
@@ -254,7 +254,7 @@ class Kernel:
         except BaseException:
             # the caller's own doing, as Ctrl-C: what it runs must not answer the next call
             with suppress(Gone):
-                self.link.converse(None, timeout=0, grace=GRACE)
+                self.link.converse(None, timeout=0)
             raise
         if message is not None:
             for fd in said.fds:

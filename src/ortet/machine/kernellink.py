@@ -10,7 +10,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -23,8 +23,10 @@ from ortet.machine.seat import Ends, Entered
 LIMIT = 8 << 20
 """Bytes of each stream that a Ran keeps; `output` sees all of them."""
 
-GRACE = 2.0
+GRACE = 10.0
 """Seconds between the interrupt at a time-out and the kill of a kernel that ignores it."""
+
+_AGAIN = 1.0  # seconds to the second interrupt, twice as many to each one after it
 
 _CHUNK = 1 << 20
 _PART = 30.0  # seconds for the rest of a message that has begun
@@ -120,27 +122,27 @@ class Link:
         *,
         timeout: float | None = None,
         output: Output | None = None,
-        grace: float = GRACE,
     ) -> Said:
         """Say something, or only listen, and pump its output until it answers.
 
-        At the time-out it is interrupted, once more when that did nothing, and then killed: Gone.
+        At the time-out it is interrupted, again when that did nothing, and then killed: Gone.
         """
         if message is not None:
             self.say(message, fds)
         kept = {name: Kept(LIMIT) for name in _NAMES}
         deadline = None if timeout is None else time.monotonic() + timeout
-        timed_out, graces = False, [grace / 2] * 2  # an interrupt before it has begun is lost
+        timed_out, pauses = False, _pauses(GRACE)
         poll = select.poll()
         for fd in (self._sock.fileno(), self.pidfd, *self._streams):
             poll.register(fd, select.POLLIN)
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                if not graces:
+                pause = next(pauses, None)
+                if pause is None:
                     self.signal(signal.SIGKILL)
                     raise Gone(f"it ignored the interrupt at its time-out of {timeout:g} s")
-                timed_out, deadline = True, time.monotonic() + graces.pop()
+                timed_out, deadline = True, time.monotonic() + pause
                 self.interrupt()
                 continue
             ready = {
@@ -219,6 +221,14 @@ class Link:
             left = _CHUNK
             while left > 0 and (got := self._read(fd, name, kept[name], output)) > 0:
                 left -= got
+
+
+def _pauses(grace: float) -> Iterator[float]:
+    """After each interrupt; one that comes before the code has begun is lost."""
+    pause = min(_AGAIN, grace / 2)
+    while grace > 0:
+        yield min(pause, grace)
+        grace, pause = grace - pause, 2 * pause
 
 
 def _readable(fd: int, within: float = 0) -> bool:

@@ -30,7 +30,7 @@ _TUN = "/dev/net/tun"
 _READY = b"1"
 _WORDS = 4096  # bytes of what it says that are kept
 _MOMENT = 0.0002  # seconds
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 _ARGUMENTS = (
     "--configure",
     "--mtu=65520",
