@@ -82,7 +82,8 @@ def _parted(thread: Thread, tip: Saved, start: Saved, holds: Set) -> _Parted:
     stays, leaves = holds | held.of(_values([*taken, *ends])), held.of(_values(left))
     if spoken := held.said_in(joined(here)) & ~stays & ~leaves:
         stays |= spoken & ~held.of(_values(others))
-    return _Parted(stays, leaves | held.said_in(joined(there)))
+    leaves |= held.of(_written(thread, [*left, *ends])) | held.said_in(joined(there))
+    return _Parted(stays, leaves)
 
 
 def _taker(children: Sequence[Saved], span: Span) -> Saved | None:
@@ -122,6 +123,14 @@ def _before(thread: Thread, one: Saved) -> Saved | None:
 def _values(saved: Iterable[Saved]) -> Iterator[Tree]:
     """But what is only asked: who goes on from there may ask otherwise."""
     return (tree for one in saved for name, tree in one.values.items() if name != START)
+
+
+def _written(thread: Thread, saved: Iterable[Saved]) -> Iterator[Tree]:
+    """To channels that store deltas: the values do not have it."""
+    if thread.deltas:
+        for one in saved:
+            written = thread.writes("", one.id)
+            yield from (write.tree for write in written if write.channel in thread.deltas)
 
 
 def _deltas(thread: Thread, values: dict[str, Tree], before: Saved | None) -> Iterator[Tree]:
