@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import HumanMessage
-from tests.adapters.langgraph.test_branches import ask, graph
 
-import ortet
-from ortet.surface.langgraph import OrtetSaver, writing
 from ortet.surface.langgraph.heap import FIRST, Heap
 from ortet.surface.langgraph.held import Held, NotInOrder
 from ortet.surface.langgraph.parts import Part, ranges_of
@@ -126,40 +120,3 @@ def test_what_somebody_else_numbered_is_refused(parts: list[Part]) -> None:
     for _ in range(2):
         with pytest.raises(NotInOrder):
             held.of([{"$m": 0}])
-
-
-def steps(turns: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Lines of code that are run to see what a second fork from the middle sets aside."""
-    counts = list[int]()
-
-    def counted(*given: Any) -> Any:
-        found, before = 0, sys.gettrace()
-
-        def trace(_frame: Any, event: str, _arg: Any) -> Any:
-            nonlocal found
-            found += event == "line"
-            return trace
-
-        sys.settrace(trace)
-        try:
-            return turned(*given)
-        finally:
-            sys.settrace(before)
-            counts.append(found)
-
-    turned = writing.turned  # type: ignore[attr-defined]
-    with ortet.open(place) as hub, OrtetSaver(hub) as saver, monkeypatch.context() as watched:
-        mine = graph(saver)
-        ends = [ask(mine, f"turn {number}") for number in range(turns)]
-        mine.update_state(ends[turns // 2], {"messages": [HumanMessage("one")]})
-        watched.setattr(writing, "turned", counted)
-        mine.update_state(ends[turns // 2], {"messages": [HumanMessage("two")]})
-    return max(counts)
-
-
-def test_a_fork_costs_the_same_in_a_long_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond 32 messages a list refers to one before it."""
-    few, many = (steps(n, tmp_path / str(n), monkeypatch) for n in (40, 120))
-    assert 0 < many <= few + 100
