@@ -87,7 +87,7 @@ ROWS = (
             fork(length),
             f"fork from the middle of {length} turns (update_state of an old checkpoint)",
             "ms",
-            "≤ 2x of InMemorySaver: what grows is LangGraph's own",
+            "≤ 2x of InMemorySaver: what grows is its list of messages",
             times(fork(length), 2, system=OURS, peer=FLOOR),
         )
         for length in LENGTHS

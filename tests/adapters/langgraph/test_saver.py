@@ -373,6 +373,21 @@ def test_delta_channels_and_pruning(hub: Hub, saver: OrtetSaver) -> None:
     assert len(again.get_state(of("t")).values["messages"]) == 16
 
 
+def test_who_leaves_a_replay_of_delta_channels_leaves_what_it_took_over(
+    hub: Hub, saver: OrtetSaver
+) -> None:
+    graph = delta(saver)
+    for text in ("one", "two"):
+        graph.invoke({"messages": [HumanMessage(text)]}, of("t"))
+    states = list(graph.get_state_history(of("t")))
+    asked = next(one for one in states if one.next == ("__start__",))
+    graph.invoke(None, asked.config)
+    assert [message.content for message in hub.get("t").messages()] == ["one", "1", "two", "3"]
+    change = {"messages": [HumanMessage("other")]}
+    graph.update_state(states[-2].config, change, as_node="bot")
+    assert [message.content for message in hub.get("t").messages()] == ["one", "other"]
+
+
 def test_a_copy_is_a_thread_of_its_own(hub: Hub, saver: OrtetSaver) -> None:
     config = put(saver, of("a"), {"messages": [HumanMessage("hi", id="1")], "blob": b"b" * 50_000})
     saver.copy_thread("a", "b")

@@ -49,6 +49,7 @@ class Heap:
         self._parts: dict[int, Part] = {}
         self._known: dict[bytes, int] = {}  # by digest, of those worth finding again
         self._unknown: list[Part] = []  # to be put there when it is asked
+        self._fresh: list[Part] = []  # of which nobody was told yet
         self._objects: dict[int, Part] = {}  # by id() of the message that a part keeps
         self._given_ids: set[int] = set()  # of messages without one: said by a turn that is over
 
@@ -60,6 +61,7 @@ class Heap:
         kind = part.number >= FIRST
         self.next[kind] = max(self.next[kind], part.number + 1)
         self._unknown.append(part)
+        self._fresh.append(part)
         if part.object is not None:
             self._objects[id(part.object)] = part
         if part.is_message and part.stored is not part.tree:
@@ -95,8 +97,10 @@ class Heap:
             return None
         return found if named(found.tree, message.id) == named(data, message.id) else None
 
-    def messages(self) -> Iterator[Part]:
-        return (part for part in self._parts.values() if part.is_message)
+    def fresh(self) -> list[Part]:
+        """What was added since this was asked last."""
+        found, self._fresh = self._fresh, []
+        return found
 
     def part(self, number: int) -> Part | None:
         return self._parts.get(number)

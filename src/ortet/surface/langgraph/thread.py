@@ -12,6 +12,7 @@ from langgraph.constants import START
 from ortet.journal.aside import Span
 from ortet.journal.events import Event
 from ortet.surface.langgraph.heap import Heap
+from ortet.surface.langgraph.held import Held
 from ortet.surface.langgraph.parts import Tree
 
 THREAD = "langgraph.thread"
@@ -79,6 +80,7 @@ class Thread:
         self.id: Any = None  # as its user gave it, or None before its first event
         self.travelled = ""  # the checkpoint whose files a run was given back
         self.heap = Heap(load)
+        self.held = Held(self.heap)
         self.deltas = set[str]()  # channels of the graph itself that store what was written
         self._saved: dict[Spot, Saved] = {}
         self._order: dict[str, list[Saved]] = {}  # by namespace, as they were put
