@@ -37,8 +37,8 @@ Snapshot = tuple[tuple[Any, ...], Any]
 
 
 def data_of(message: BaseMessage) -> dict[str, Any] | None:
-    """As a session has it; None for one that only LangGraph's serializer knows how to keep: of
-    another class, with values that JSON has not, or a very large one."""
+    """As a session has it, whatever becomes of the message; None for one that only LangGraph's
+    serializer knows how to keep: of another class, with values that JSON has not, or very large."""
     role = _ROLES.get(type(message))
     if role is None or not is_plain(message.content) or _is_large(message.content):
         return None
@@ -51,11 +51,11 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
             continue
         if not is_plain(value) or _is_large(value):
             return None
-        (extra if name in _CALLS else rest)[name] = value
+        (extra if name in _CALLS else rest)[name] = copied(value)
     order = _order({"content": message.content, **extra, **rest})
     if order is not None:
         rest["order"] = order
-    return {"role": role, "content": message.content, "extra": {**extra, MARK: rest}}
+    return {"role": role, "content": copied(message.content), "extra": {**extra, MARK: rest}}
 
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
