@@ -131,12 +131,8 @@ class Lent:
     def reading(self, name: str) -> Iterator[View]:
         """The session to read, whoever writes to it: as of now. NotFound("no_session")."""
         with self.hub() as hub:
-            kept = self._kept.get(name)
-            if kept is not None and kept.is_ours():
-                kept.used = time.monotonic()
-                yield kept.session
-                return
-            yield hub._minds().get(self._row(hub, name).id)
+            held = self.held(name)
+            yield held if held is not None else hub._minds().get(self._row(hub, name).id)
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
@@ -144,13 +140,20 @@ class Lent:
         with self._lock:
             yield self._opened()
 
+    def held(self, name: str) -> Session | None:
+        """One that is open here, and ours as the catalog knows it. Inside `with lent.hub()`."""
+        kept = self._kept.get(name)
+        if kept is None or not kept.is_ours():
+            return None
+        kept.used = time.monotonic()
+        return kept.session
+
     def journal(self, name: str) -> tuple[SessionRow, Line, int | None] | None:
         """The events of a session alone, for who knows what they add up to: nothing is folded.
         With the number of the last one where that is known here. Inside `with lent.hub()`."""
-        hub, kept = self._opened(), self._kept.get(name)
-        if kept is not None and kept.is_ours():
-            kept.used = time.monotonic()
-            return kept.session.row, kept.session.line, kept.session._ledger.tip.seq
+        hub = self._opened()
+        if (held := self.held(name)) is not None:
+            return held.row, held.line, held._ledger.tip.seq
         row = hub._minds().roll.find(self.agent, name)
         return None if row is None else (row, line_of(hub._minds(), row)[0], None)
 

@@ -185,6 +185,21 @@ def test_who_has_read_it_before_forgets_what_was_erased(
         assert len(listed.checkpoint["channel_values"]["messages"]) == turns - 1
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_who_has_written_it_forgets_what_was_erased_since(hub: Hub, write: bool) -> None:
+    with OrtetSaver(hub) as saver:
+        on = talk(saver, 20)
+        said = [event for event in hub.get("t").events() if event.kind == "message"]
+        hub.erase("t", seqs=[said[1].seq])  # by who is lent the session for it
+        if write:
+            put(saver, on, {"note": "which opens it again"}, version=21)
+            on = {"configurable": {**OF["configurable"], **on["configurable"]}}
+        found = saver.get_tuple(on)
+        assert found is not None
+        texts = [one.content for one in found.checkpoint["channel_values"]["messages"]]
+        assert texts == [f"what is {n}?" for n in range(20) if n != 1]
+
+
 @pytest.mark.usefixtures("often")
 def test_what_was_erased_by_a_clock_that_is_late_is_forgotten_too(hub: Hub, tmp_path: Path) -> None:
     with OrtetSaver(hub) as saver:

@@ -167,6 +167,19 @@ def test_a_message_that_was_changed_in_place_is_stored_as_it_is(saver: OrtetSave
     assert values(saver, of("t"))["messages"][0].content == "two"
 
 
+def test_a_message_that_was_changed_deep_inside_is_stored_as_it_is(hub: Hub) -> None:
+    message = AIMessage([{"type": "text", "text": "one"}], id="1", additional_kwargs={"seen": [1]})
+    saver = OrtetSaver(hub)
+    first = put(saver, of("t"), {"messages": [message]})
+    before = message.model_copy(deep=True)
+    message.additional_kwargs["seen"].append(2)
+    message.content[0]["text"] = "two"  # type: ignore[index]
+    put(saver, first, {"messages": [message]}, 2)
+    for one in (saver, OrtetSaver(hub)):
+        assert values(one, of("t"))["messages"] == [message]
+        assert values(one, first)["messages"] == [before]
+
+
 def test_a_list_of_ten_thousand_and_a_huge_message(hub: Hub, saver: OrtetSaver) -> None:
     big: dict[str, Any] = {
         "rows": [{"n": number, "text": "t" * 100} for number in range(10_000)],

@@ -31,6 +31,7 @@ from ortet.surface.langgraph.parts import (
     loads,
     named,
 )
+from ortet.surface.langgraph.rows import LEAST, Row, Rows
 
 INLINE = 64
 """Bytes of a tree that is rather written again than given a number."""
@@ -45,6 +46,7 @@ class Heap:
     def __init__(self, load: Callable[[str, int], bytes]) -> None:
         self.next = [0, FIRST]  # messages are numbered by themselves: most lists of them are a row
         self.lost: set[int] | None = None
+        self.rows = Rows()
         self._load = load
         self._parts: dict[int, Part] = {}
         self._known: dict[bytes, int] = {}  # by digest, of those worth finding again
@@ -152,7 +154,7 @@ class Heap:
 
     def _special(self, name: str, given: Any, serde: SerializerProtocol) -> Any:
         if name == "$l":
-            return [self._given(part, serde) for part in self.parts(given)]
+            return self._list(given, serde)
         if name == "$m":
             part = self._found(given)
             return None if part is None else self._given(part, serde)
@@ -162,6 +164,29 @@ class Heap:
             return {key: self.value(one, serde) for key, one in given}
         data = b64decode(given[1]) if name == "$b" else self._load(given[1], given[2])
         return loads(serde, given[0], data)
+
+    def _list(self, given: Iterable[list[int]], serde: SerializerProtocol) -> list[Any]:
+        spans = self.ranges(given)
+        if (again := self.rows.found(spans)) is not None:
+            return again
+        parts = list(self.parts(spans))
+        found = [self._given(part, serde) for part in parts]
+        if len(parts) == sum(stop - start for start, stop in spans):
+            self.remember(list(found), [part.number for part in parts])
+        return found
+
+    def remember(self, value: list[Any], numbers: list[int], known: Row | None = None) -> None:
+        """A list whose elements are these parts; the first of them are `known`."""
+        if len(value) < LEAST:
+            return
+        size = len(known.numbers) if known is not None else 0
+        then = known.then if known is not None else []
+        for message, number in zip(value[size:], numbers[size:], strict=True):
+            part = self._parts[number]
+            if part.object is not message or part.then is None:
+                return  # no message, or another one that says the same
+            then.append(part.then)
+        self.rows.add(Row(value, numbers, then))
 
     def _given(self, part: Part, serde: SerializerProtocol) -> Any:
         if not part.is_message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from itertools import islice
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -21,6 +22,7 @@ from ortet.surface.langgraph.messages import (
     snapshot,
 )
 from ortet.surface.langgraph.parts import Part, Tree, digest, encode, ranges_of
+from ortet.surface.langgraph.rows import Row
 
 _OBJECT = 1 << 15
 """Bytes that are stored apart from the journal."""
@@ -39,6 +41,7 @@ class Maker:
         self._next = list(heap.next)
         self._made: dict[bytes, int] = {}
         self._said: dict[int, int] = {}  # by id() of a message
+        self._lists: list[tuple[list[Any], list[int], Row | None]] = []
         self.new: list[Part] = []
         self.large: list[tuple[list[Any], bytes]] = []  # a tree's [type, id, size], and its bytes
 
@@ -46,6 +49,8 @@ class Maker:
         for part in self.new:
             self._heap.add(part)
         self._heap.learn(self._made)
+        for value, numbers, known in self._lists:
+            self._heap.remember(value, numbers, known)
 
     def channel(self, name: str, value: Any, before: Tree) -> Tree:
         """The value of a channel; `before` is its tree in the checkpoint before."""
@@ -91,9 +96,10 @@ class Maker:
 
     def _elements(self, value: list[Any], before: Tree) -> list[int]:
         """The number of each; one that is as it was at its place keeps it."""
-        old: list[Part] | None = None
-        found = list[int]()
-        for at, one in enumerate(value):
+        value, old = list(value), None  # which its giver may go on with
+        known = self._heap.rows.begun(value)
+        found = list(known.numbers) if known is not None else []
+        for at, one in enumerate(islice(value, len(found), None), len(found)):
             if isinstance(one, BaseMessage) and (number := self._message(one)) is not None:
                 found.append(number)
                 continue
@@ -109,6 +115,8 @@ class Maker:
                 found.append(self._numbered(tree, raw))
             else:
                 found.append(self._add(tree))
+        if old is None:
+            self._lists.append((value, found, known))
         return found
 
     def _row(self, numbers: list[int], before: Tree) -> list[list[int]]:

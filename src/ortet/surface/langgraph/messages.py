@@ -3,9 +3,11 @@ other, and nothing of it is stored twice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 from langchain_core.messages import (
@@ -33,12 +35,14 @@ _ATOMS = frozenset((str, int, bool, type(None), float, bytes))
 _LARGEST = 1 << 18
 _DEEPEST = 40
 
-Snapshot = tuple[tuple[Any, ...], Any]
+Snapshot = tuple[dict[str, Any], Any]
+state_of: Callable[[BaseMessage], Snapshot] = attrgetter("__dict__", "__pydantic_extra__")
+"""What a message holds at this moment; its own dicts, so that nothing is copied to compare it."""
 
 
 def data_of(message: BaseMessage) -> dict[str, Any] | None:
-    """As a session has it; None for one that only LangGraph's serializer knows how to keep: of
-    another class, with values that JSON has not, or a very large one."""
+    """As a session has it, whatever becomes of the message; None for one that only LangGraph's
+    serializer knows how to keep: of another class, with values that JSON has not, or very large."""
     role = _ROLES.get(type(message))
     if role is None or not is_plain(message.content) or _is_large(message.content):
         return None
@@ -51,11 +55,11 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
             continue
         if not is_plain(value) or _is_large(value):
             return None
-        (extra if name in _CALLS else rest)[name] = value
+        (extra if name in _CALLS else rest)[name] = copied(value)
     order = _order({"content": message.content, **extra, **rest})
     if order is not None:
         rest["order"] = order
-    return {"role": role, "content": message.content, "extra": {**extra, MARK: rest}}
+    return {"role": role, "content": copied(message.content), "extra": {**extra, MARK: rest}}
 
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
@@ -78,14 +82,13 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
 
 def snapshot(message: BaseMessage) -> Snapshot:
     """What tells whether a message was changed since."""
-    values = message.__dict__.values()
-    kept = [one if type(one) in _ATOMS else copied(one) for one in values]
-    return tuple(kept), copied(message.__pydantic_extra__)
+    fields, extra = state_of(message)
+    kept = {name: one if type(one) in _ATOMS else copied(one) for name, one in fields.items()}
+    return kept, copied(extra)
 
 
 def is_as(message: BaseMessage, then: Snapshot) -> bool:
-    values, extra = then
-    return tuple(message.__dict__.values()) == values and message.__pydantic_extra__ == extra
+    return state_of(message) == then
 
 
 def copied(value: Any) -> Any:

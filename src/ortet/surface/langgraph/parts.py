@@ -27,7 +27,7 @@ class Part:
     """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
     has changed it."""
 
-    __slots__ = ("_raw", "_then", "at", "is_message", "number", "object", "stored", "tree")
+    __slots__ = ("_raw", "at", "is_message", "number", "object", "stored", "then", "tree")
 
     def __init__(
         self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None, at: int = 0
@@ -38,7 +38,7 @@ class Part:
         self.is_message = is_message
         self.stored = tree if stored is None else stored  # the same in the journal
         self.object: BaseMessage | None = None
-        self._then: Snapshot | None = None
+        self.then: Snapshot | None = None
         self._raw: bytes | None = None
 
     @property
@@ -48,14 +48,14 @@ class Part:
         return self._raw
 
     def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
-        self.object, self._then = message, then or snapshot(message)
+        self.object, self.then = message, then or snapshot(message)
 
     def take_over(self, other: Part) -> None:
-        self.object, self._then = other.object, other._then
+        self.object, self.then = other.object, other.then
 
     def is_still(self, message: BaseMessage) -> bool:
         """Whether this very object is kept, and nobody has changed it."""
-        then = self._then
+        then = self.then
         return self.object is message and then is not None and is_as(message, then)
 
     def message(self) -> BaseMessage:
@@ -95,6 +95,9 @@ def named(data: dict[str, Any], id_: str) -> dict[str, Any]:
 
 def ranges_of(numbers: list[int]) -> list[list[int]]:
     """Numbers in a row as [from, to) pairs."""
+    first, last = numbers[0], numbers[-1]
+    if last - first == len(numbers) - 1 and numbers == list(range(first, last + 1)):
+        return [[first, last + 1]]  # most are
     found = [[numbers[0], numbers[0] + 1]]
     for before, number in pairwise(numbers):
         if number == before + 1:

@@ -78,6 +78,7 @@ class Thread:
         self.key = key
         self.seq = self.stored = self.noted = 0
         self.id: Any = None  # as its user gave it, or None before its first event
+        self.fence = 0  # of the lease of its session that is ours since it was read
         self.travelled = ""  # the checkpoint whose files a run was given back
         self.heap = Heap(load)
         self.held = Held(self.heap)

@@ -26,6 +26,7 @@ from ortet.surface.langgraph.writing import Record, append
 from ortet.surface.lent import Lent, session_name
 
 Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
+_Journal = tuple[SessionRow, Line, int | None]
 _MOST = 64
 _MANY = 10_000
 _LINGER = 600.0
@@ -56,22 +57,33 @@ class Threads:
     def reading(self, tid: str) -> Iterator[Thread | None]:
         """None where there is no such session."""
         with self.lent.hub() as hub:
-            self._forget_erased(hub)
-            found = self.lent.journal(session_name(tid))
-            yield None if found is None else self._caught_up(tid, *found)
+            found, fence = self._journal(hub, tid)
+            yield None if found is None else self._caught_up(tid, *found, fence=fence)
 
     @contextmanager
     def latest(self, tid: str) -> Iterator[Thread | None]:
         """For who asks for the latest checkpoint and nothing else: a thread that may not know more
         than that, and raises NotWhole where it does not know enough. None: read all of it."""
         with self.lent.hub() as hub:
-            self._forget_erased(hub)
-            found = self.lent.journal(session_name(tid))
-            yield None if found is None or tid in self._known else self._begun(hub, tid, found)
+            found, fence = self._journal(hub, tid)
+            if found is None:
+                yield None
+            elif tid in self._known:
+                yield self._caught_up(tid, *found, fence=fence)
+            else:
+                yield self._begun(hub, tid, found)
 
-    def _begun(
-        self, hub: Hub, tid: str, found: tuple[SessionRow, Line, int | None]
-    ) -> Thread | None:
+    def _journal(self, hub: Hub, tid: str) -> tuple[_Journal | None, int]:
+        """With the fence of its lease where that is ours, or 0."""
+        held = self.lent.held(session_name(tid))
+        if held is None:
+            self._forget_erased(hub, tid, 0)
+            return self.lent.journal(session_name(tid)), 0
+        fence = held.holding.lease.fence
+        self._forget_erased(hub, tid, fence)
+        return (held.row, held.line, held._ledger.tip.seq), fence
+
+    def _begun(self, hub: Hub, tid: str, found: _Journal) -> Thread | None:
         row, line, last = found
         thread, key = self._latest.pop(tid, None), (row.id, row.timeline)
         if thread is None or thread.key != key or (last is not None and last < thread.seq):
@@ -91,12 +103,12 @@ class Threads:
             where = self.workspace
             options["workspace"] = where(tid) if callable(where) else where
         with self.lent.writing(session_name(tid), **options) as session:
-            self._forget_erased(session.hub)
-            last = session._ledger.tip.seq
-            thread = self._caught_up(tid, session.row, session.line, last)
+            fence, last = session.holding.lease.fence, session._ledger.tip.seq
+            self._forget_erased(session.hub, tid, fence)
+            thread = self._caught_up(tid, session.row, session.line, last, fence=fence)
             if thread.seq < last:  # what a checkpoint took along that failed, and nobody has stored
                 session._ledger.flush()
-                thread = self._caught_up(tid, session.row, session.line, last)
+                thread = self._caught_up(tid, session.row, session.line, last, fence=fence)
             try:
                 yield session, thread
             except BaseException:
@@ -136,6 +148,8 @@ class Threads:
     def wait_for(self, tid: str, spot: Spot) -> None:
         """A checkpoint whose writes come first, as background threads have it: what was said before
         it is to be told before."""
+        if self._is_here(tid, spot):
+            return
         with self.reading(tid) as thread:
             if thread is not None and thread.saved(*spot) is not None:
                 return
@@ -181,8 +195,12 @@ class Threads:
                 )
             self._note(thread, event.seq)
 
-    def _forget_erased(self, hub: Hub) -> None:
-        """What was erased since it was read is not given any more: all is read again."""
+    def _forget_erased(self, hub: Hub, tid: str, fence: int) -> None:
+        """What was erased since it was read is not given any more: all is read again. Nobody erases
+        anything of a session while its lease is another's: one that is ours since needs no look."""
+        known = self._known.get(tid)
+        if fence and known is not None and known.fence == fence:
+            return
         epoch = hub.objects.gate.asked()  # which does not depend on anybody's clock
         if epoch != self._epoch:
             self._epoch = epoch
@@ -204,7 +222,9 @@ class Threads:
                 found += [event.data["id"] for event in first if event.kind == THREAD]
         return found
 
-    def _caught_up(self, tid: str, row: SessionRow, line: Line, last: int | None) -> Thread:
+    def _caught_up(
+        self, tid: str, row: SessionRow, line: Line, last: int | None, *, fence: int
+    ) -> Thread:
         thread, key = self._known.get(tid), (row.id, row.timeline)
         lost = thread is not None and last is not None and last < thread.seq
         if thread is None or thread.key != key or lost:
@@ -217,6 +237,7 @@ class Threads:
                 thread.apply(event)
         if (other := self._latest.pop(tid, None)) is not None and other.key == key:
             thread.heap.take_over(other.heap)
+        thread.fence = fence
         return thread
 
     def _load(self, oid: str, size: int) -> bytes:

@@ -1,0 +1,89 @@
+"""Threads of a store that hosts share: what a saver knows of one is no more than a lease lets it
+know, and nothing is asked of the database that the lease has said already."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AnyMessage, HumanMessage
+from tests.postgres_server import drop_schema, new_schema, shared
+from tests.session.conftest import environ
+
+from ortet.backend.postgres_open import Link
+from ortet.config import open_hub
+from ortet.session.hub import Hub
+from ortet.surface.langgraph import OrtetSaver
+
+from .test_latest import OF, put
+
+SIZE = 40
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Hub]]:
+    schema = new_schema()
+    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
+    with (
+        open_hub(url, environ=environ(tmp_path, "one")) as one,
+        open_hub(url, environ=environ(tmp_path, "two")) as two,
+    ):
+        yield [one, two]
+    drop_schema(shared().url(), schema)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What this thread asks of the database: others keep leases meanwhile."""
+    found, run, mine = list[str](), Link.run, threading.get_ident()
+
+    def counted(self: Link, statement: str, *args: Any, **given: Any) -> Any:
+        if threading.get_ident() == mine:
+            found.append(statement)
+        return run(self, statement, *args, **given)
+
+    monkeypatch.setattr(Link, "run", counted)
+    return found
+
+
+def latest(saver: OrtetSaver) -> tuple[Any, list[AnyMessage]]:
+    found = saver.get_tuple(OF)
+    assert found is not None
+    return found.config, found.checkpoint["channel_values"]["messages"]
+
+
+def test_hosts_that_take_turns_know_what_the_other_said(hosts: list[Hub]) -> None:
+    messages: list[AnyMessage] = [HumanMessage(f"said {n}", id=str(n)) for n in range(SIZE)]
+    with OrtetSaver(hosts[0]) as one, OrtetSaver(hosts[1]) as two:
+        put(one, OF, {"messages": messages})
+        for turn in range(2, 8):
+            saver, other = (one, two) if turn % 3 else (two, one)
+            on, found = latest(saver)
+            assert found == messages
+            messages = [*found, HumanMessage(f"turn {turn}", id=f"turn {turn}")]
+            if turn == 5:
+                messages[3].content = "rewritten"
+            on = put(saver, on, {"messages": messages}, version=turn)
+            saver.put_writes(on, [("note", turn)], f"task {turn}")
+            assert latest(other)[1] == messages
+    with OrtetSaver(hosts[1]) as cold:
+        assert latest(cold)[1] == messages
+
+
+def test_what_is_ours_is_not_asked_for(hosts: list[Hub], asked: list[str]) -> None:
+    messages: list[AnyMessage] = [HumanMessage(f"said {n}", id=str(n)) for n in range(SIZE)]
+    with OrtetSaver(hosts[0]) as saver:
+        on = put(saver, OF, {"messages": messages})
+        for turn in range(2, 5):
+            asked.clear()
+            on, found = latest(saver)
+            assert len([one for one in asked if "FROM leases" in one]) == 1
+            assert not [one for one in asked if "floors" in one or "events" in one]
+            asked.clear()
+            messages = [*found, HumanMessage(f"turn {turn}", id=f"turn {turn}")]
+            on = put(saver, on, {"messages": messages}, version=turn)
+            assert len([one for one in asked if "SELECT append" in one]) == 1
+            assert not [one for one in asked if "floors" in one or "FROM events" in one]
