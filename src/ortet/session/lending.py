@@ -107,9 +107,20 @@ def wanted(session: str) -> str:
     return f"{WANTED}:{session}"
 
 
+def asked_for(topic: str) -> str:
+    """The session of a topic under which one is asked for; "" of any other."""
+    word, _, session = topic.partition(":")
+    return session if word == WANTED and ":" not in session else ""
+
+
 def left(session: str) -> str:
     """The topic under which a lender says that it has let go."""
     return f"{WANTED}:left:{session}"
+
+
+def taken(session: str) -> str:
+    """The topic under which who asked for it says that it came."""
+    return f"{WANTED}:taken:{session}"
 
 
 def borrow(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:

@@ -21,8 +21,8 @@ Opened = Callable[[Hub], Session]
 
 
 class Room:
-    """`users` are requests inside, or about to be; `since` is when it was opened, `wanted`: another
-    server asked for it."""
+    """`users` are requests inside, or about to be; `since` is when it was opened; `asked` is when
+    another server last asked for it, `guessed` when it may have."""
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -30,13 +30,25 @@ class Room:
         self.users = 0
         self.used = time.monotonic()
         self.since = 0.0
-        self.wanted = False
+        self.asked = 0.0
+        self.guessed = 0.0
         self.spoilt = False  # it is to be read again, once the store can be written
         self.hub: Hub | None = None
         self.session: Session | None = None
         self.door: Door | None = None  # of its machine, once somebody asked
+        self._begun = 0.0
         self._waiting = 0
         self._count = Lock()
+
+    @property
+    def wanted(self) -> bool:
+        """Another server asked for it since it is ours, or may have."""
+        return self.hub is not None and max(self.asked, self.guessed) > self._begun
+
+    @property
+    def awaited(self) -> bool:
+        """Another server did."""
+        return self.hub is not None and self.asked > self._begun
 
     @property
     def row(self) -> SessionRow | None:
@@ -50,15 +62,15 @@ class Room:
         session = self.session
         return None if session is None or session.holding.ended else session.opened_files
 
-    def take(self, hub: Hub, session: Session) -> None:
-        self.hub, self.session = hub, session
-        self.since, self.wanted, self.door = time.monotonic(), False, None
+    def take(self, hub: Hub, session: Session, begun: float) -> None:
+        """`begun`: when it was tried to open it; who asks since then was refused for us."""
+        self.since, self._begun, self.door = time.monotonic(), begun, None
         self.spoilt = False
+        self.hub, self.session = hub, session
 
     def leave(self) -> Hub | None:
         """What is to be closed."""
         hub, self.hub, self.session = self.hub, None, None
-        self.wanted = False
         return hub
 
     def busy(self) -> bool:
