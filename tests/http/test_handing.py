@@ -154,4 +154,4 @@ def _asked(rooms: Rooms, id_: str) -> None:
     """By one that is not heard of again."""
     room: Any = next(room for room in rooms.opened() if room.id == id_)
     rooms.signal.notify(wanted(id_))
-    assert until(lambda: room.awaited, bool)
+    assert until(lambda: room.asked, bool)

@@ -70,8 +70,11 @@ class Request:
     def __enter__(self) -> Request:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """It was given, or is not waited for any more."""
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """It was given, which is told; or it is not waited for any more."""
+        if self._asked and error is None:
+            with suppress(OSError, OrtetError):  # a hint
+                self._hub.signal.notify(taken(self._session))
         if self._asked > 1 and is_across(self._hub):
             with suppress(OrtetError):
                 self._hub.catalog.drop_row(_WANTED_ROW, self._session)

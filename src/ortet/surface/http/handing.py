@@ -4,20 +4,17 @@ one away lets that other come first."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ortet.backend.abc import Signal
 from ortet.errors import OrtetError
 from ortet.session.hub import Hub
-from ortet.session.lending import Request, left, taken
+from ortet.session.lending import Request, left, taken, wanted
 
 _FIRST = 0.3
 """Seconds that the other has to take it: it asks again within them, where no signal comes."""
 _MOST = 1000
-
-Wait = Callable[[], bool]
-"""Asks for the session, and waits for an answer; False when it is too late for that."""
 
 
 class Handing:
@@ -50,25 +47,33 @@ class Handing:
         if rest > 0:
             self._signal.wait(taken(session), token, rest)
 
+    def is_asked(self, session: str, token: int) -> bool:
+        """Whether anybody asked for it since then."""
+        return self._signal.wait(wanted(session), token, 0)
+
     @contextmanager
-    def asking(self, session: str, patience: float) -> Iterator[Wait]:
-        """To try, and to wait after each try that failed."""
-        signal, topic = self._signal, left(session)
-        until = time.monotonic() + patience
-        token = signal.token(topic)
-        asked = False
+    def asking(self, session: str, patience: float) -> Iterator[Asking]:
         with Request(self._door, session) as request:
+            yield Asking(self._signal, request, left(session), patience)
 
-            def wait() -> bool:
-                nonlocal token, asked
-                rest = until - time.monotonic()
-                if rest <= 0:
-                    return False
-                asked = True
-                signal.wait(topic, token, min(rest, request.ask()))
-                token = signal.token(topic)
-                return True
 
-            yield wait
-            if asked:
-                self.tell(taken(session))
+class Asking:
+    """One that tries to open a session, and waits after each try that failed; `token` is of the
+    moment before the try."""
+
+    def __init__(self, signal: Signal, request: Request, topic: str, patience: float) -> None:
+        self._signal = signal
+        self._request = request
+        self._topic = topic
+        self._until = time.monotonic() + patience
+        self.token = signal.token(topic)
+
+    def wait(self) -> bool:
+        """Ask for it, and wait until it is free or is to be asked for again; False when it is too
+        late for that."""
+        rest = self._until - time.monotonic()
+        if rest <= 0:
+            return False
+        self._signal.wait(self._topic, self.token, min(rest, self._request.ask()))
+        self.token = self._signal.token(self._topic)
+        return True

@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 
 from ortet.backend.abc import Signal
 from ortet.session.hub import Hub
-from ortet.session.lending import SOON, Requests, asked_for, is_across
+from ortet.session.lending import SOON, Requests, asked_for, is_across, wanted
 from ortet.surface.http.lobby import Lobby, Told
 from ortet.surface.http.room import Room
 
@@ -80,26 +80,28 @@ class Keeper:
         while not self._ended.is_set():
             try:
                 token, topics = self._signal.news(token, _LONG)
-                if topics is None:
-                    self._guess()
+                if topics is None:  # something was told that was not heard
+                    self._guess(self._lobby.rooms())
                 else:
                     self._ask({asked_for(topic) for topic in topics})
             except Exception as error:
                 token = None
                 self._fail("hearing who asks for sessions", error)
 
-    def _guess(self) -> None:
-        """Something was told that was not heard."""
-        for room in self._lobby.rooms():
-            room.guessed = time.monotonic()
-        self._woken.set()
-
     def _ask(self, sessions: set[str]) -> None:
-        for session in sessions:
-            room = self._lobby.get(session)
-            if room is not None:
-                room.asked = time.monotonic()
+        for room in self._those(sessions):  # one of them may be what we ask for ourselves
+            if self._signal.wait(wanted(room.id), room.token, 0):
+                room.asked = True
                 self._woken.set()
+
+    def _guess(self, rooms: list[Room]) -> None:
+        for room in rooms:
+            room.guessed = True
+            self._woken.set()
+
+    def _those(self, sessions: set[str]) -> list[Room]:
+        rooms = [self._lobby.get(session) for session in sessions]
+        return [room for room in rooms if room is not None and room.hub is not None]
 
     def _keep(self) -> None:
         requests, rested, next_ = Requests(self._door), time.monotonic(), 0.0
@@ -110,7 +112,8 @@ class Keeper:
                 if time.monotonic() >= rested + self._pause:
                     rested = time.monotonic()
                     if self._lobby.count:
-                        self._ask(requests.sessions())
+                        # of whom nobody knows whether they still wait
+                        self._guess(self._those(requests.sessions()))
                     self._lobby.rest()
                 times = [self._look_after(room) for room in self._lobby.rooms()]
                 next_ = min([rested + self._pause, *(due for due in times if due is not None)])
@@ -118,15 +121,15 @@ class Keeper:
                 self._fail("keeping rooms", error)
 
     def _look_after(self, room: Room) -> float | None:
-        """Leave it, if it is time; else when to look again, if that is known: who is inside now
-        says so when they come out, and what else keeps it is looked at now and then."""
+        """Leave it, if it is time; else when to look again, if that is soon: who is inside now says
+        so when they come out, and all else is looked at now and then."""
         now, due = time.monotonic(), room.used + self._linger
         if room.wanted:
             due = min(due, room.since + self._turn, room.used + _QUIET)
         if room.users:
             return None
         if now < due:
-            return due
+            return due if room.wanted else None
         self._lobby.leave(room)
         return None
 

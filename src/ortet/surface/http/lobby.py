@@ -98,16 +98,20 @@ class Lobby:
         self._strays.end(row.id)
         self._handing.after_you(row.id)
         lent = self._readers.lent(kept=lambda hub: room.hub is hub)
-        with lent as hub, self._handing.asking(row.id, patience) as wait:
+        with lent as hub, self._handing.asking(row.id, patience) as asking:
             while True:
-                begun = time.monotonic()
                 try:
                     session = opened(hub) if opened else hub.session(row.name, agent=row.agent)
-                    room.take(hub, session, begun)
+                    self.take(room, hub, session, asking.token)
                     return session
                 except Refused as error:
-                    if error.kind != "lease_held" or self.closed or not wait():
+                    if error.kind != "lease_held" or self.closed or not asking.wait():
                         raise
+
+    def take(self, room: Room, hub: Hub, session: Session, token: int) -> None:
+        """What was opened is in it from now on. Who was refused meanwhile has asked already."""
+        room.take(hub, session, token)
+        room.asked = self._handing.is_asked(room.id, token)
 
     def _make_space(self) -> None:
         """Leave the rooms that were not used for longest, where there are too many."""
@@ -140,7 +144,7 @@ class Lobby:
         whoever is next."""
         if room.row is not None:
             self._ids.pop(room.row.name, None)
-        if room.awaited:
+        if room.wanted and room.asked:
             self._handing.give(room.id)
         held = room.session.holding.lease if room.session is not None else None
         hub = room.leave()

@@ -21,8 +21,8 @@ Opened = Callable[[Hub], Session]
 
 
 class Room:
-    """`users` are requests inside, or about to be; `since` is when it was opened; `asked` is when
-    another server last asked for it, `guessed` when it may have."""
+    """`users` are requests inside, or about to be; `since` is when it was opened; `asked`: another
+    server asked for it since, `guessed`: one may have."""
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -30,25 +30,20 @@ class Room:
         self.users = 0
         self.used = time.monotonic()
         self.since = 0.0
-        self.asked = 0.0
-        self.guessed = 0.0
+        self.asked = False
+        self.guessed = False
+        self.token = 0  # of the signal: who asked before did not ask us
         self.spoilt = False  # it is to be read again, once the store can be written
         self.hub: Hub | None = None
         self.session: Session | None = None
         self.door: Door | None = None  # of its machine, once somebody asked
-        self._begun = 0.0
         self._waiting = 0
         self._count = Lock()
 
     @property
     def wanted(self) -> bool:
-        """Another server asked for it since it is ours, or may have."""
-        return self.hub is not None and max(self.asked, self.guessed) > self._begun
-
-    @property
-    def awaited(self) -> bool:
-        """Another server did."""
-        return self.hub is not None and self.asked > self._begun
+        """It is ours, and another server may be waiting for it."""
+        return self.hub is not None and (self.asked or self.guessed)
 
     @property
     def row(self) -> SessionRow | None:
@@ -62,10 +57,10 @@ class Room:
         session = self.session
         return None if session is None or session.holding.ended else session.opened_files
 
-    def take(self, hub: Hub, session: Session, begun: float) -> None:
-        """`begun`: when it was tried to open it; who asks since then was refused for us."""
-        self.since, self._begun, self.door = time.monotonic(), begun, None
-        self.spoilt = False
+    def take(self, hub: Hub, session: Session, token: int) -> None:
+        """`token` is of the moment in which it was tried to open it."""
+        self.since, self.token, self.door = time.monotonic(), token, None
+        self.spoilt = self.asked = self.guessed = False
         self.hub, self.session = hub, session
 
     def leave(self) -> Hub | None:

@@ -38,7 +38,8 @@ def _everyone(_agent: str) -> bool:
 
 class Rooms:
     """Those of one store. `linger`, `patience` and `turn` are in seconds: how long a session stays
-    open that nobody uses, how long a request waits for it, how long it is kept from others."""
+    open that nobody uses, how long a request waits for it, how long one that is used without a
+    break is kept from others."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Rooms:
         most: int = 512,
         linger: float = 10.0,
         patience: float = 5.0,
-        turn: float = 0.1,
+        turn: float = 0.2,
         told: Told = lambda _what, _error: None,
     ) -> None:
         self._opened = open_hub
@@ -169,7 +170,7 @@ class Rooms:
         """A new session, in its room if nobody was faster to enter that."""
         taken: list[Hub] = []
         with self._readers.lent(kept=lambda hub: hub in taken) as hub:
-            begun = time.monotonic()
+            token = self._calls.token(WANTED)
             try:
                 session = opened(hub)
             except Refused as error:
@@ -180,7 +181,7 @@ class Rooms:
             row = session.row
             with self._room(row.id) as room, room.at_once() as alone:
                 if alone and room.session is None:
-                    room.take(hub, session, begun)
+                    self._lobby.take(room, hub, session, token)
                     taken.append(hub)
             return row
 
