@@ -33,6 +33,7 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     linger: Seconds = 10.0  # that a session stays open which nobody uses
     patience: Seconds = 5.0  # that a request waits for a busy session
     grace: Seconds = 10.0  # that requests have to end when the server stops
+    debug: bool = False  # the log tells of probes, too
     ray: str = ""  # the cluster that swarms may ask for: ray, or ray://HOST:PORT; else none
 
 

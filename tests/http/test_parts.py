@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
+import apsw
+import psycopg
 import pytest
 from tests import postgres_server
 from tests.http.conftest import Client, Reply, Serve, Server
@@ -140,6 +143,48 @@ def test_a_server_ends_while_its_database_stands_still(
         assert server.stop() == 0
     finally:
         postgres.resume()
+
+
+def test_a_database_that_a_newer_release_has_changed(
+    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+) -> None:
+    server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
+    assert ready(server.client())
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("UPDATE ortet.ortet_format SET version = version + 1")
+        assert any("must be upgraded" in told for told in not_ready(server, "database"))
+        assert server.client().ask("GET", "/healthz").status == 200
+        connection.execute("UPDATE ortet.ortet_format SET version = version - 1")
+    assert ready(server.client())
+
+
+def test_a_store_that_a_newer_release_has_changed(serve: Serve) -> None:
+    server = serve("--no-auth")
+    assert ready(server.client())
+    connection = apsw.Connection(str(server.store / "catalog.db"))
+    try:
+        connection.set_busy_timeout(60_000)
+        format_ = int(connection.execute("PRAGMA user_version").get)
+        connection.execute(f"PRAGMA user_version = {format_ + 1}")
+    finally:
+        connection.close()
+    assert any("must be upgraded" in told for told in not_ready(server, "store"))
+
+
+def test_the_log_tells_of_probes_where_that_is_asked_for(serve: Serve, tmp_path: Path) -> None:
+    quiet = serve("--no-auth")
+    loud = serve("--no-auth", "--limit", "debug=true", home=tmp_path / "loud")
+    for server in (quiet, loud):
+        for path in ("/healthz", "/readyz", "/sessions"):
+            assert server.client().ask("GET", path).status == 200
+        assert server.stop() == 0  # all is written by then
+    assert _logged(quiet) == [("info", "/sessions")]
+    assert _logged(loud) == [("debug", "/healthz"), ("debug", "/readyz"), ("info", "/sessions")]
+
+
+def _logged(server: Server) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    return [(line["level"], line["route"]) for line in lines if line["message"] == "request"]
 
 
 class Stuck:

@@ -232,6 +232,9 @@ class Catalog(Timelines):
     def reclaim(self) -> None:
         """Give the room of deleted rows back to the disk, where it is worth the time."""
 
+    def check_format(self) -> None:
+        """Unsupported("newer_format") when a newer program has changed it since it was opened."""
+
     @abstractmethod
     def check(self) -> list[str]:
         """What is wrong with the stored rows, in words; empty when sound."""

@@ -29,6 +29,7 @@ from ortet.backend.keys import check_limit, check_name
 from ortet.backend.postgres_events import PostgresTimelines, uuid
 from ortet.backend.postgres_open import Link
 from ortet.backend.postgres_rows import Slots, claim_values, name_of, row_values, said, ttl_of
+from ortet.backend.postgres_schema import VERSION, check_version
 from ortet.backend.postgres_together import together
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
@@ -273,6 +274,9 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._link.run(_FORGET)
         with self._link.own() as connection:
             connection.execute("SELECT drop_old(%s)", (_WORTH,))
+
+    def check_format(self) -> None:
+        check_version(int(self._link.run(VERSION)[0][0]), self._link.place)
 
     def check(self) -> list[str]:
         run = self._link.run

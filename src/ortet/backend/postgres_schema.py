@@ -13,6 +13,7 @@ from ortet.errors import Corrupt, Unsupported
 MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql", "0004_search.sql")
 """In order; `ortet_format.version` is how many of them a schema has had."""
 
+VERSION = "SELECT coalesce(max(version), 0) FROM ortet_format"
 OLDEST = 140_000
 """PostgreSQL 14."""
 
@@ -89,8 +90,12 @@ def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
 
 
 def _version(connection: psycopg.Connection, place: str) -> int:
-    row = connection.execute("SELECT coalesce(max(version), 0) FROM ortet_format").fetchone()
-    version = int(row[0]) if row else 0
+    row = connection.execute(VERSION).fetchone()
+    return check_version(int(row[0]) if row else 0, place)
+
+
+def check_version(version: int, place: str) -> int:
+    """It; Unsupported when it is none that this program knows."""
     if version > len(MIGRATIONS):
         raise Unsupported(
             "newer_format",

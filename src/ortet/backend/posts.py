@@ -17,6 +17,8 @@ from ortet.errors import Invalid
 
 LOOK = 1.0
 """Seconds after which anything may have happened, while the server cannot be heard."""
+_AT_ONCE = 4
+"""Tellings that need not keep the pace, after a pause: somebody waits for each of them."""
 _LAST = 2.0
 """Seconds that closing waits for what was still to be told."""
 
@@ -41,7 +43,7 @@ class Hearer(Protocol):
 class Wire(Hashable, Protocol):
     """A server and the space of a store there. `narrows`: a hearer can be for topics that begin
     with a word. `is_deaf`: it does not hear what this process itself tells. `pace`: seconds between
-    one telling and the next."""
+    one telling and the next, where there are many."""
 
     @property
     def name(self) -> str: ...
@@ -164,6 +166,7 @@ class _Post:
 
     def _run(self) -> None:
         speaker: Speaker | None = None
+        pace, due = self.wire.pace, 0.0
         while topics := self._next():
             for _ in range(2):  # a connection that was idle may be of a server that is gone
                 try:
@@ -181,7 +184,9 @@ class _Post:
                     self._some.wait_for(lambda: self._closed, LOOK)
             else:
                 self._lost = False
-                time.sleep(self.wire.pace)
+                now = time.monotonic()
+                due = max(due, now - _AT_ONCE * pace) + pace
+                time.sleep(max(0.0, due - now))
         if speaker is not None:
             speaker.close()
 

@@ -23,7 +23,7 @@ from ortet.backend.abc import (
 from ortet.backend.bodies import Packer
 from ortet.backend.keys import check_limit, check_name
 from ortet.backend.sqlite_events import SqliteTimelines, add_events, add_timelines
-from ortet.backend.sqlite_open import Handle
+from ortet.backend.sqlite_open import Handle, version_of
 from ortet.backend.sqlite_rows import (
     RAISE,
     change_rows,
@@ -82,6 +82,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
     ) -> None:
         self._clock = clock or SystemClock()
         self._zstd = Packer()
+        self._path = path
         self._handle = Handle(path, create=create, busy_ms=busy_ms)
 
     # heads
@@ -214,6 +215,10 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             free = db.execute("PRAGMA freelist_count").get
         if free * _WORTH >= pages:  # else the next rows will need it
             self.scrub()
+
+    def check_format(self) -> None:
+        with self._handle as db:
+            version_of(db, self._path)
 
     def check(self) -> list[str]:
         with self._handle as db:

@@ -226,13 +226,13 @@ def _connect(path: Path, busy_ms: int) -> apsw.Connection:
 
 
 def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
-    if _version(connection, path) == len(MIGRATIONS):
+    if version_of(connection, path) == len(MIGRATIONS):
         return
     # Costs 6 ms to import and is needed once in the life of a store.
     from importlib.resources import files  # noqa: PLC0415
 
     connection.execute("BEGIN IMMEDIATE")
-    done = _version(connection, path)  # again: another process may have been faster
+    done = version_of(connection, path)  # again: another process may have been faster
     if done == 0 and not create:
         raise _missing(path)
     for number, name in enumerate(MIGRATIONS[done:], done + 1):
@@ -241,7 +241,8 @@ def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
     connection.execute("COMMIT")
 
 
-def _version(connection: apsw.Connection, path: Path) -> int:
+def version_of(connection: apsw.Connection, path: Path) -> int:
+    """Unsupported when it is none that this program knows."""
     with connection:  # one look at all three: another process may be making it
         version = int(connection.execute("PRAGMA user_version").get)
         ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID

@@ -70,8 +70,11 @@ class Request:
     def __enter__(self) -> Request:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """It was given, or is not waited for any more."""
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """It was given, which is told; or it is not waited for any more."""
+        if self._asked and error is None:
+            with suppress(OSError, OrtetError):  # a hint
+                self._hub.signal.notify(taken(self._session))
         if self._asked > 1 and is_across(self._hub):
             with suppress(OrtetError):
                 self._hub.catalog.drop_row(_WANTED_ROW, self._session)
@@ -107,9 +110,20 @@ def wanted(session: str) -> str:
     return f"{WANTED}:{session}"
 
 
+def asked_for(topic: str) -> str:
+    """The session of a topic under which one is asked for; "" of any other."""
+    word, _, session = topic.partition(":")
+    return session if word == WANTED and ":" not in session else ""
+
+
 def left(session: str) -> str:
     """The topic under which a lender says that it has let go."""
     return f"{WANTED}:left:{session}"
+
+
+def taken(session: str) -> str:
+    """The topic under which who asked for it says that it came."""
+    return f"{WANTED}:taken:{session}"
 
 
 def borrow(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:

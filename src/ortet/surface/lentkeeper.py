@@ -84,9 +84,9 @@ class Asking:
     def __enter__(self) -> Asking:
         return self
 
-    def __exit__(self, *args: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._request is not None:
-            self._request.__exit__(*args)
+            self._request.__exit__(error)
 
 
 def _wait_for(signal: Signal, topic: str, token: int, rest: float) -> None:

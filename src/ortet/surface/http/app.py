@@ -53,7 +53,7 @@ def make_app(
     """An application for the store at `root`; it opens it, and closes it with its lifespan. What a
     server runs is its `state.entry`, which is around it."""
     settings = settings or Serve()
-    log = log or Log(to_stderr)
+    log = log or Log(to_stderr, debug=settings.debug)
     tenants = Tenants(root, open_hub, settings, log.fault)
     home = open_hub(root, True)
     desk = Desk(_gate(home, policy), tenants, settings, log, cache=home.cache)

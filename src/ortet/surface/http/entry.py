@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ortet.errors import OrtetError
 from ortet.surface.http.answers import bug, refusal
 from ortet.surface.http.desk import Desk
+from ortet.surface.http.gate import PROBES
 from ortet.surface.http.spans import Spans
 from ortet.surface.http.table import Table
 
@@ -59,8 +60,7 @@ class Entry:
                 self._desk.metrics.done(
                     visit.method, fields["route"], visit.status, fields["ms"] / 1000
                 )
-                level = "info" if visit.status < 500 else "error"
-                self._desk.log.say(level, "request", **fields)
+                self._desk.log.say(_level(fields), "request", **fields)
 
     async def _answer(self, visit: _Visit, scope: Scope, receive: Receive) -> None:
         try:
@@ -91,6 +91,13 @@ class Entry:
             visit.status = answer.status_code
         else:
             await answer(scope, receive, visit.send)
+
+
+def _level(fields: dict[str, Any]) -> str:
+    """A balancer asks every few seconds: that it was told yes is nothing to read about."""
+    if fields["status"] >= 500:
+        return "error"
+    return "debug" if fields["route"] in PROBES else "info"
 
 
 class _Visit:

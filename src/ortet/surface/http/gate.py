@@ -17,7 +17,7 @@ from ortet.surface.http.tokens import OWNER, Caller, Tokens
 COOKIE = "ortet"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")
-_PROBES = ("/healthz", "/readyz")
+PROBES = ("/healthz", "/readyz")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -75,7 +75,7 @@ class Gate:
         address; Refused."""
         given = [value for name, value in scope["headers"] if name == b"host"]
         name = ", ".join(host_name(value.decode("latin-1")) for value in given)
-        if len(given) < 2 and (not self.policy.hosts or scope["path"] in _PROBES):
+        if len(given) < 2 and (not self.policy.hosts or scope["path"] in PROBES):
             return
         if name not in self.policy.hosts:
             raise Refused(

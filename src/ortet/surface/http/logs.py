@@ -24,10 +24,11 @@ _TOGETHER = 0.02
 
 
 class Log:
-    """`write` takes bytes, and may block."""
+    """`write` takes bytes, and may block. Only with `debug` are lines of that level written."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
+    def __init__(self, write: Callable[[bytes], object], *, debug: bool = False) -> None:
         self._write = write
+        self._debug = debug
         self._lines: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST)
         self._some = Event()
         self._stop = False
@@ -35,6 +36,8 @@ class Log:
         self._thread.start()
 
     def say(self, level: str, what: str, **fields: Any) -> None:
+        if level == "debug" and not self._debug:
+            return
         self._lines.append((time.time(), {"level": level, "message": what, **fields}))
         if not self._some.is_set():
             self._some.set()

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Thread
 
 from ortet.backend.patience import patient
-from ortet.errors import Unavailable
+from ortet.errors import Unavailable, Unsupported
 from ortet.session.hub import Hub
 from ortet.shared import is_shared
 from ortet.surface.http.logs import Log
@@ -104,9 +104,10 @@ class _NotWell(Exception):
 def parts_of(home: Hub, reserve: int, log: Log) -> list[Part]:
     """Those of a store; `reserve`: bytes that its disk must have left."""
     shared = is_shared(home.url)
+    rows = "database" if shared else "store"
     found = [
         Part("disk", partial(_has_room, str(home.root), reserve), log),
-        Part("database" if shared else "store", partial(_takes_rows, home), log),
+        Part(rows, partial(_takes_rows, home, rows), log),
     ]
     if shared:  # journals, and all that a host has read, need no bucket
         look = partial(home.bucket.answers, _PATIENCE)
@@ -120,9 +121,16 @@ def _has_room(root: str, reserve: int) -> None:
         raise _NotWell("its disk is full")
 
 
-def _takes_rows(home: Hub) -> None:
-    # the row's value is the same each time: what counts is that it can be written
-    home.catalog.put_row("serve", "ready", b"")
+def _takes_rows(home: Hub, name: str) -> None:
+    try:
+        home.catalog.check_format()
+        # the row's value is the same each time: what counts is that it can be written
+        home.catalog.put_row("serve", "ready", b"")
+    except Unsupported as error:
+        if error.kind != "newer_format":
+            raise
+        words = f"its {name} was changed by a newer Ortet, and this server must be upgraded"
+        raise _NotWell(words) from error
 
 
 async def check(parts: Sequence[Part]) -> list[str]:

@@ -21,8 +21,8 @@ Opened = Callable[[Hub], Session]
 
 
 class Room:
-    """`users` are requests inside, or about to be; `since` is when it was opened, `wanted`: another
-    server asked for it."""
+    """`users` are requests inside, or about to be; `since` is when it was opened; `asked`: another
+    server asked for it since, `guessed`: one may have."""
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -30,13 +30,20 @@ class Room:
         self.users = 0
         self.used = time.monotonic()
         self.since = 0.0
-        self.wanted = False
+        self.asked = False
+        self.guessed = False
+        self.token = 0  # of the signal: who asked before did not ask us
         self.spoilt = False  # it is to be read again, once the store can be written
         self.hub: Hub | None = None
         self.session: Session | None = None
         self.door: Door | None = None  # of its machine, once somebody asked
         self._waiting = 0
         self._count = Lock()
+
+    @property
+    def wanted(self) -> bool:
+        """It is ours, and another server may be waiting for it."""
+        return self.hub is not None and (self.asked or self.guessed)
 
     @property
     def row(self) -> SessionRow | None:
@@ -50,15 +57,15 @@ class Room:
         session = self.session
         return None if session is None or session.holding.ended else session.opened_files
 
-    def take(self, hub: Hub, session: Session) -> None:
+    def take(self, hub: Hub, session: Session, token: int) -> None:
+        """`token` is of the moment in which it was tried to open it."""
+        self.since, self.token, self.door = time.monotonic(), token, None
+        self.spoilt = self.asked = self.guessed = False
         self.hub, self.session = hub, session
-        self.since, self.wanted, self.door = time.monotonic(), False, None
-        self.spoilt = False
 
     def leave(self) -> Hub | None:
         """What is to be closed."""
         hub, self.hub, self.session = self.hub, None, None
-        self.wanted = False
         return hub
 
     def busy(self) -> bool:

@@ -18,8 +18,9 @@ from ortet.errors import Invalid, Unavailable
 from ortet.session.hub import Hub
 from ortet.settings import Serve
 from ortet.shared import address_of, is_shared, with_query
+from ortet.surface.http.lobby import Told
 from ortet.surface.http.once import forget_keys
-from ortet.surface.http.rooms import Rooms, Told
+from ortet.surface.http.rooms import Rooms
 
 PLACE = "tenants"
 _LONGEST = 63
