@@ -86,7 +86,9 @@ def started(place: Path) -> Iterator[Servers]:
     """None of them outlives the block."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
-    from tests import postgres_server, s3_server, valkey_server
+    from tests.fixtures import postgres as postgres_server
+    from tests.fixtures import s3 as s3_server
+    from tests.fixtures import valkey as valkey_server
 
     kept = place / "s3"
     kept.mkdir()

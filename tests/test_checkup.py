@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import set_environ
-from tests.valkey_server import Server as Valkey
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.s3 import set_environ
+from tests.fixtures.valkey import Server as Valkey
 
 from ortet import checkup
 from ortet.backend.files import FileBucket

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from tests import postgres_server, ray_cluster, s3_server, valkey_server
+from tests.fixtures import postgres, ray, s3, services, valkey
 
 from ortet.machine.mounts import privileged
 
@@ -130,31 +130,30 @@ def servers(
 ) -> Iterator[dict[str, str]]:
     """What a page of many hosts finds in its environment: real servers of its own."""
     if page.name in WITH_RAY:
-        with closing(ray_cluster.RayCluster()) as cluster:
+        with closing(ray.RayCluster()) as cluster:
             yield {"RAY_ADDRESS": cluster.address}
         return
     if page.name not in WITH_SERVERS:
         yield {}
         return
-    s3_server.set_environ(monkeypatch)
-    (tmp_path / "s3").mkdir()
-    database = postgres_server.shared()
-    names = [postgres_server.new_schema() for _ in range(2)]
+    s3.set_environ(monkeypatch)
+    database = postgres.shared()
+    names = [postgres.new_schema() for _ in range(2)]
     with ExitStack() as last:
         admin = last.enter_context(psycopg.connect(database.url(), autocommit=True))
         for name in names:
             admin.execute(f"CREATE DATABASE {name}")
             last.callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
-        endpoint = last.enter_context(s3_server.s3_server(tmp_path / "s3"))
-        s3_server.make_bucket(endpoint, "team")
-        signal = last.enter_context(valkey_server.valkey_server())
+        endpoint = services.address("s3")
+        s3.make_bucket(endpoint, "team")
+        signal = last.enter_context(valkey.valkey_server())
         yield {
             "DATABASE": database.url(names[0]),
             "RESTORED": database.url(names[1]),
             "BUCKET": f"s3://team/ortet?endpoint={endpoint}",
             "ENDPOINT": endpoint,
             "SIGNAL": signal.url,
-            "PATH": f"{postgres_server.programs()}:{os.environ['PATH']}",
+            "PATH": f"{postgres.programs()}:{os.environ['PATH']}",
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
         }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 from ortet.session.hub import Hub
@@ -36,7 +37,7 @@ def start(store: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     begun: list[subprocess.Popen[str]] = []
 
     def run(*words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, str(worker), str(store), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

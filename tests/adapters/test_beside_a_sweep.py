@@ -15,7 +15,7 @@ import pytest
 from agent_framework import WorkflowCheckpoint
 from langgraph.checkpoint.base import empty_checkpoint
 from tests.adapters.claude.lines import SESSION, answer, append, key, load, prompt
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.session.conftest import environ
 
 from ortet.config import open_hub

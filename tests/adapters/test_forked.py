@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.fixtures import forked
 
 import ortet
 
@@ -34,7 +35,7 @@ hub.close()
 
 def test_a_conversation_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    subprocess.run([sys.executable, "-c", _PROGRAM, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", _PROGRAM, str(store)], check=True, timeout=120)
     with ortet.open(store) as hub:
         said = [message.content for message in hub.get("x").messages()]
         assert said == ["before", "child", "after"]
@@ -92,7 +93,7 @@ hub.close()
 def test_a_graph_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     """Whose parent is in the middle of a write."""
     store = tmp_path / "store"
-    subprocess.run([sys.executable, "-c", _GRAPH, str(store)], check=True, timeout=240)
+    forked.run([sys.executable, "-c", _GRAPH, str(store)], check=True, timeout=240)
     with ortet.open(store) as hub:
         assert len(hub.get("t").records("langgraph.writes")) == 2
         assert hub.verify().problems == []
@@ -136,6 +137,6 @@ hub.close()
 def test_a_memory_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     """Whose parent is in the middle of using it."""
     store = tmp_path / "store"
-    subprocess.run([sys.executable, "-c", _MEMORY, str(store)], check=True, timeout=240)
+    forked.run([sys.executable, "-c", _MEMORY, str(store)], check=True, timeout=240)
     with ortet.open(store) as hub:
         assert hub.verify().problems == []

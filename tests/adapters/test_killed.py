@@ -14,6 +14,7 @@ from agent_framework import Message, WorkflowCheckpoint
 from google.adk.events import Event as AdkEvent
 from google.adk.events import EventActions
 from pydantic_ai.messages import ModelRequest, UserPromptPart
+from tests.fixtures import forked
 
 import ortet
 from ortet.session.hub import Hub
@@ -92,7 +93,7 @@ def test_all_that_was_acknowledged_is_there(store: Path) -> None:
     acknowledged: dict[str, list[str]] = defaultdict(list)
     for lines in (7, 61):  # which differ in where the writers are then
         words = [sys.executable, str(Path(__file__)), str(store), f"r{lines}"]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        with forked.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             heard = list[str]()
             while len(heard) < lines or len({line.split()[0] for line in heard}) <= len(_WAYS):

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
@@ -50,7 +51,7 @@ class Other:
     """Another process with the same store."""
 
     def __init__(self, store: Path) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-c", _OTHER, str(store)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -356,7 +357,7 @@ with lent.writing("a") as s:
 
 
 def test_a_forked_child_has_its_own(store: Path) -> None:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _FORKED, str(store)],
         capture_output=True,
         text=True,
@@ -368,7 +369,7 @@ def test_a_forked_child_has_its_own(store: Path) -> None:
 
 def test_a_process_that_ends_leaves_its_sessions(store: Path) -> None:
     code = "\n".join(_FORKED.splitlines()[:8])
-    subprocess.run([sys.executable, "-c", code, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", code, str(store)], check=True, timeout=120)
     with ortet.open(store) as hub:
         assert hub.get("a").status == "paused"
         assert not hub.is_open(hub.get("a").id)
@@ -474,6 +475,6 @@ assert not failed, failed
 
 
 def test_one_that_is_collected_with_its_store_does_not_fail(store: Path) -> None:
-    subprocess.run([sys.executable, "-c", _DROPPED, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", _DROPPED, str(store)], check=True, timeout=120)
     with ortet.open(store) as hub, hub.session("left") as session:
         assert [m.content for m in session.messages()] == ["here"]

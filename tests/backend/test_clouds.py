@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from tests.cloud_servers import ACCOUNT_KEY, Cloud, google_account, google_environ
-from tests.s3_server import breaks_off, fails, loses_answer, loses_request
+from tests.fixtures.clouds import ACCOUNT_KEY, Cloud, google_account, google_environ
+from tests.fixtures.s3 import breaks_off, fails, loses_answer, loses_request
 
 from ortet.backend.s3 import S3Bucket
 from ortet.backend.s3address import KEYS

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.backend.files import FileBucket
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
@@ -171,7 +172,7 @@ def test_killed_writers_leave_whole_objects(tmp_path: Path) -> None:
     root = tmp_path / "bucket"
     for _ in range(3):
         command = [sys.executable, "-c", WRITER, str(root)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        with forked.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             said = [int(writer.stdout.readline()) for _ in range(5)]
             writer.send_signal(signal.SIGKILL)

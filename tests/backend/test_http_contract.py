@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.remote_server import serving
+from tests.fixtures.remote_hub import serving
 
 from ortet.backend.abc import Bucket, Catalog, Signal
 from ortet.backend.httpbucket import HttpBucket

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
-from tests.cut_proxy import Cut
-from tests.postgres_server import Server, drop_schema, new_schema, shared
+from tests.fixtures.cut_proxy import Cut
+from tests.fixtures.postgres import Server, drop_schema, new_schema, shared
 
 from ortet.backend.abc import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
 from ortet.backend.patience import patient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,8 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.backend import postgres_pool, postgres_watch
 from ortet.backend.patience import patient
@@ -177,7 +177,7 @@ catalog.close()
 
 def test_a_connection_that_was_lost_and_replaced_is_not_spoken_of(schema: str) -> None:
     url = f"{shared().url()}&application_name={schema}"
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", LOST, url, schema], capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("4\n", "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_server import Server, drop_schema, new_schema, shared
+from tests.fixtures.postgres import Server, drop_schema, new_schema, shared
 
 from ortet.backend import posts
 from ortet.backend.postgres import PostgresCatalog

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.backend.abc import Claim, EventRow, Lease, Timeline
 from ortet.backend.postgres import PostgresCatalog

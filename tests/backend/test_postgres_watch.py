@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from tests.postgres_server import Server
+from tests.fixtures.postgres import Server
 
 from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.s3_server import (
+from tests.fixtures.s3 import (
     SECRET,
     Proxy,
     breaks_off,

@@ -13,6 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.backend.abc import Signal
 from ortet.backend.signals import Board, HostSignal, Listener, ProcessSignal
@@ -116,7 +117,7 @@ def test_listeners_leave_nothing_behind(directory: Path) -> None:
 
 def test_socket_of_a_killed_listener_is_removed(directory: Path) -> None:
     command = [sys.executable, "-c", LISTENER, str(directory)]
-    with subprocess.Popen(
+    with forked.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as listener:
         assert listener.stdout is not None
@@ -204,7 +205,7 @@ def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_listens_for_itself(directory: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORKER, str(directory)], check=True, timeout=WAIT * 2)
+    forked.run([sys.executable, "-c", FORKER, str(directory)], check=True, timeout=WAIT * 2)
 
 
 def test_a_board_forgets_old_topics_and_says_so() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.fixtures import forked
 
 from ortet.backend.abc import Catalog, EventRow, Move, Timeline
 from ortet.backend.sqlite import SqliteCatalog
@@ -125,16 +126,12 @@ def catalog(path: Path) -> Iterator[SqliteCatalog]:
 
 def run(script: str, *arguments: Path) -> str:
     command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
-    return subprocess.run(
-        command, check=True, timeout=120, stdout=subprocess.PIPE, text=True
-    ).stdout
+    return forked.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_kill_in_the_middle_of_a_transaction(path: Path) -> None:
     command = [sys.executable, "-c", HALF, str(path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as writer:
+    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "inside\n"
         waiting = SqliteCatalog(path, busy_ms=20)
@@ -154,7 +151,7 @@ def test_kill_in_the_middle_of_a_transaction(path: Path) -> None:
 def test_what_was_acknowledged_survives_kills(path: Path) -> None:
     for _ in range(5):
         command = [sys.executable, "-c", COUNTER, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        with forked.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             said = [int(writer.stdout.readline()) for _ in range(20)]
             writer.send_signal(signal.SIGKILL)

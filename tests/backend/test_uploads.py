@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.s3_server import make_bucket, s3_server, set_environ
+from tests.fixtures import forked
+from tests.fixtures.s3 import make_bucket, s3_server, set_environ
 
 from ortet.backend.abc import Bucket
 from ortet.backend.files import FileBucket
@@ -145,7 +146,7 @@ def test_a_killed_process_leaves_its_uploads_to_the_next(
     set_environ(monkeypatch)
     nowhere = "s3://queue/x?endpoint=http://127.0.0.1:1"
     argv = [sys.executable, "-c", _CHILD, nowhere, str(tmp_path / "queue")]
-    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    child = forked.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"put\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.valkey_server import Server, valkey_server
+from tests.fixtures.valkey import Server, valkey_server
 
 from ortet.backend import posts, valkeylink
 from ortet.backend.posts import _POSTS

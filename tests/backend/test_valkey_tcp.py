@@ -19,9 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import free_ports
-from tests.valkey_server import Server, valkey_server
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.s3 import free_ports
+from tests.fixtures.valkey import Server, valkey_server
 
 from ortet.backend.abc import Cache
 from ortet.backend.valkey import cache_of, signal_of

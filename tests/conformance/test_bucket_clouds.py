@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
+from uuid import uuid4
 
 import pytest
-from tests.cloud_servers import Cloud
+from tests.fixtures.clouds import Cloud
 
 from ortet.backend.s3 import S3Bucket
 from ortet.testing.bucket import SharedBucketTests
@@ -14,8 +14,6 @@ from ortet.testing.processes import BucketOpener
 
 
 class TestCloudBucket(SharedBucketTests):
-    numbers = itertools.count()
-
     @pytest.fixture
     def opener(self, cloud: Cloud) -> BucketOpener:
-        return partial(S3Bucket, cloud.url(f"p{next(self.numbers)}/Deep"))
+        return partial(S3Bucket, cloud.url(f"{uuid4().hex}/Deep"))

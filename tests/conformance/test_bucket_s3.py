@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
+from uuid import uuid4
 
 import pytest
-from tests.s3_server import set_environ
+from tests.fixtures.s3 import set_environ
 
 from ortet.backend.s3 import S3Bucket
 from ortet.testing.bucket import SharedBucketTests
@@ -14,10 +14,8 @@ from ortet.testing.processes import BucketOpener
 
 
 class TestS3Bucket(SharedBucketTests):
-    numbers = itertools.count()
-
     @pytest.fixture
     def opener(self, s3: str, monkeypatch: pytest.MonkeyPatch) -> BucketOpener:
         set_environ(monkeypatch)
-        prefix = f"p{next(self.numbers)}/Deep"
+        prefix = f"{uuid4().hex}/Deep"
         return partial(S3Bucket, f"s3://ortet/{prefix}?endpoint={s3}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared, wipe_schema
+from tests.fixtures.postgres import drop_schema, new_schema, shared, wipe_schema
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.testing.catalog import CatalogTests

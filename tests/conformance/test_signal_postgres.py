@@ -7,7 +7,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_pool import Database

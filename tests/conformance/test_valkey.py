@@ -7,7 +7,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from tests.valkey_server import Server, valkey_server
+from tests.fixtures.valkey import Server, valkey_server
 
 from ortet.backend.abc import Cache
 from ortet.backend.valkeyaddress import address_of

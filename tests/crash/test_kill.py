@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 
@@ -41,7 +42,8 @@ def prepare(base: Path, engine: str) -> None:
 def run_worker(
     base: Path, scenario: str, engine: str, fault: str, *, tell: bool = False
 ) -> tuple[int, list[str]]:
-    worker = subprocess.run(
+    start = subprocess.run if tell else forked.run  # it must be told before anything is imported
+    worker = start(
         [sys.executable, str(HERE / "worker.py"), scenario, str(base), engine],
         env={**os.environ, "ORTET_FAULT": fault, **({"ORTET_TELL_POINTS": "1"} if tell else {})},
         stdin=subprocess.DEVNULL,
@@ -136,7 +138,7 @@ def test_random_kills(engine: str, tmp_path: Path) -> None:
     prepare(tmp_path, engine)
     dice = random.Random(7)
     for _ in range(15 * SOAK):
-        with subprocess.Popen(
+        with forked.Popen(
             [sys.executable, str(HERE / "worker.py"), "grow", str(tmp_path), engine],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 
 class Done:
@@ -52,7 +53,7 @@ class Ortet:
         env: dict[str, str] | None = None,
     ) -> Done:
         done = Done(
-            subprocess.run(
+            forked.run(
                 self.argv(*args),
                 cwd=cwd,
                 env=self.env | (env or {}),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 
@@ -28,7 +29,7 @@ def here(ortet: Ortet, tmp_path: Path) -> Path:
 
 
 def start(ortet: Ortet, job: str, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, str(WORKER), str(ortet.store), job, *args],
         env=ortet.env,
         stdin=subprocess.PIPE,

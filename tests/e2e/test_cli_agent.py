@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 import ortet as library
 
@@ -316,7 +317,7 @@ def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
         fd = os.open(place, os.O_PATH)
         argv = [sys.executable, "-c", _CONNECT, str(fd), hello]
         try:
-            done = subprocess.run(argv, pass_fds=[fd], capture_output=True, check=True, text=True)
+            done = forked.run(argv, pass_fds=[fd], capture_output=True, check=True, text=True)
         finally:
             os.close(fd)
         return done.stdout

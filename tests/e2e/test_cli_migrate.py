@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.backend import postgres_schema, sqlite_open
 

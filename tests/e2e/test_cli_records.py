@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 
@@ -108,7 +109,7 @@ class TestVault:
             "with ortet.open() as hub, hub.workspace('w', engine='overlay') as ws:\n"
             "    print(ws.run('cat /proc/[0-9]*/environ').stdout)\n"
         )
-        inside = subprocess.run(
+        inside = forked.run(
             [sys.executable, "-c", code],
             cwd=here,
             env=ortet.env | env,

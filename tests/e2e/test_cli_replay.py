@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 
@@ -59,7 +59,7 @@ class Agent:
 @pytest.fixture
 def agent(ortet: Ortet, tmp_path: Path) -> Agent:
     agent = Agent(ortet, tmp_path)
-    subprocess.run(
+    forked.run(
         [sys.executable, "agent.py"], cwd=tmp_path, env=ortet.env, check=True, capture_output=True
     )
     return agent
@@ -146,7 +146,7 @@ class TestReplay:
         agent = Agent(ortet, tmp_path)
         agent.write(more="s.act(search, 'pay', approve='it costs')")
         words = [sys.executable, "agent.py"]
-        done = subprocess.run(words, cwd=tmp_path, env=ortet.env, check=False, capture_output=True)
+        done = forked.run(words, cwd=tmp_path, env=ortet.env, check=False, capture_output=True)
         assert done.returncode == 1
         before = agent.events()
         with open_hub(ortet.store) as hub:

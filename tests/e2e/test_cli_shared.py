@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import ENVIRON
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.s3 import ENVIRON
 
 from .conftest import Ortet
 
@@ -134,7 +134,7 @@ def test_each_verb_works(ortet: Ortet, proj: Path, url: str, tmp_path: Path) -> 
         (shlex.split(words.format(out=tmp_path / "out", url=f"'{url}'")), given)
         for words, given, _ in TABLE
     ]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _DRIVER],
         cwd=proj,
         env=ortet.env,

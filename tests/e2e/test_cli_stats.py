@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.surface.slow import PLACE, Slow, note, slowest, timed
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from .conftest import Ortet
 
@@ -90,7 +91,7 @@ def test_it_goes_on_after_its_driver_was_killed(ortet: Ortet, golden: Path, tmp_
     gate = tmp_path / "gate"
     task = f"test $ORTET_ATTEMPT = 0 || test -e {gate} || sleep 1000; echo $ORTET_ATTEMPT"
     words = ["--json", "swarm", "run", "-n", "3", "--name", "long", "--", task]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-m", "ortet", *words],
         cwd=golden,
         env=ortet.env,
@@ -111,7 +112,7 @@ def test_it_goes_on_after_its_driver_was_killed(ortet: Ortet, golden: Path, tmp_
 def test_a_table_in_a_terminal(ortet: Ortet, golden: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "ortet", "swarm", "run", "-n", "2", "--", "sh try.sh"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         words, cwd=golden, env=ortet.env, stdout=subprocess.PIPE, stderr=theirs, text=True
     )
     os.close(theirs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.backend.memory import MemoryBucket
 from ortet.codec import Compressor, Hasher, checksum, encode
@@ -365,7 +366,7 @@ def test_export_goes_on_behind_the_last_whole_frame(
 
 def killed(verb: str, store: Path, path: Path, oid: Oid, fault: str) -> None:
     command = [sys.executable, "-c", KILLED, verb, str(store), str(path), oid.hex()]
-    done = subprocess.run(command, env={**os.environ, "ORTET_FAULT": fault}, check=False)
+    done = forked.run(command, env={**os.environ, "ORTET_FAULT": fault}, check=False)
     assert done.returncode == -9
 
 

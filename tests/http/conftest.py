@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
+from tests.fixtures import forked
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "COVERAGE_PROCESS_START")
 
@@ -107,7 +108,7 @@ class Server:
         self.env |= {"ORTET_AUTHOR": "tester", "ORTET_URL": str(home / "store"), **(env or {})}
         self.log = home / f"server-{next(_NUMBERS)}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[bytes] = forked.Popen(
                 [sys.executable, "-m", "ortet", "serve", "--port", "0", "--json", *options],
                 cwd=home,
                 env=self.env,
@@ -131,7 +132,7 @@ class Server:
 
     def token(self, name: str, *options: str) -> str:
         """One that `ortet access create` makes."""
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "ortet", "access", "create", name, "--json", *options],
             cwd=self.home,
             env=self.env,

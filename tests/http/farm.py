@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 import psycopg
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.http.conftest import Client, Reply, Server
-from tests.postgres_server import drop_schema, new_schema, shared
 
 from ortet.config import open_hub
 

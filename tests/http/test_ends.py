@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.fixtures import forked
 from tests.http.conftest import Client, Serve
 from tests.http.rawly import WAIT, Raw, raw, until
 from tests.http.streaming import streaming
@@ -206,7 +207,7 @@ def test_requests_are_spans_where_somebody_collects_them(tmp_path: Path) -> None
     spans = tmp_path / "spans"
     env = {"HOME": str(tmp_path), "ORTET_URL": str(tmp_path / "store"), "ORTET_AGENT": "off"}
     argv = [sys.executable, "-c", TRACED, str(spans), "serve", "--port", "0", "--json", "--no-auth"]
-    with subprocess.Popen(
+    with forked.Popen(
         argv, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         try:

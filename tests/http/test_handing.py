@@ -11,11 +11,11 @@ from threading import Event
 from typing import Any
 
 import pytest
+from tests.fixtures.valkey import valkey_server
 from tests.http.conftest import Client, Server
 from tests.http.farm import Farm, said, servers, settled
 from tests.http.rawly import until
 from tests.http.test_rooms import Make, begin, is_held, make, say
-from tests.valkey_server import valkey_server
 
 from ortet.session.lending import left, taken, wanted
 from ortet.surface.http import handing

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 from tests.http.conftest import Client, Reply, Serve
 
 import ortet
@@ -32,7 +33,7 @@ DEADLINE = 60.0
 @contextmanager
 def locked(catalog: Path) -> Iterator[subprocess.Popen[bytes]]:
     """By a process of its own, which writes and does not end."""
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-c", HOLD, str(catalog)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stdin is not None

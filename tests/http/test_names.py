@@ -7,6 +7,7 @@ import subprocess
 import sys
 from http.client import HTTPConnection
 
+from tests.fixtures import forked
 from tests.http.conftest import Client, Serve, Server
 
 
@@ -73,7 +74,7 @@ def test_a_token_finds_its_agents_session_behind_anothers_name(serve: Serve) -> 
 
 
 def run(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "ortet", "access", *words],
         cwd=server.home,
         env=server.env,

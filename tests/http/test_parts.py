@@ -15,10 +15,10 @@ from urllib.parse import quote
 import apsw
 import psycopg
 import pytest
-from tests import postgres_server
+from tests.fixtures.postgres import Server as Postgres
+from tests.fixtures.s3 import ENVIRON, make_bucket, s3_server
 from tests.http.conftest import Client, Reply, Serve, Server
 from tests.http.rawly import WAIT, until
-from tests.s3_server import ENVIRON, make_bucket, s3_server
 
 from ortet.surface.http import parts
 from ortet.surface.http.logs import Log
@@ -28,8 +28,8 @@ ASKING = 16
 
 
 @pytest.fixture
-def postgres() -> Iterator[postgres_server.Server]:
-    server = postgres_server.Server()
+def postgres() -> Iterator[Postgres]:
+    server = Postgres()
     try:
         yield server
     finally:
@@ -77,9 +77,7 @@ def not_ready(server: Server, part: str) -> list[str]:
     return [reply.data["message"] for reply in replies]
 
 
-def test_a_database_that_stands_still(
-    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
-) -> None:
+def test_a_database_that_stands_still(serve: Serve, postgres: Postgres, tmp_path: Path) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
     client = server.client()
     assert ready(client)
@@ -98,9 +96,7 @@ def test_a_database_that_stands_still(
     assert server.stop() == 0
 
 
-def test_a_bucket_that_stands_still(
-    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
-) -> None:
+def test_a_bucket_that_stands_still(serve: Serve, postgres: Postgres, tmp_path: Path) -> None:
     place = tmp_path / "s3"
     place.mkdir()
     with s3_server(place) as address:
@@ -133,7 +129,7 @@ def _all_but_the_bucket(replies: list[Reply]) -> bool:
 
 
 def test_a_server_ends_while_its_database_stands_still(
-    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+    serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
     assert ready(server.client())
@@ -146,7 +142,7 @@ def test_a_server_ends_while_its_database_stands_still(
 
 
 def test_a_database_that_a_newer_release_has_changed(
-    serve: Serve, postgres: postgres_server.Server, tmp_path: Path
+    serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
     assert ready(server.client())

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from tests.fixtures.postgres import Server as Postgres
+from tests.fixtures.s3 import ENVIRON
+from tests.fixtures.valkey import valkey_server
 from tests.http.conftest import Client
 from tests.http.farm import WAIT, Farm, said, servers, settled
 from tests.http.streaming import Stream, streaming
-from tests.postgres_server import Server as Postgres
-from tests.s3_server import ENVIRON
-from tests.valkey_server import valkey_server
 
 MINUTES = 600
 _SKEWED = """import time
@@ -112,7 +113,7 @@ def _connections(farm: Farm, name: str) -> int:
 
 
 def test_with_a_bucket_and_a_valkey_that_is_killed(tmp_path: Path, s3: str) -> None:
-    bucket = f"s3://ortet/{tmp_path.name}?endpoint={s3}"
+    bucket = f"s3://ortet/{uuid4().hex}?endpoint={s3}"
     with (
         valkey_server() as valkey,
         servers(tmp_path, "--no-auth", env=ENVIRON, bucket=bucket, signal=valkey.url) as farm,

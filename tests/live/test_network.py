@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 from tests.live.lives import Life, ask, heard, machine_of, told
 from tests.live.outside import HOST, Outside
 
@@ -280,9 +281,7 @@ class TestNothingIsLeft:
             "input()\n"
         )
         command = [sys.executable, "-c", program, str(tmp_path / "store"), str(tmp_path / "work")]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as one:
+        with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
             assert one.stdout is not None
             pids = [int(pid) for pid in one.stdout.readline().split()]
             ended = [os.pidfd_open(pid) for pid in pids]

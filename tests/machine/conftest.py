@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.backend.files import FileBucket
 from ortet.codec import Hasher, decode, encode
@@ -191,7 +192,7 @@ def work(shop: Shop) -> Callable[..., Outcome]:
         if uid is not None:
             for path in [shop.path, *shop.path.rglob("*")]:
                 os.chown(path, uid, uid)
-        done = subprocess.run(
+        done = forked.run(
             [
                 sys.executable,
                 str(Path(__file__).with_name("worker.py")),

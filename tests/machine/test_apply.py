@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.codec import encode
 from ortet.errors import Corrupt
@@ -218,7 +219,7 @@ node = Entry(b"dev", stat.S_IFCHR | 0o666, 0, rdev=os.makedev(1, 3))
 assert writer.node(at, b"dev", entry=node, path=b"dev") is None
 for loss in writer.losses: print(loss.path, loss.what, sep="|")
 """
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.machine.command import run_command
 from ortet.machine.descendants import MARK, find_run, kill_run
@@ -106,7 +107,7 @@ def test_an_unprivileged_user_can_kill_its_own() -> None:
         "print(r.exit_code, r.stdout)"
     )
     for timeout in (0.3, 3, 30):  # a busy host may need longer to start it
-        outcome = subprocess.run(
+        outcome = forked.run(
             [sys.executable, "-c", code.format(timeout)], capture_output=True, text=True, check=True
         )
         exit_code, *pids = outcome.stdout.split()
@@ -124,7 +125,7 @@ def test_one_that_lives_on_without_its_first_thread(tmp_path: Path) -> None:
         "threading.Thread(target=time.sleep, args=(600,)).start()\n"
         f"ctypes.CDLL(None).syscall({number}, 0)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+    with forked.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         state = Path(f"/proc/{process.pid}/status")
         while "State:\tZ" not in state.read_text():
             assert process.poll() is None

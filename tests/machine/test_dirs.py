@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Corrupt, Refused, Unavailable, Unsupported
 from ortet.machine.dirs import Dirs, check_name, directory, failure, movable, remove
@@ -109,7 +109,7 @@ def test_an_unprivileged_owner_removes_and_moves_closed_directories(place: Path)
         "    remove(at, b't'); remove(at, b'to')\n"
         "assert os.listdir('.') == [], os.listdir('.')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    forked.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_movable_leaves_other_things_alone(place: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 from tests.machine.conftest import Shop
 from tests.machine.nobody import pass_as_nobody
 
@@ -386,7 +387,7 @@ kernel = hub.workspace(sys.argv[1] + "/work", engine="folder").kernel()
 kernel.run("import os; print(os.getpid(), flush=True)", output=lambda _, d: os.write(1, d))
 kernel.run("print('busy', flush=True)\\nwhile True: pass", output=lambda _, d: os.write(1, d))
 """
-    hub = subprocess.Popen(
+    hub = forked.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert hub.stdout is not None

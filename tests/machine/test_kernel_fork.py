@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.fixtures import forked
 from tests.machine.conftest import Shop
 from tests.machine.test_kernel import PYTHON
 
@@ -372,7 +372,7 @@ def test_killed_in_the_middle(
 ) -> None:
     assert spec.image is not None
     fault = point if ":" in point else f"{point}:kill"
-    done = subprocess.run(
+    done = forked.run(
         [
             *(sys.executable, "-c", HUB, str(shop.path), str(spec.path), str(spec.home)),
             *(spec.image.hex(), PYTHON or "", verb),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+from tests.fixtures import forked
 from tests.machine.conftest import Shop
 from tests.machine.test_kernel import PYTHON
 from tests.machine.test_kernel_fork import (  # noqa: F401 - fixtures
@@ -169,7 +169,7 @@ def test_killed_in_the_middle(
     """What lies below a fork is never the machine's: it is as if the fork had not been."""
     assert spec.image is not None
     program = HUB.replace('if verb == "keep":', 'fork.fork(2)\nif verb == "keep":')
-    done = subprocess.run(
+    done = forked.run(
         [
             *(sys.executable, "-c", program, str(shop.path), str(spec.path), str(spec.home)),
             *(spec.image.hex(), PYTHON or "", "fork"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Invalid, Unsupported
@@ -72,7 +73,7 @@ class TestProcesses:
         while events.read_text() == "max 0\n":
             pass
         assert (
-            subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
+            forked.run([sys.executable, "-c", ""], check=False).returncode == 0
         )  # the host has enough
         assert len(work.ps()) <= 60
         job.kill()
@@ -190,9 +191,7 @@ class TestNothingIsLeft:
             "input()\n"
         )
         command = [sys.executable, "-c", program, str(tmp_path / "store"), str(place)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as one:
+        with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
             assert one.stdout is not None
             paths = [Path(path) for path in one.stdout.readline().split()]
             (init,) = (paths[0] / "cgroup.procs").read_text().split()

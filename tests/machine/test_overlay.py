@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Conflict, Invalid, Unavailable
 from ortet.graph.records import Image
@@ -191,7 +192,7 @@ class TestWhatStays:
     def test_killed_with_its_hub_it_keeps_its_files(self, bench: Bench) -> None:
         """A process of its own opens the machine, changes files, and is killed."""
         spec = bench.spec("m")
-        with subprocess.Popen(
+        with forked.Popen(
             [
                 sys.executable,
                 "-c",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.ids import SystemClock, from_hex
 from ortet.machine.abc import Spec
@@ -70,7 +70,7 @@ def test_killed_in_the_middle(shop: Shop, place: Path, verb: str, point: str) ->
     (work / "dir/one").write_text("one")
     (work / "file").write_text("file")
     first = shop.put(shop.freeze(work))
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", HUB, str(shop.path), str(work), verb, first],
         env={**os.environ, "ORTET_FAULT": f"{point}:kill"},
         capture_output=True,

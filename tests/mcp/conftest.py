@@ -17,6 +17,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from tests.fixtures import forked
 
 WAYS = ("stdio", "http")
 ERAS = ("legacy", "2026-07-28")
@@ -77,7 +78,7 @@ class Project:
         return file
 
     def ortet(self, *words: str, stdin: str = "", code: int | None = 0) -> str:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "ortet", *words],
             cwd=self.path,
             env=self.env,
@@ -92,7 +93,7 @@ class Project:
     def start(self, *flags: str, **more: Any) -> subprocess.Popen[bytes]:
         """A server whose standard streams are ours."""
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process: subprocess.Popen[bytes] = subprocess.Popen(
+        process: subprocess.Popen[bytes] = forked.Popen(
             [sys.executable, "-m", "ortet", "mcp", *flags],
             cwd=self.path,
             env=self.env | more.pop("env", {}),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import mcp_types as types
 import pytest
+from tests.fixtures import forked
 from tests.mcp.conftest import ERAS, WAYS, Agent, Project, drive
 
 from ortet.surface.mcp.catalogue import TOOLS
@@ -108,7 +108,7 @@ def test_settle_tells_what_became_of_an_effect(project: Project) -> None:
     )
     project.write("../pay.py", script)
     words = [sys.executable, "../pay.py"]
-    killed = subprocess.run(words, cwd=project.path, env=project.env, check=False)
+    killed = forked.run(words, cwd=project.path, env=project.env, check=False)
     assert killed.returncode == 9
 
     async def work() -> None:

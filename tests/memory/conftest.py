@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.memory.abc import WordIndex

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from tests.fixtures.postgres import shared
 from tests.memory.embedding import LONG, Failing, Hashing, Told
-from tests.postgres_server import shared
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Invalid

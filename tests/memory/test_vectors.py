@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fixtures import forked
 from tests.memory.embedding import LONG, Failing, Gated, Hashing, Told
 
 from ortet.memory.embedders import Embedder, find_embedder
@@ -502,7 +503,7 @@ class TestTheFile:
         )
         root = Path(__file__).parents[2]
         running = [
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, "-c", program, str(told.directory), name],
                 stdout=subprocess.PIPE,
                 text=True,

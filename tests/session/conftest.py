@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures import forked
+from tests.fixtures.postgres import shared
 
 from ortet.config import open_hub
 from ortet.session.hub import Hub
@@ -24,7 +25,7 @@ class Worker:
     """Another process with a hub of its own; `ready` when it may go, `done` is what it found."""
 
     def __init__(self, verb: str, *args: object, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = forked.Popen(
             [sys.executable, str(WORKER), verb, *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,14 +148,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 Host = Callable[[str], Hub]
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    """Of a store of its own, in the PostgreSQL server of these tests."""
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.fixture

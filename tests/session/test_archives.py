@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
@@ -126,7 +126,7 @@ with open_hub(sys.argv[1]) as hub:
 
 
 def killed(store: Path, verb: str, id_: str, fault: str) -> None:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", RUN, str(store), verb, id_],
         env={**os.environ, "ORTET_FAULT": f"{fault}:kill"},
         capture_output=True,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Corrupt, Invalid, NotFound, Refused
@@ -211,7 +211,7 @@ class TestSweep:
             "s = ortet.open(sys.argv[1]).session('s')\n"
             "s.artifact('a', data=os.urandom(300000))"
         )
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", code, str(store)],
             env={**os.environ, "ORTET_FAULT": "artifact.stored:kill"},
             check=False,

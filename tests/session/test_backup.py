@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import new_schema, programs, shared
+from tests.fixtures.postgres import new_schema, programs, shared
 
 from ortet.config import open_hub
 from ortet.errors import Corrupt

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import psycopg
 import pytest
-from tests.postgres_server import shared
-from tests.s3_server import ENVIRON
+from tests.fixtures.postgres import shared
+from tests.fixtures.s3 import ENVIRON
 from tests.session import migrant
 from tests.session.conftest import Host as Open
 

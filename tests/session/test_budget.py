@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -13,6 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.codec import encode
 from ortet.config import open_hub
@@ -212,7 +212,7 @@ class TestFamily:
             "b.pause()\n"
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(store)], check=False)
+        done = forked.run([sys.executable, "-c", code, str(store)], check=False)
         assert done.returncode == -signal.SIGKILL
         with open_hub(store) as hub, hub.session("s/2") as s:
             s.spend(usd=7.8)
@@ -281,7 +281,7 @@ class TestFamily:
             "s = ortet.open(sys.argv[1]).session('s', budget={'n': 100})\n"
             "for _ in range(9): s.spend(n=1)"
         )
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", code, str(store)],
             env={**os.environ, "ORTET_FAULT": fault},
             check=False,

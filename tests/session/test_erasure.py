@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.codec import decompress
 from ortet.config import open_hub
@@ -385,7 +385,7 @@ def test_killed_on_the_way_a_second_call_ends_it(store: Path, point: str) -> Non
     with open_hub(store) as hub:
         id_ = fill(hub)
         seqs = seqs_of(hub, id_)
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", ERASE, str(store), id_, ",".join(map(str, seqs))],
         env={**os.environ, "ORTET_FAULT": f"erase.{point}:kill"},
         capture_output=True,

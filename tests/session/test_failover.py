@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import Server
+from tests.fixtures import forked
+from tests.fixtures.postgres import Server
 from tests.session.conftest import environ
 
 from ortet.config import open_hub
@@ -39,7 +40,7 @@ class Writer:
 
     def __init__(self, url: str, name: str, tmp_path: Path) -> None:
         self.name, self.done = name, -1
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-c", _WRITER, url, name],
             env=environ(tmp_path, name),
             stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Conflict, Invalid
 from ortet.session.hub import Hub
@@ -179,7 +180,7 @@ class TestWriting:
             "s.handover('out')\n"
         )
         for fault, end in (("handover.before-rename:kill:2", -signal.SIGKILL), ("", 0)):
-            done = subprocess.run(
+            done = forked.run(
                 [sys.executable, "-c", code, str(tmp_path / "store"), str(work)],
                 env={**os.environ, "ORTET_FAULT": fault},
                 check=False,

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.fixtures.valkey import Server, valkey_server
 from tests.session.test_on_valkey import opened
-from tests.valkey_server import Server, valkey_server
 
 from ortet.backend.valkeycache import ValkeyCache
 from ortet.journal import folding

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.cloud_servers import Cloud
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.clouds import Cloud
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.session.conftest import Host
 
 from ortet.store import remotesweep

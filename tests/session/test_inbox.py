@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
@@ -71,7 +71,7 @@ class TestComments:
             ):
                 hub.comment(id_, str(number))
                 env = {**os.environ, "ORTET_FAULT": f"{point}:kill"}
-                done = subprocess.run([sys.executable, "-c", code], env=env, check=False)
+                done = forked.run([sys.executable, "-c", code], env=env, check=False)
                 assert done.returncode == -9
             with hub.session("s"):
                 pass

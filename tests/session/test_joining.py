@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound
@@ -226,7 +226,7 @@ class TestMinds:
             "s.say('user', 'one'); (kid,) = s.fork(); kid.learn('x')\n"
             "kid.run('echo new > b.txt'); s.merge(kid)\n"
         )
-        run = subprocess.run(
+        run = forked.run(
             [sys.executable, "-c", script, store, work],
             capture_output=True,
             check=False,

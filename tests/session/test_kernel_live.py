@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Conflict, Unavailable
@@ -193,7 +193,7 @@ forks[0].run("open('lost', 'w').write('x')")
 forks[0].fork(2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=120)
+    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     with ortet.open(live.hub.root) as hub:
         again = hub.session("live")

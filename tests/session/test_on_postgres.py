@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.session.conftest import Host, environ
 
 from ortet.config import open_hub
@@ -104,7 +105,7 @@ sys.stdin.read()
 def test_what_was_said_before_kill_9_is_taken_over(
     host: Host, tmp_path: Path, url: str, schema: str, name: str
 ) -> None:
-    writer = subprocess.Popen(
+    writer = forked.Popen(
         [sys.executable, "-c", _WRITER, url],
         env=environ(tmp_path, "one"),
         stdin=subprocess.PIPE,

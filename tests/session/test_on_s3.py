@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import Proxy, passes, takes_nothing
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.s3 import Proxy, passes, takes_nothing
 
 from ortet.backend import uploads
 from ortet.backend.owing import Owing, owing
@@ -203,7 +203,7 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
 
     def doctor(*words: str, code: int) -> Any:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "ortet", "doctor", "--json", *words],
             env={**os.environ, "ORTET_URL": other.url, "XDG_CACHE_HOME": str(tmp_path / "two")},
             capture_output=True,
@@ -263,7 +263,7 @@ def test_the_command_line_tells_what_waits(host: Host, proxy: Proxy, tmp_path: P
         s.say("user", "first")
         s.commit(durable="local")
         for words in (["stats", "--json"], ["stats"]):
-            told = subprocess.run(
+            told = forked.run(
                 [sys.executable, "-m", "ortet", *words],
                 env=environ,
                 cwd=tmp_path,

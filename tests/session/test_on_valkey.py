@@ -11,8 +11,8 @@ from threading import Event, Thread
 
 import msgspec
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.valkey_server import Server, valkey_server
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.valkey import Server, valkey_server
 
 from ortet.backend.valkeyaddress import address_of
 from ortet.backend.valkeycache import ValkeyCache

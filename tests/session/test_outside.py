@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Diverged, Invalid, NotFound
@@ -466,7 +466,7 @@ class TestGoing:
             "import sys\nfrom ortet.config import open_hub\n"
             "open_hub(sys.argv[1]).erase(sys.argv[2])\n"
         )
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", code, str(store), s.id],
             env={**os.environ, **env, "ORTET_FAULT": "erase.rows:kill"},
             check=False,
@@ -486,7 +486,7 @@ class TestGoing:
         )
         hub.session("k").pause()
         for point, kept in (("before", 0), ("after", 1)):  # the first append is that it is opened
-            done = subprocess.run(
+            done = forked.run(
                 [sys.executable, "-c", code, str(store)],
                 env={**os.environ, **env, "ORTET_FAULT": f"journal.{point}-append:kill:2"},
                 check=False,

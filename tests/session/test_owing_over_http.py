@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.remote_server import serving
+from tests.fixtures.remote_hub import serving
 
 from ortet.backend.httpbucket import HttpBucket
 from ortet.backend.owing import owing

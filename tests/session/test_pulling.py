@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.remote_server import serving
+from tests.fixtures import forked
+from tests.fixtures.remote_hub import serving
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Unsupported
@@ -190,7 +191,7 @@ def test_killed_in_the_middle_it_goes_on(here: Hub, tmp_path: Path) -> None:
     for n in range(20):
         (work / f"{n}.bin").write_bytes(os.urandom(2000))
     grow(here, work, "one")
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _KILLED, tmp_path / "there", tmp_path / "here"],
         env={**os.environ, "ORTET_FAULT": "carry.after-object:kill:10"},
         check=False,
@@ -271,7 +272,7 @@ def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
     oid = grow(here, tmp_path / "w", "one")
 
     def ortet(*words: str, store: str = "copy") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-m", "ortet", *words],
             cwd=tmp_path,
             env={**os.environ, "ORTET_URL": str(tmp_path / store)},

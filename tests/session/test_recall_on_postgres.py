@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.fixtures.postgres import shared
 from tests.memory.embedding import Hashing
-from tests.postgres_server import shared
 from tests.session.conftest import Host, environ
 from tests.session.test_recall import TALK
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import (
@@ -275,7 +276,7 @@ s = ortet.open({str(store)!r}).session("s")
 s.act(len, "a")
 s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        assert forked.run([sys.executable, "-c", code], check=False).returncode == -9
         with open_hub(store) as hub, hub.session("s", replay="live") as s:
             assert s.act(len, "a") == 1
             with pytest.raises(Unsettled) as caught:
@@ -306,7 +307,7 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
         code = f"import ortet\ns = ortet.open({str(store)!r}).session('s', replay='live')\n"
         code += "s.say('user', 'find them'); s.say('user', 'other')"
         env = {**os.environ, "ORTET_FAULT": f"{point}:kill"}
-        assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+        assert forked.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
         with open_hub(store) as hub:
             with hub.session("s", replay="live") as s:
                 s.say("user", "find them")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, Unsupported
@@ -122,7 +122,7 @@ class TestRoom:
             "import sys; from ortet.config import open_hub\n"
             "s = open_hub(sys.argv[1]).session('x'); s.say('user', 'hi'); s.run('echo hi > f')\n"
         )
-        run = subprocess.run(
+        run = forked.run(
             [sys.executable, "-c", script, store],
             check=False,
             capture_output=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 import ortet
 from ortet.config import open_hub
@@ -204,7 +205,7 @@ class TestWriters:
     def test_a_dead_process_is_replaced_at_once(self, store: Path) -> None:
         code = "import ortet, sys, time\ns = ortet.open(sys.argv[1]).session('s')\n"
         code += "s.say('user', 'last words'); print('ready', flush=True); time.sleep(600)"
-        with subprocess.Popen(
+        with forked.Popen(
             [sys.executable, "-c", code, str(store)], stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
@@ -268,7 +269,7 @@ def pay():
 s = ortet.open({str(store)!r}).session("s")
 s.act(pay, key="k", replay="once", why="the invoice is due")
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        assert forked.run([sys.executable, "-c", code], check=False).returncode == -9
         with open_hub(store) as hub, hub.session("s") as s:
             (effect,) = s.effects()
             assert (effect.state, effect.why) == ("unsettled", "the invoice is due")
@@ -290,7 +291,7 @@ import ortet, os, signal
 s = ortet.open({str(store)!r}).session("s")
 s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), key="k", replay="idempotent", name="put")
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        assert forked.run([sys.executable, "-c", code], check=False).returncode == -9
         with open_hub(store) as hub, hub.session("s") as s:
             assert s.act(lambda: 7, key="k", replay="idempotent", name="put") == 7
             assert [e.state for e in s.effects()] == ["done"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unsettled
@@ -118,7 +118,7 @@ import ortet, os, signal
 s = ortet.open({str(store)!r}).session("s")
 s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay="once", why="due")
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert forked.run([sys.executable, "-c", code], check=False).returncode == -9
     with open_hub(store) as hub:
         with hub.session("s") as s:
             record = s.checkpoint()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid
@@ -182,7 +182,7 @@ s.say("user", "one"); s.commit()
 s.run("echo half > a", why="begin"); s.say("assistant", "half way")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+        assert forked.run([sys.executable, "-c", code], check=False).returncode == -9
         with open_hub(store) as hub, hub.session("fix") as s:
             assert s.goal == "survive"
             assert said(s) == ["one", "half way"]

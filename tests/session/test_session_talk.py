@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
@@ -36,7 +36,7 @@ def hub(store: Path) -> Iterator[Hub]:
 def killed(store: Path, code: str, fault: str = "") -> int:
     code = f"import ortet, os, signal\ns = ortet.open({str(store)!r}).session('s')\n{code}"
     env = {**os.environ, **({"ORTET_FAULT": fault} if fault else {})}
-    return subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode
+    return forked.run([sys.executable, "-c", code], check=False, env=env).returncode
 
 
 class TestCompact:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import shared
+from tests.fixtures.postgres import shared
 from tests.session.conftest import Host
 
 from ortet.config import open_hub

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 from tests.session.conftest import Open
 from tests.session.test_scopes import texts
 
@@ -60,7 +60,7 @@ class TestErased:
             a.commit()
         with open_hub(store) as hub, hub.session("b") as b:
             assert texts(b) == ["pigeon 4711"]
-            subprocess.run([sys.executable, "-c", ERASE, store, a.id], check=True)
+            forked.run([sys.executable, "-c", ERASE, store, a.id], check=True)
             assert texts(b) == []
             b.learn("new", scope="agent")
             b.commit()
@@ -128,7 +128,7 @@ def test_who_has_read_it_before_does_not_index_it_after(
 
     def late(self: Index, *args: Any, **options: Any) -> None:
         monkeypatch.undo()
-        subprocess.run([sys.executable, "-c", ERASE, store, a.id], check=True)
+        forked.run([sys.executable, "-c", ERASE, store, a.id], check=True)
         add(self, *args, **options)
 
     monkeypatch.setattr(Index, "add", late)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.postgres_server import shared
+from tests.fixtures import forked
+from tests.fixtures.postgres import shared
 from tests.session.conftest import Host, environ
 
 from ortet.errors import Conflict, Refused, Unavailable
@@ -185,7 +185,7 @@ def test_a_killed_sweep_is_ended_by_the_next(
     hub = host("one")
     commit(hub, "a", "kept")
     leave_garbage(hub)
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _SWEEPER, url],
         env={**environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
         timeout=WAIT,

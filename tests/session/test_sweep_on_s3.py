@@ -13,8 +13,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.s3_server import set_environ
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.s3 import set_environ
 from tests.session.conftest import environ
 
 from ortet.config import open_hub
@@ -74,7 +75,7 @@ class Writer:
         self.name = name
         self.done = -1
         self.forks: list[int] = []
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-c", _WRITER, url, name, str(tmp_path / f"work-{name}")],
             env=environ(tmp_path, name),
             stdin=subprocess.PIPE,
@@ -138,7 +139,7 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
             for writer in writers:
                 writer.go_on()
             garbage.append(leave_garbage(hub))
-            done = subprocess.run(
+            done = forked.run(
                 [sys.executable, "-c", _SWEEPER, url],
                 env={**environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
                 timeout=WAIT,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.journal.environment import Difference, Environment, Variable, differences
@@ -65,7 +66,7 @@ print(json.dumps(told))
 def elsewhere(tmp_path: Path, script: str, **more: str) -> list[str]:
     """What another process tells, whose environment is bare but for these."""
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **more}
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", ELSEWHERE, str(tmp_path / "store")],
         env=env,
         input=script,

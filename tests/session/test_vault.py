@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.config import open_hub
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError, Refused
@@ -48,7 +48,7 @@ def work(store: Path, env: dict[str, str], code: str, fault: str = "") -> int:
     """Run code with a `hub` in a process of its own; its exit code."""
     script = f"import sys\nfrom ortet.config import open_hub\nhub = open_hub(sys.argv[1])\n{code}\n"
     more = {**env, **({"ORTET_FAULT": fault} if fault else {})}
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-c", script, str(store)], env={**os.environ, **more}, check=False
     ).returncode
 
@@ -300,7 +300,7 @@ class TestFaults:
             f"import sys\nfrom ortet.config import open_hub\nhub = open_hub(sys.argv[1])\n{code}"
         )
         processes = [
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, "-c", script, str(store), str(number)],
                 env={**os.environ, **env},
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.postgres_server import Server
+from tests.fixtures.postgres import Server
 from tests.session.conftest import environ
 
 from ortet.backend.patience import patient

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Invalid
 from ortet.store.faults import parse, reach
@@ -29,7 +29,7 @@ def run(fault: str | None) -> tuple[int, list[str]]:
     environment = {key: value for key, value in os.environ.items() if key != "ORTET_FAULT"}
     if fault is not None:
         environment["ORTET_FAULT"] = fault
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-u", "-c", PROGRAM],
         env=environment,
         capture_output=True,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 import ortet.store
 from ortet.ids import from_hex
@@ -35,7 +36,7 @@ Open = Callable[..., LocalObjects]
 
 
 def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[int, list[str]]:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, str(WORKER), verb, str(base), name, str(count)],
         env={**os.environ, "ORTET_FAULT": fault},
         capture_output=True,
@@ -100,7 +101,7 @@ def test_at_random_moments(open_store: Open, tmp_path: Path, walk: Walk) -> None
     dice = random.Random(3)
     for turn in range(10 * SOAK):
         jobs = [
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, str(WORKER), verb, str(tmp_path), name, "1000"],
                 stdout=subprocess.PIPE,
                 text=True,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Corrupt, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.ids import Oid
@@ -24,7 +25,7 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 def worker(verb: str, base: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, str(WORKER), verb, str(base), name, str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -486,5 +487,5 @@ def test_opening_does_not_touch_the_memory_it_frees() -> None:
         "before = faults(); o._free_much(); first = faults(); o._free_much()\n"
         "print(first - before, faults() - first)\n"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    said = forked.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert all(int(count) < 100 for count in said.stdout.split())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.s3_server import Proxy, fails
+from tests.fixtures.s3 import Proxy, fails
 
 from ortet.backend.epochs import Epochs
 from ortet.backend.s3 import S3Bucket

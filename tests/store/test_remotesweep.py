@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.s3_server import set_environ
+from tests.fixtures.s3 import set_environ
 
 from ortet.backend.epochs import Epochs
 from ortet.backend.s3 import S3Bucket

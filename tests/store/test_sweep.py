@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.codec import encode
 from ortet.errors import Corrupt, NotFound, Refused, Unavailable, Unsupported
@@ -358,7 +359,7 @@ def test_threads_of_one_handle_commit_while_it_sweeps(
 
 
 def run(verb: str, base: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, str(WORKER), verb, str(base), name, str(count)],
         stdout=subprocess.PIPE,
         text=True,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures import forked
 
 from ortet.errors import Unavailable
 from ortet.store.abc import Kind
@@ -100,7 +100,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
 
 def test_a_large_load_needs_little_memory(root: Path) -> None:
     """375 MB through less than 200 MB: frames are written as they come."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", LOAD, str(root)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 200 * 1024

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,9 +15,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fixtures import forked
+from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.ray import RayCluster
 from tests.http.conftest import Client, Server
-from tests.postgres_server import drop_schema, new_schema, shared
-from tests.ray_cluster import RayCluster
 from tests.swarm import tasks
 
 from ortet.config import open_hub
@@ -174,7 +174,7 @@ def test_its_driver_is_killed_in_the_middle(hub: Hub, tmp_path: Path) -> None:
         """What has become of the one that ends by itself."""
         return hub.swarms.get(hub.get("left"), "on").attempts[0].state
 
-    with subprocess.Popen([sys.executable, "-c", code], env=env) as driver:
+    with forked.Popen([sys.executable, "-c", code], env=env) as driver:
         try:
             until(lambda: len(lines(marks)) == 2, "they have not begun")
             until(lambda: first() == "done", "it has not ended")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures import forked
 from tests.swarm import tasks
 
 from ortet.errors import Invalid
@@ -70,7 +71,7 @@ def run_script(place: Path, body: str) -> subprocess.CompletedProcess[str]:
     file = place / "script.py"
     file.write_text(body)
     words: list[Any] = [sys.executable, file, place / "store"]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return forked.run(words, capture_output=True, text=True, check=False)
 
 
 def test_a_task_of_a_script(tmp_path: Path) -> None:

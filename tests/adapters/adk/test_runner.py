@@ -18,6 +18,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from tests.fixtures import forked
 
 import ortet
 from ortet.session.hub import Hub
@@ -192,7 +193,7 @@ asyncio.run(main())
 
 def _writer(root: Path, me: str, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", _WRITER, str(root), me, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return forked.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def _found(hub: Hub) -> tuple[list[str], dict[str, Any], list[int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.adapters.claude.lines import SESSION, answer, append, call, key, load, prompt, result
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound
@@ -188,7 +189,7 @@ def test_killed_during_a_rewind_the_same_call_ends_it(
     turn(store, work, "two", "echo 2 > n; rm gone; echo new > new")
     store.close()
     command = [sys.executable, "-c", _REWINDER, str(hub.root), str(work), SESSION]
-    done = subprocess.run(command, env={**os.environ, "ORTET_FAULT": f"{fault}:kill"}, check=False)
+    done = forked.run(command, env={**os.environ, "ORTET_FAULT": f"{fault}:kill"}, check=False)
     assert done.returncode == -9
     again = OrtetSessionStore(hub, workspace=work)
     assert len(load(again, key(work)) or ()) == 8, "files go first"

@@ -25,6 +25,7 @@ from tests.adapters.claude.lines import (
     result,
     said,
 )
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Invalid, NotFound
@@ -277,7 +278,7 @@ anyio.run(main)
 
 def _writer(root: Path, me: str, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", _WRITER, str(root), me, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return forked.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_two_processes_lose_nothing(store: OrtetSessionStore, hub: Hub) -> None:

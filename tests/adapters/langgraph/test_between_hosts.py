@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage
-from tests.postgres_server import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.session.conftest import environ
 
 from ortet.backend.postgres_open import Link

@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
+from tests.fixtures import forked
 
 import ortet
 from ortet.session.hub import Hub
@@ -439,7 +439,7 @@ def test_killed_at_once_the_branch_is_left_as_well(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, timeout=240, check=False)
+    done = forked.run(words, env={**os.environ, "PYTHONPATH": path}, timeout=240, check=False)
     assert done.returncode == -signal.SIGKILL
     with ortet.open(tmp_path / "store") as hub:
         mine = graph(OrtetSaver(hub))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.fixtures import forked
 
 import ortet
 from ortet.surface.langgraph import OrtetSaver
@@ -37,7 +38,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_writes_that_did_not_fit_are_stored_when_repeated(tmp_path: Path) -> None:
     store, of = tmp_path / "store", {"configurable": {"thread_id": "t"}}
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _PROGRAM, str(store)], check=False, capture_output=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (-9, b"")

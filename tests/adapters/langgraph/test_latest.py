@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
+from tests.fixtures import forked
 
 import ortet
 from ortet.config import open_hub
@@ -254,7 +255,7 @@ with ortet.open(sys.argv[1]) as hub, OrtetSaver(hub) as saver:
 def test_who_is_killed_leaves_a_note_that_fits(hub: Hub, tmp_path: Path) -> None:
     place, tests = str(tmp_path / "store"), str(Path(__file__).parent)
     command = [sys.executable, "-c", _FOR_EVER, place, tests]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+    with forked.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         stored = [int(next(writer.stdout)) for _ in range(25)]
         writer.kill()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from tests.fixtures import forked
 
 import ortet
 from ortet.surface.langgraph import OrtetSaver
@@ -22,7 +23,7 @@ RACER = Path(__file__).parent / "racer.py"
 
 
 def started(store: Path, *words: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, str(RACER), str(store), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.remote_server import serving
+from tests.fixtures import forked
+from tests.fixtures.remote_hub import serving
 
 import ortet
 from ortet.config import open_hub
@@ -41,7 +42,7 @@ def hub(tmp_path: Path) -> Iterator[ortet.Hub]:
 
 def writer(tmp_path: Path, who: str, count: int) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", WRITER, str(tmp_path / "store"), who, str(count)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    return forked.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 def test_what_was_put_is_there_after_kill_9(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_killed_writer_of_many_leaves_all_or_nothing(tmp_path: Path) -> None:
         "    print(number, flush=True)\n"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "store")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with forked.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [int(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGKILL)

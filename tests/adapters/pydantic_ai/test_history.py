@@ -25,6 +25,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Invalid, Refused
@@ -213,7 +214,7 @@ def test_structured_output_and_a_run_that_fails(hub: Hub) -> None:
 
 
 def test_a_call_that_a_crash_cut_off(hub: Hub, store: Path) -> None:
-    worker = subprocess.Popen(
+    worker = forked.Popen(
         [sys.executable, str(WORKER), str(store)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

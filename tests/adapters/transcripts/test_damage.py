@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import random
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Invalid, NotFound, OrtetError
@@ -279,7 +279,7 @@ with ortet.open(sys.argv[1]) as hub:
     store = str(tmp_path / "store")
     for count, point in ((3, "journal.after-append"), (9, "journal.before-append"), (2, "x")):
         argv = [sys.executable, "-c", program, store, str(path), str(count), point]
-        assert subprocess.run(argv, check=False).returncode == (0 if point == "x" else 9)
+        assert forked.run(argv, check=False).returncode == (0 if point == "x" else 9)
     with ortet.open(store) as hub:
         view = hub.get(f"claude-code/{CONVERSATION}")
         said = [one for one in view.messages() if not one.extra.get("synthetic")]
