@@ -35,11 +35,11 @@ TEAM = "postgresql://ann@db/team?bucket=s3://b/p"
         ("http://db/team", False),
     ],
 )
-def test_the_same_store(other: str, same: bool) -> None:
+def test_same_store_compares_host_database_bucket_and_schema(other: str, same: bool) -> None:
     assert same_store(TEAM, other) == same
 
 
-def test_what_is_elsewhere() -> None:
+def test_is_elsewhere_is_true_for_urls_but_not_directories() -> None:
     assert is_elsewhere(TEAM)
     assert is_elsewhere("https://host")
     assert not is_elsewhere("/a/directory")
@@ -65,7 +65,7 @@ def test_a_secret_is_not_written_down(url: str) -> None:
     check_writable(TEAM)
 
 
-def test_only_what_was_chosen_is_followed(tmp_path: Path) -> None:
+def test_a_pointer_to_a_store_that_was_not_chosen_is_refused(tmp_path: Path) -> None:
     place, work = tmp_path / "config" / "ortet", tmp_path / "work"
     work.mkdir()
     write_pointer(work, TEAM, "proj")
@@ -87,7 +87,7 @@ def test_only_what_was_chosen_is_followed(tmp_path: Path) -> None:
     check_chosen(TEAM, work / ".ortet", place)
 
 
-def test_without_a_home_nothing_is_chosen(tmp_path: Path) -> None:
+def test_without_a_config_directory_no_store_is_chosen(tmp_path: Path) -> None:
     choose(TEAM, None)
     assert not is_chosen(TEAM, None)
     assert not is_chosen(TEAM, tmp_path)

@@ -48,7 +48,7 @@ def test_the_session_part_runs_without_peers(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_one_row_alone(tmp_path: Path) -> None:
+def test_bench_only_runs_the_selected_row(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "group")
     assert done.returncode == 0, done.stderr
     assert "group commit" in done.stdout
@@ -85,7 +85,7 @@ def test_the_memory_part_runs_without_peers(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_serve_part_runs(tmp_path: Path) -> None:
+def test_the_serve_part_writes_its_rows_and_keeps_others(tmp_path: Path) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")
     done = run(tmp_path, "--part", "serve", "--output", str(output), peers=True)
@@ -142,7 +142,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module
 
 
-def test_measures_of_a_ranking(module: Any) -> None:
+def test_recall_reciprocal_rank_and_ndcg_are_computed_correctly(module: Any) -> None:
     metrics = module("memory_metrics")
     assert metrics.recall([3, 1, 2], [1, 9], 1) == 0
     assert metrics.recall([3, 1, 2], [1, 9], 2) == 0.5
@@ -160,7 +160,7 @@ def test_an_id_named_twice_takes_one_place(module: Any) -> None:
         metrics.mean([])
 
 
-def test_means_by_kind(module: Any) -> None:
+def test_metrics_are_averaged_by_kind(module: Any) -> None:
     metrics = module("memory_metrics")
     good, bad = metrics.of([1], [1]), metrics.of([2], [1])
     found = metrics.by_kind([("single", good), ("time", bad), ("single", bad)])

@@ -49,7 +49,7 @@ def role(*grants: str) -> Iterator[str]:
             admin.execute(f"DROP ROLE {name}")
 
 
-def test_all_servers_of_a_store_are_tried(
+def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
@@ -74,7 +74,9 @@ def test_all_servers_of_a_store_are_tried(
     assert row == (None,)  # nothing was made
 
 
-def test_a_format_is_told_and_not_changed(tmp_path: Path, schema: str) -> None:
+def test_doctor_reports_an_old_or_newer_format_without_changing_it(
+    tmp_path: Path, schema: str
+) -> None:
     url = f"{shared().url()}&schema={schema}&bucket=file://{tmp_path}/bucket"
     open_hub(url, environ={"XDG_CACHE_HOME": str(tmp_path)}).close()
     assert looked(url, tmp_path)["schema"].ok
@@ -104,7 +106,7 @@ def test_rights_that_are_missing_are_named(tmp_path: Path, schema: str) -> None:
         assert "tables of another user" in found.detail
 
 
-def test_who_may_not_use_the_store_is_told_to_ask_doctor(tmp_path: Path, schema: str) -> None:
+def test_a_user_without_rights_is_advised_to_run_doctor(tmp_path: Path, schema: str) -> None:
     admin = shared().url()
     end = f"&schema={schema}&bucket=file://{tmp_path}/bucket"
     open_hub(admin + end, environ={"XDG_CACHE_HOME": str(tmp_path)}).close()
@@ -119,7 +121,7 @@ def test_who_may_not_use_the_store_is_told_to_ask_doctor(tmp_path: Path, schema:
         assert "CONTEXT" not in caught.value.message  # nor any of our functions
 
 
-def test_a_server_whose_connections_are_all_taken(tmp_path: Path, schema: str) -> None:
+def test_a_server_without_free_connections_is_reported(tmp_path: Path, schema: str) -> None:
     """It says so without a state, and its password is not what is wrong."""
     with role() as name, psycopg.connect(shared().url(), autocommit=True) as admin:
         admin.execute(f"ALTER ROLE {name} CONNECTION LIMIT 0")
@@ -156,7 +158,7 @@ def test_a_schema_that_is_there_needs_no_right_on_the_database(tmp_path: Path, s
         assert looked(url, tmp_path)["schema"].ok
 
 
-def test_servers_that_are_not_there(tmp_path: Path) -> None:
+def test_unreachable_servers_are_reported(tmp_path: Path) -> None:
     url = "postgresql://nobody@127.0.0.1:1/none?bucket=ftp://x&signal=redis://127.0.0.1:1"
     found = looked(url, tmp_path)
     assert not any(found[name].ok for name in ("postgresql", "bucket", "valkey"))
@@ -166,7 +168,7 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
     assert not looked("http://127.0.0.1:1", tmp_path)["server"].ok
 
 
-def test_a_bucket_that_writes_over_is_refused(tmp_path: Path) -> None:
+def test_a_bucket_that_overwrites_objects_is_refused(tmp_path: Path) -> None:
     class Careless(FileBucket):
         def put(self, key: str, data: bytes) -> None:
             self.delete([key])
@@ -185,7 +187,7 @@ def test_a_bucket_in_a_directory_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "bucket").exists()
 
 
-def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_cache_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file is in the way")
     found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)["cache"]
     assert not found.ok

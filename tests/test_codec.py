@@ -48,12 +48,12 @@ def test_fields_may_be_appended() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\x93\x01", encode("text"), encode(Pair(1)) + b"\0"]
 )
-def test_other_bytes_are_corrupt(data: bytes) -> None:
+def test_malformed_bytes_decode_to_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode(Pair, data)
 
 
-def test_known_hashes() -> None:
+def test_object_ids_match_the_blake3_test_vectors() -> None:
     """Test vectors of BLAKE3 itself: the id of an object must never change."""
     assert Hasher().oid(b"").hex() == (
         "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
@@ -69,7 +69,7 @@ def test_tenants_share_no_ids() -> None:
 
 
 @given(st.binary(max_size=10_000))
-def test_compression_round_trip(data: bytes) -> None:
+def test_compressed_data_decompresses_to_the_same_bytes(data: bytes) -> None:
     assert decompress(Compressor().compress(data), len(data)) == data
 
 
@@ -84,7 +84,7 @@ def test_compressed_data_says_its_size() -> None:
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_an_expander_says_what_expand_says(
+def test_an_expander_expands_with_and_without_the_c_module(
     monkeypatch: pytest.MonkeyPatch, *, loaded: bool
 ) -> None:
     if not loaded:
@@ -130,11 +130,11 @@ def test_damaged_compression_is_corrupt(data: bytes) -> None:
         decompress(data, 500)
 
 
-def test_checksum_is_of_the_whole() -> None:
+def test_a_checksum_does_not_depend_on_the_split() -> None:
     assert checksum(b"ab", b"c") == checksum(b"abc")
     assert checksum(b"abc") != checksum(b"abd")
     assert len(checksum(b"")) == 8
 
 
-def test_json_is_for_people() -> None:
+def test_to_json_sorts_keys_and_writes_no_spaces() -> None:
     assert to_json({"b": 1, "a": [2]}) == '{"a":[2],"b":1}'

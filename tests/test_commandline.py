@@ -37,12 +37,12 @@ def table() -> Table:
         ("undo --dry-run ", "text"),
     ],
 )
-def test_a_value(table: Table, typed: str, kind: str) -> None:
+def test_the_kind_of_value_at_the_cursor_is_found(table: Table, typed: str, kind: str) -> None:
     place = Line(table, split(typed)[0]).place()
     assert (place.kind, place.verbs, place.options) == (kind, [], [])
 
 
-def test_verbs_and_options(table: Table) -> None:
+def test_verbs_and_unused_options_are_offered(table: Table) -> None:
     assert "commit" in dict(Line(table, [""]).place().verbs)
     assert set(dict(Line(table, ["facts", ""]).place().verbs)) == {
         "ls",
@@ -57,7 +57,7 @@ def test_verbs_and_options(table: Table) -> None:
     assert "--env" in again and "--timeout" not in again
 
 
-def test_what_was_named(table: Table) -> None:
+def test_the_line_knows_its_directory_and_option_values(table: Table) -> None:
     line = Line(table, ["-C", "a", "-C", "b", "log", "-qwproj/1", "--limit=3", ""])
     assert line.directory == "a/b"
     assert (line.named("--workspace"), line.named("-n")) == ("proj/1", "3")
@@ -75,17 +75,19 @@ def test_what_was_named(table: Table) -> None:
         ("ortet '' x", ["ortet", "", "x"], ""),
     ],
 )
-def test_words_as_a_shell_reads_them(line: str, words: list[str], quote: str) -> None:
+def test_split_reads_words_like_a_shell(line: str, words: list[str], quote: str) -> None:
     assert split(line) == (words, quote)
 
 
-def test_bash_replaces_only_what_is_behind_a_break() -> None:
+def test_bash_completes_only_the_part_after_a_word_break() -> None:
     assert answer("bash", ["ortet --color=al", " =:@"]) == "\nalways\n"
     assert answer("bash", ["ortet --color=al", " "]) == "\n--color=always\n"
     assert answer("zsh", ["ortet", "--color=al"]) == "\n--color=always\t\n"
 
 
-def test_where_there_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_without_a_store_creates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORTET_URL", str(tmp_path / "none"))
     assert complete(["run", ""]).how == "files"
     with pytest.raises(Exception, match="unable to open"):

@@ -60,7 +60,9 @@ def work(tmp_path: Path) -> Path:
 class TestWhichStore:
     """What is asked for, $ORTET_URL, the nearest pointer, the data directory: in this order."""
 
-    def test_the_order(self, tmp_path: Path) -> None:
+    def test_the_store_is_chosen_by_argument_variable_pointer_and_default(
+        self, tmp_path: Path
+    ) -> None:
         write_pointer(tmp_path, Path("/pointed"), "x")
         (tmp_path / "deep").mkdir()
         env = {"HOME": "/home/u", "XDG_DATA_HOME": "/data", "ORTET_URL": "/named"}
@@ -85,7 +87,7 @@ class TestWhichStore:
         url = store_url(cwd=tmp_path / "deep", environ={})
         assert os.path.normpath(url) == str(tmp_path.parent / "history")
 
-    def test_the_environment_through_the_public_door(
+    def test_open_finds_the_store_by_variable_pointer_and_default(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("ORTET_URL", str(tmp_path / "by-env"))
@@ -110,7 +112,7 @@ class TestWhichStore:
         assert init_url(None, tmp_path / "sub", {}) == "/above"
         assert init_url("/asked", tmp_path / "sub", {}) == "/asked"
 
-    def test_from_a_directory_that_was_deleted(self, tmp_path: Path) -> None:
+    def test_store_url_in_a_deleted_directory_is_refused_with_advice(self, tmp_path: Path) -> None:
         code = (
             "import os, sys, ortet.config as c\n"
             f"os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r})\n"
@@ -137,10 +139,12 @@ class TestUrl:
             ("file:///%ff", "/\udcff"),
         ],
     )
-    def test_of_a_directory(self, url: str, path: str) -> None:
+    def test_a_directory_url_is_parsed_to_its_path(self, url: str, path: str) -> None:
         assert store_path(url) == Path(path)
 
-    def test_a_home_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_tilde_is_expanded_to_the_home_directory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOME", "/home/u")
         assert store_path("~/x") == Path("/home/u/x")
 
@@ -159,7 +163,7 @@ class TestUrl:
             "~nobody-at-all/x",
         ],
     )
-    def test_that_is_none_says_what_to_give(self, url: str) -> None:
+    def test_an_invalid_store_url_is_refused_with_advice(self, url: str) -> None:
         with pytest.raises(Invalid, match="give a directory or a file:// URL") as caught:
             store_path(url)
         assert caught.value.kind == "bad_url"
@@ -171,7 +175,7 @@ class TestUrl:
             "file:///a?signal=redis://r",
         ],
     )
-    def test_of_a_later_release_is_unsupported(self, url: str) -> None:
+    def test_a_store_url_option_of_a_later_release_is_unsupported(self, url: str) -> None:
         with pytest.raises(Unsupported, match=r"leave bucket=") as caught:
             store_path(url)
         assert caught.value.kind == "backend_missing"
@@ -189,27 +193,29 @@ class TestPlace:
         assert hub.root.stat().st_mode & 0o777 == 0o700
         assert (hub.root / "FORMAT").read_text().startswith("ortet store 1 ")
 
-    def test_only_a_store_that_is_there_when_told_so(self, opened: Open, store: Path) -> None:
+    def test_open_without_create_needs_an_existing_store(self, opened: Open, store: Path) -> None:
         with pytest.raises(NotFound, match="ortet init"):
             opened(create=False)
         assert not store.exists()
         opened().close()
         opened(create=False)
 
-    def test_a_file_in_the_way(self, opened: Open, work: Path) -> None:
+    def test_a_file_where_the_store_belongs_is_refused(self, opened: Open, work: Path) -> None:
         for place in (work / "a", work / "a/store"):
             with pytest.raises(Invalid, match="a file is in the way"):
                 opened(place)
         assert (work / "a").read_text() == "a"
 
-    def test_somebody_elses_directory_is_left_alone(self, opened: Open, work: Path) -> None:
+    def test_a_foreign_directory_is_refused_and_left_unchanged(
+        self, opened: Open, work: Path
+    ) -> None:
         (work / "config.toml").write_text("theirs = true\n")
         with pytest.raises(Invalid, match="an empty one") as caught:
             opened(work)
         assert caught.value.kind == "not_a_store"
         assert sorted(os.listdir(work)) == ["a", "config.toml"]
 
-    def test_a_read_only_place(self, opened: Open, tmp_path: Path) -> None:
+    def test_a_read_only_place_is_refused_with_advice(self, opened: Open, tmp_path: Path) -> None:
         place = tmp_path / "mount"
         place.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(place)], check=True)
@@ -219,7 +225,7 @@ class TestPlace:
         finally:
             subprocess.run(["umount", str(place)], check=True)
 
-    def test_a_path_that_is_not_text(self, opened: Open, tmp_path: Path) -> None:
+    def test_a_store_path_that_is_not_utf8_is_refused(self, opened: Open, tmp_path: Path) -> None:
         with pytest.raises(Invalid, match="UTF-8"):
             opened(tmp_path / "\udcff")
         assert os.listdir(tmp_path) == []
@@ -279,7 +285,7 @@ class TestDamage:
             (store / "catalog.db").write_bytes(data)
         assert opened().log()[0].message == "first"
 
-    def test_a_damaged_catalog(self, opened: Open, store: Path) -> None:
+    def test_a_damaged_catalog_is_reported_as_corrupt(self, opened: Open, store: Path) -> None:
         opened().close()
         (store / "catalog.db").write_bytes(os.urandom(40_000))
         with pytest.raises(Corrupt, match="restore it from a copy") as caught:
@@ -302,13 +308,13 @@ class TestDamage:
         with pytest.raises(Corrupt):
             opened().verify()
 
-    def test_what_is_no_format_file(self, opened: Open, store: Path) -> None:
+    def test_a_foreign_format_file_is_refused(self, opened: Open, store: Path) -> None:
         opened().close()
         (store / "FORMAT").write_text("something else\n")
         with pytest.raises(Invalid, match="not an ortet store"):
             opened()
 
-    def test_no_half_open_store_is_left_behind(self, opened: Open, store: Path) -> None:
+    def test_a_failed_open_leaves_no_descriptors_open(self, opened: Open, store: Path) -> None:
         opened().close()
         (store / "bucket").rename(store / "moved")
         (store / "bucket").write_text("in the way")
@@ -341,12 +347,16 @@ class TestSettings:
         assert "config.toml" in caught.value.message
         assert os.listdir(store) == ["config.toml"]
 
-    def test_a_directory_instead(self, opened: Open, store: Path) -> None:
+    def test_a_directory_instead_of_the_config_file_is_refused(
+        self, opened: Open, store: Path
+    ) -> None:
         (store / "config.toml").mkdir(parents=True)
         with pytest.raises(Invalid, match="correct it"):
             opened()
 
-    def test_who_is_the_author(self, opened: Open, store: Path) -> None:
+    def test_the_author_comes_from_the_variable_the_file_or_the_user(
+        self, opened: Open, store: Path
+    ) -> None:
         with opened() as hub:
             assert hub.author.endswith(f"@{os.uname().nodename}")
         (store / "config.toml").write_text('author = "by file"\n')
@@ -366,7 +376,9 @@ class TestSettings:
         with opened() as hub, pytest.raises((Refused, Unavailable), match="lower the reserve"):
             hub.workspace(work, engine="folder").commit("x")
 
-    def test_without_a_watcher(self, opened: Open, store: Path, work: Path) -> None:
+    def test_commits_see_changes_with_the_watcher_off(
+        self, opened: Open, store: Path, work: Path
+    ) -> None:
         store.mkdir()
         (store / "config.toml").write_text("watch = false\n")
         with opened() as hub, hub.workspace(work, engine="folder") as ws:
@@ -408,7 +420,7 @@ class TestKey:
             opened()
         assert caught.value.kind == "bad_key"
 
-    def test_a_missing_key_file(self, opened: Open, keyed: Path) -> None:
+    def test_a_missing_key_file_is_refused_with_advice(self, opened: Open, keyed: Path) -> None:
         (keyed / "key").unlink()
         with pytest.raises(Invalid, match="correct key_file"):
             opened()

@@ -107,7 +107,7 @@ def test_the_address_leads_to_the_other_services() -> None:
     assert services["signal"]["command"][1:3] == ["--save", ""]  # what was erased must not stay
 
 
-def test_the_bucket_starts_as_it_should() -> None:
+def test_the_bucket_command_line_uses_known_options() -> None:
     """The image gives a GB to each volume, empty or not, and is killed before it has stopped."""
     command = compose()["services"]["objects"]["command"]
     program = Path(sys.executable).with_name("weed")
@@ -120,7 +120,7 @@ def test_the_bucket_starts_as_it_should() -> None:
     assert int(given["volume.preStopSeconds"]) < 10
 
 
-def test_what_keeps_data_is_given_time_to_stop() -> None:
+def test_services_with_volumes_have_a_grace_period_of_60_seconds() -> None:
     for name, service in compose()["services"].items():
         if any(one.partition(":")[0] in compose()["volumes"] for one in service.get("volumes", [])):
             assert service["stop_grace_period"] == "60s", name
@@ -170,7 +170,7 @@ def test_a_bucket_is_copied_out_and_back(
     ]
 
 
-def test_what_compose_names_is_there() -> None:
+def test_the_compose_file_refers_only_to_existing_things() -> None:
     """As `docker compose config` would find, which needs no Docker here."""
     file = compose()
     services = file["services"]
@@ -195,7 +195,7 @@ def test_what_compose_names_is_there() -> None:
             assert port.startswith("127.0.0.1:"), "others are let in by who puts TLS in front"
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_the_dockerfile_copies_only_existing_files() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
         *sources, _ = line.split()
@@ -210,7 +210,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert f">=3.{release}" in offered["project"]["requires-python"].replace(" ", "")
 
 
-def test_what_the_proxy_asks_is_answered() -> None:
+def test_the_health_path_of_the_proxy_exists() -> None:
     (path,) = re.findall(r"option httpchk GET (\S+)", (DEPLOY / "haproxy.cfg").read_text())
     assert path in (DEPLOY.parent / "src/ortet/surface/http/health.py").read_text()
     port = parsed(servers()["one"]["command"])["port"]
@@ -243,7 +243,7 @@ def test_no_password_is_written_down() -> None:
         assert re.search(r": \$\{[A-Z_]+:\?set it in .env\}$", line), line
 
 
-def test_systemd_knows_the_unit(tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_the_unit(tmp_path: Path) -> None:
     for line in UNIT.read_text().splitlines():
         assert re.fullmatch(r"#.*|\[\w+\]|[A-Z]\w+=.*|", line), line
     if shutil.which("systemd-analyze") is None:  # a host without it has no use for the unit either

@@ -159,7 +159,7 @@ def servers(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks_run(
+def test_the_code_blocks_of_every_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
 ) -> None:
     if page.name in FOR_ROOT and not privileged():
@@ -184,7 +184,7 @@ def test_readme_shows_both_ways_in() -> None:
     assert {"python", "console"} <= languages
 
 
-def test_links_lead_somewhere() -> None:
+def test_every_relative_link_leads_to_an_existing_file() -> None:
     for page in [*PAGES, *sorted(ROOT.glob("docs/**/*.md")), ROOT / "ARCHITECTURE.md"]:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
@@ -206,7 +206,9 @@ def test_links_lead_somewhere() -> None:
         ("", "noise\n", False),
     ],
 )
-def test_expected_output(expected: str, actual: str, verdict: bool) -> None:
+def test_ellipsis_in_expected_output_matches_any_text(
+    expected: str, actual: str, verdict: bool
+) -> None:
     assert matches(expected, actual) is verdict
 
 

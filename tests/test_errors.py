@@ -43,11 +43,11 @@ def test_every_class_is_in_the_table() -> None:
         assert getattr(ortet, cls.__name__) is cls
 
 
-def test_foreign_exceptions_are_bugs() -> None:
+def test_an_exception_of_another_class_is_reported_as_a_bug() -> None:
     assert errors.code_of(ValueError("x")) == (500, 1)
 
 
-def test_one_shape_on_every_surface() -> None:
+def test_an_error_has_the_same_dict_shape_on_every_surface() -> None:
     error = errors.Conflict("head_moved", "look again", name="main")
     assert error.as_dict() == {
         "error": "conflict",
@@ -58,7 +58,7 @@ def test_one_shape_on_every_surface() -> None:
     assert str(error) == "look again"
 
 
-def test_caller_can_catch_by_what_to_do() -> None:
+def test_diverged_and_unsettled_are_conflicts() -> None:
     assert issubclass(errors.Diverged, errors.Conflict)
     assert issubclass(errors.Unsettled, errors.Conflict)
     assert all(issubclass(cls, errors.OrtetError) for cls in errors.CODES)

@@ -94,7 +94,7 @@ def test_lock_files_record_no_address() -> None:
         assert len(re.findall(r"^\S+==.* \\\n +--hash=", text, re.MULTILINE)) == len(pins) > 0
 
 
-def test_lock_files_agree() -> None:
+def test_the_run_lock_file_is_a_subset_of_the_dev_lock_file() -> None:
     run, dev = (
         set(re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.M))
         for name in ("run", "dev")
@@ -127,7 +127,7 @@ def test_scripts_are_executable() -> None:
         assert script.read_text().startswith("#!/usr/bin/env bash\n"), script.name
 
 
-def test_the_wheel_has_everything(tmp_path: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -25,7 +25,7 @@ from ortet.surface.terminal import Escape
         ([], None),
     ],
 )
-def test_only_what_is_plain_is_understood(words: list[str], meant: Asked | None) -> None:
+def test_only_simple_command_lines_are_understood(words: list[str], meant: Asked | None) -> None:
     assert understand(words) == meant
 
 
@@ -44,13 +44,13 @@ def test_the_store_is_that_of_the_nearest_pointer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/store", "#proj", "/store#a%20b\n", "a\nb#c\n"])
-def test_an_odd_pointer_is_left_to_who_can_tell(tmp_path: Path, text: str) -> None:
+def test_an_unusual_pointer_is_left_to_the_full_command_line(tmp_path: Path, text: str) -> None:
     (tmp_path / ".ortet").write_text(text)
     assert find(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("value", "off"), [("off", True), ("0", True), ("on", False), ("", False)])
-def test_the_switch(value: str, off: bool) -> None:
+def test_ortet_agent_off_or_0_disables_the_agent(value: str, off: bool) -> None:
     assert is_off({"ORTET_AGENT": value}) is off
 
 
@@ -66,7 +66,7 @@ def test_the_switch(value: str, off: bool) -> None:
         (b"~x", b"~x", False),
     ],
 )
-def test_leaving_a_shell(typed: bytes, given: bytes, leaves: bool) -> None:
+def test_escape_sequences_leave_an_attached_shell(typed: bytes, given: bytes, leaves: bool) -> None:
     assert Escape().typed(typed) == (given, leaves)
     escape, out, left = Escape(), b"", False
     for code in typed:  # a key at a time

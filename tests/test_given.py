@@ -21,7 +21,9 @@ from ortet.given import COUNT, NUMBER, PATH, SEVERAL, TIMES, Sort, check_texts, 
         (SEVERAL, [[], (), {"a"}, iter("ab")], ["ab", b"ab", 5, None]),
     ],
 )
-def test_what_fits(sort: Sort, good: list[Any], bad: list[Any]) -> None:
+def test_must_be_accepts_good_values_and_refuses_bad_ones(
+    sort: Sort, good: list[Any], bad: list[Any]
+) -> None:
     for value in good:
         must_be(sort, value=value)
     for value in bad:
@@ -29,13 +31,13 @@ def test_what_fits(sort: Sort, good: list[Any], bad: list[Any]) -> None:
             must_be(sort, value=value)
 
 
-def test_what_may_be_left_out() -> None:
+def test_may_be_accepts_none() -> None:
     may_be(COUNT, one=None, two=2)
     with pytest.raises(Invalid, match="two is str: give a whole number from 0"):
         may_be(COUNT, one=None, two="2")
 
 
-def test_one_text_is_not_several() -> None:
+def test_check_texts_refuses_a_single_text() -> None:
     assert check_texts("steps", ("a", "b")) == ["a", "b"]
     for wrong in ("ab", 5, ["a", 5]):
         with pytest.raises(Invalid, match="steps"):

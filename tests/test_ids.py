@@ -19,14 +19,14 @@ class Fixed:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_hex_round_trip(raw: bytes) -> None:
+def test_an_id_survives_conversion_to_hex_and_back(raw: bytes) -> None:
     assert from_hex(to_hex(Oid(raw))) == raw
 
 
 @pytest.mark.parametrize(
     "text", ["", "12", "g" * 64, "0" * 63, "0" * 66, " " + "0" * 63, "00 " * 32]
 )
-def test_what_is_not_an_id_is_refused(text: str) -> None:
+def test_text_that_is_not_an_id_is_refused(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         from_hex(text)
     assert caught.value.kind == "bad_oid"

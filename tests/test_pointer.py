@@ -28,7 +28,9 @@ class TestRoundTrip:
     @pytest.mark.parametrize(
         "store", ["/store", "/with #hash", "/with\nline", "/with\rreturn", "/bytes\udcff", "/50%41"]
     )
-    def test_what_is_written_is_read(self, tmp_path: Path, store: str, workspace: str) -> None:
+    def test_a_written_pointer_reads_back_unchanged(
+        self, tmp_path: Path, store: str, workspace: str
+    ) -> None:
         from ortet.config import store_path
 
         write_pointer(tmp_path, Path(store), workspace)
@@ -45,25 +47,25 @@ class TestRoundTrip:
         assert find_pointer(deep).workspace == "near"  # type: ignore[union-attr]
         assert find_pointer(tmp_path).workspace == "far"  # type: ignore[union-attr]
 
-    def test_a_directory_of_that_name_is_none(self, tmp_path: Path) -> None:
+    def test_a_directory_named_ortet_is_no_pointer(self, tmp_path: Path) -> None:
         write_pointer(tmp_path, Path("/store"), "x")
         (tmp_path / "sub/.ortet").mkdir(parents=True)
         assert find_pointer(tmp_path / "sub").workspace == "x"  # type: ignore[union-attr]
 
-    def test_a_store_alone_is_enough(self, tmp_path: Path) -> None:
+    def test_a_pointer_without_a_workspace_name_is_valid(self, tmp_path: Path) -> None:
         (tmp_path / ".ortet").write_text("/store\n")
         found = find_pointer(tmp_path)
         assert found is not None
         assert (found.url, found.workspace) == ("/store", "")
 
     @pytest.mark.parametrize("text", [b"", b"\n", b"#name\n", b"/a\n/b\n", b"/a\0b\n"])
-    def test_a_broken_one_says_what_to_do(self, tmp_path: Path, text: bytes) -> None:
+    def test_a_broken_pointer_is_refused_with_advice(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / ".ortet").write_bytes(text)
         with pytest.raises(Invalid, match="run `ortet init` again") as caught:
             find_pointer(tmp_path)
         assert caught.value.kind == "bad_pointer"
 
-    def test_an_unreadable_one_says_what_to_do(self, tmp_path: Path) -> None:
+    def test_an_unreadable_pointer_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         (tmp_path / ".ortet").write_text("/store\n")
         (tmp_path / ".ortet").chmod(0)
@@ -100,7 +102,7 @@ class TestGit:
         return place
 
     @pytest.mark.parametrize("below", [".", "sub/dir", "odd [a] *?\\ !#", "ünï"])
-    def test_does_not_see_it(self, repository: Path, below: str) -> None:
+    def test_git_does_not_see_the_pointer(self, repository: Path, below: str) -> None:
         place = repository / below
         place.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -109,13 +111,15 @@ class TestGit:
         shown = git("status", "--porcelain", "-uall", "-z", cwd=repository).split("\0")
         assert shown == [f"?? {os.path.normpath(f'{below}/seen')}", ""]
 
-    def test_of_a_worktree_does_not_see_it_either(self, repository: Path) -> None:
+    def test_git_does_not_see_the_pointer_in_a_worktree(self, repository: Path) -> None:
         tree = repository / "tree"
         git("worktree", "add", "-q", str(tree), cwd=repository)
         write_pointer(tree, Path("/store"), "x")
         assert git("status", "--porcelain", "-uall", cwd=tree) == ""
 
-    def test_one_that_cannot_be_written_is_left_alone(self, repository: Path) -> None:
+    def test_a_git_exclude_file_that_cannot_be_written_is_left_alone(
+        self, repository: Path
+    ) -> None:
         exclude = repository / ".git/info/exclude"
         exclude.unlink(missing_ok=True)
         exclude.mkdir(parents=True)  # root may write every file

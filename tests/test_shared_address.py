@@ -41,7 +41,7 @@ _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
         (f"postgresql://ann@db:543x/team?{BUCKET}", "HOST:PORT with a number"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_write(url: str, says: str) -> None:
+def test_an_invalid_shared_address_is_refused_with_advice(url: str, says: str) -> None:
     with pytest.raises(Invalid, match=says) as caught:
         address_of(url)
     assert caught.value.kind == "bad_url"
@@ -52,7 +52,7 @@ def test_what_is_wrong_is_said_with_what_to_write(url: str, says: str) -> None:
     "place",
     ["db", "db:5432", "[::1]:5432", "[::1]", "one:1,two:2", "", "%2Ftmp%2Fpg", "ann%40x@db", "db:"],
 )
-def test_places_that_the_driver_takes(place: str) -> None:
+def test_host_forms_accepted_by_the_driver_are_accepted(place: str) -> None:
     url = f"postgresql://{place}/team?{BUCKET}&connections=2&schema=My-Team"
     given = address_of(url)
     assert (given.connections, given.schema) == (2, "My-Team")
@@ -67,7 +67,7 @@ def test_a_tenant_of_a_database_on_this_host_is_in_it() -> None:
     assert (given.schema, given.bucket) == ("ortet.acme", "s3://b/p/tenants/acme")
 
 
-def test_options_of_a_bucket_that_are_not_encoded() -> None:
+def test_bucket_options_that_are_not_url_encoded_are_refused() -> None:
     given = address_of(f"{DATABASE}?bucket=s3://b/p?endpoint=https://s3.internal&region=eu-1")
     with pytest.raises(Invalid, match="percent-encoded") as caught:
         database_of(given.database, schema="ortet", connections=1)
@@ -78,7 +78,7 @@ def test_options_of_a_bucket_that_are_not_encoded() -> None:
     assert "pg_hba" not in line.fix
 
 
-def test_a_scheme_that_is_misspelt() -> None:
+def test_a_misspelt_scheme_is_refused() -> None:
     with pytest.raises(Invalid, match="postgresql://HOST/DATABASE") as caught:
         store_path("postgrsql://ann:hunter2@db/team")
     assert "hunter2" not in caught.value.message
@@ -103,7 +103,7 @@ def test_credentials_are_those_of_the_cloud_that_was_asked(url: str, name: str) 
         ("az://b?account=me", "AZURE_", {"AZURE_STORAGE_ACCOUNT_KEY": "not base64!"}),
     ],
 )
-def test_settings_that_do_not_do_are_those_of_the_cloud_that_was_asked(
+def test_an_error_names_only_the_settings_of_the_requested_cloud(
     url: str, name: str, set_: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in [each for each in os.environ if each.startswith(_CLOUDS)]:

@@ -53,14 +53,14 @@ for number in range(400):
 """
 
 
-def test_threads_that_meet_a_type_for_the_first_time_at_once() -> None:
+def test_threads_can_decode_a_new_type_at_the_same_time() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _THREADS], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr  # a crash of msgspec is -SIGSEGV
 
 
-def test_nothing_is_decoded_past_it() -> None:
+def test_every_decode_call_uses_known_types() -> None:
     found = [
         f"{path.relative_to(SOURCE)}:{call.lineno}"
         for path in sorted(SOURCE.rglob("*.py"))

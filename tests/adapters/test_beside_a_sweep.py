@@ -80,7 +80,7 @@ def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
     return meet
 
 
-def test_messages_that_are_large(hub: Hub, meet: Meet) -> None:
+def test_large_messages_are_stored_during_a_sweep(hub: Hub, meet: Meet) -> None:
     lent = Lent(hub)
     try:
         with lent.writing("s") as session:
@@ -97,7 +97,7 @@ def test_messages_that_are_large(hub: Hub, meet: Meet) -> None:
         lent.close()
 
 
-def test_a_checkpoint_of_langgraph(hub: Hub, meet: Meet) -> None:
+def test_a_langgraph_checkpoint_is_stored_during_a_sweep(hub: Hub, meet: Meet) -> None:
     saver, of = OrtetSaver(hub), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     config: Any = of
     for number, text in enumerate((LONG, LONG + "again")):
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_langgraph(hub: Hub, meet: Meet) -> None:
     assert len(list(OrtetSaver(hub).list(fresh))) == 2
 
 
-def test_a_checkpoint_of_agent_framework(hub: Hub, meet: Meet) -> None:
+def test_an_agent_framework_checkpoint_is_stored_during_a_sweep(hub: Hub, meet: Meet) -> None:
     kept = OrtetCheckpointStorage(hub, "flow")
     made = WorkflowCheckpoint("w", "hash", checkpoint_id="id", state={"text": LONG})
     meet()
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_agent_framework(hub: Hub, meet: Meet) -> None:
     assert asyncio.run(kept.list_checkpoint_ids(workflow_name="w")) == ["id"]
 
 
-def test_a_branch_of_openai_agents(hub: Hub, meet: Meet) -> None:
+def test_an_openai_agents_branch_is_created_during_a_sweep(hub: Hub, meet: Meet) -> None:
     session = OrtetSession("chat", hub)
     for number in range(2):
         items: list[Any] = [{"role": "user", "content": f"question {number}"}]
@@ -136,7 +136,7 @@ def test_a_branch_of_openai_agents(hub: Hub, meet: Meet) -> None:
     assert [item["content"] for item in found] == ["question 0"]
 
 
-def test_a_fork_of_claude(hub: Hub, meet: Meet) -> None:
+def test_a_claude_session_is_forked_during_a_sweep(hub: Hub, meet: Meet) -> None:
     store = OrtetSessionStore(hub)
     lines = [prompt("one"), answer("two"), prompt("three")]
     append(store, key(), *lines)
@@ -147,7 +147,7 @@ def test_a_fork_of_claude(hub: Hub, meet: Meet) -> None:
         assert len(load(store, key(session=new)) or []) == count
 
 
-def test_a_transcript(hub: Hub, meet: Meet) -> None:
+def test_a_transcript_batch_is_stored_once_during_a_sweep(hub: Hub, meet: Meet) -> None:
     raw = LONG.encode()
     with hub.session("s") as session:
         batch = Batch(session, "codex")

@@ -52,7 +52,7 @@ async def cancelled(
             await task
 
 
-def test_a_conversation_of_the_agent_framework(hub: Hub) -> None:
+def test_a_cancelled_agent_framework_save_is_stored_once_before_the_next(hub: Hub) -> None:
     from agent_framework import Message
 
     from ortet.surface.agent_framework import OrtetHistoryProvider
@@ -69,7 +69,7 @@ def test_a_conversation_of_the_agent_framework(hub: Hub) -> None:
     assert asyncio.run(work()) == ["1", "2"]
 
 
-def test_a_checkpoint_of_the_agent_framework(hub: Hub) -> None:
+def test_a_cancelled_agent_framework_checkpoint_is_stored_once(hub: Hub) -> None:
     from agent_framework import WorkflowCheckpoint
 
     from ortet.surface.agent_framework import OrtetCheckpointStorage
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_the_agent_framework(hub: Hub) -> None:
     assert asyncio.run(work()) == ["1", "2"]
 
 
-def test_an_event_of_adk(hub: Hub) -> None:
+def test_a_cancelled_adk_append_is_stored_once_before_the_next(hub: Hub) -> None:
     from google.adk.events import Event as AdkEvent
 
     from ortet.surface.adk import OrtetSessionService
@@ -104,7 +104,7 @@ def test_an_event_of_adk(hub: Hub) -> None:
     assert asyncio.run(work()) == (["1", "2"], ["1", "2"])
 
 
-def test_a_run_of_pydantic_ai(hub: Hub) -> None:
+def test_a_cancelled_pydantic_ai_run_is_stored_once(hub: Hub) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.models.test import TestModel
 
@@ -135,7 +135,7 @@ def test_a_run_of_pydantic_ai(hub: Hub) -> None:
     assert [message.content for message in hub.get("x").messages()] == ["one", "two"]
 
 
-def test_an_item_of_a_langgraph_store(hub: Hub) -> None:
+def test_a_cancelled_langgraph_store_put_is_stored_before_the_next(hub: Hub) -> None:
     memory = OrtetStore(hub)
 
     async def work() -> Any:
@@ -147,7 +147,7 @@ def test_an_item_of_a_langgraph_store(hub: Hub) -> None:
     assert [one.value for one in memory.history(("a",), "k")] == [{"n": 1}, {"n": 2}]
 
 
-def test_a_checkpoint_and_writes_of_a_langgraph_thread(
+def test_a_cancelled_langgraph_checkpoint_and_its_writes_are_stored_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from langgraph.checkpoint.base import empty_checkpoint

@@ -88,7 +88,7 @@ async def told(hub: Hub) -> dict[str, list[str]]:
     }
 
 
-def test_all_that_was_acknowledged_is_there(store: Path) -> None:
+def test_acknowledged_writes_of_every_adapter_survive_sigkill(store: Path) -> None:
     ortet.open(store).close()
     acknowledged: dict[str, list[str]] = defaultdict(list)
     for lines in (7, 61):  # which differ in where the writers are then

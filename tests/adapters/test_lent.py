@@ -101,7 +101,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_it_is_made_once_and_read_at_once(lent: Lent) -> None:
+def test_a_lent_session_is_created_once_and_readable_at_once(lent: Lent) -> None:
     with pytest.raises(NotFound):
         contents(lent, "a")
     with pytest.raises(NotFound), lent.writing("a", create=False):
@@ -116,7 +116,7 @@ def test_it_is_made_once_and_read_at_once(lent: Lent) -> None:
     assert lent.names() == ["a"]
 
 
-def test_names_by_prefix(lent: Lent, hub: Hub) -> None:
+def test_names_returns_the_sessions_with_a_prefix(lent: Lent, hub: Hub) -> None:
     for name in ("u/a", "u/b", "u", "v/a", "ua"):
         with lent.writing(name):
             pass
@@ -126,7 +126,7 @@ def test_names_by_prefix(lent: Lent, hub: Hub) -> None:
     assert lent.names("u") == ["u", "u/a", "u/b", "ua"]
 
 
-def test_many_threads(lent: Lent) -> None:
+def test_writes_of_many_threads_are_not_interleaved(lent: Lent) -> None:
     def work(number: int) -> None:
         for turn in range(10):
             with lent.writing(f"s{number % 3}") as session:
@@ -183,7 +183,7 @@ def test_a_call_of_a_tool_is_handed_on(store: Path, lent: Lent) -> None:
         assert said == ["", "found"]
 
 
-def test_what_is_held_is_not_let_go(store: Path, hub: Hub) -> None:
+def test_a_session_held_by_another_process_is_refused_until_it_dies(store: Path, hub: Hub) -> None:
     impatient = Lent(hub, patience=0.2, turn=0.0)
     with another(store) as other:
         assert other.ask("hold", "a") == "done"
@@ -198,7 +198,7 @@ def test_what_is_held_is_not_let_go(store: Path, hub: Hub) -> None:
         assert contents(impatient, "a") == ["mine"]
 
 
-def test_release_lets_it_go(store: Path, lent: Lent) -> None:
+def test_release_hands_a_held_session_to_the_waiting_process(store: Path, lent: Lent) -> None:
     with lent.writing("a") as session:
         session.say("user", "first")
         lent.hold("a")
@@ -211,7 +211,7 @@ def test_release_lets_it_go(store: Path, lent: Lent) -> None:
     assert contents(lent, "a") == ["first", "second"]
 
 
-def test_two_processes_at_once_lose_nothing(store: Path, lent: Lent) -> None:
+def test_two_processes_writing_one_session_lose_nothing(store: Path, lent: Lent) -> None:
     with another(store) as other:
         other.tell("many", "a", "there", "40")
         for number in range(40):
@@ -234,7 +234,7 @@ def test_a_hub_of_the_same_process_gets_it_too(lent: Lent, hub: Hub) -> None:
     assert contents(lent, "a") == ["framework", "program", "framework again"]
 
 
-def test_idle_ones_are_let_go(hub: Hub) -> None:
+def test_idle_sessions_release_their_lease(hub: Hub) -> None:
     lent = Lent(hub, linger=0.05)
     with lent.writing("a") as session:
         id_ = session.id
@@ -243,7 +243,7 @@ def test_idle_ones_are_let_go(hub: Hub) -> None:
         session.say("user", "again")
 
 
-def test_only_so_many_stay_open(hub: Hub) -> None:
+def test_only_the_most_recently_used_sessions_stay_open(hub: Hub) -> None:
     lent = Lent(hub, most=2, linger=3600)
     for number in range(5):
         with lent.writing(f"s{number}") as session:
@@ -252,7 +252,7 @@ def test_only_so_many_stay_open(hub: Hub) -> None:
     assert [contents(lent, f"s{number}") for number in range(5)] == [["word"]] * 5
 
 
-def test_forks_made_in_a_block_are_anybodys(lent: Lent, hub: Hub) -> None:
+def test_forks_made_inside_a_block_can_be_opened_by_anyone(lent: Lent, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "one")
         (fork,) = session.fork(1, machine=False)
@@ -261,7 +261,7 @@ def test_forks_made_in_a_block_are_anybodys(lent: Lent, hub: Hub) -> None:
         assert [m.content for m in mine.messages()] == ["one"]
 
 
-def test_a_lease_lost_in_sleep(lent: Lent, hub: Hub) -> None:
+def test_a_lease_lost_between_two_writes_is_taken_again(lent: Lent, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "mine")
         held = session.holding.lease
@@ -273,7 +273,7 @@ def test_a_lease_lost_in_sleep(lent: Lent, hub: Hub) -> None:
     assert contents(lent, "a") == ["mine", "mine again"]
 
 
-def test_a_lease_taken_by_force_a_moment_after_it_was_seen(
+def test_a_write_with_a_lease_seized_after_the_check_is_refused(
     lent: Lent, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lentkeeper, "_MOMENT", 60.0)
@@ -291,7 +291,7 @@ def test_a_lease_taken_by_force_a_moment_after_it_was_seen(
     assert contents(lent, "a") == ["one", "two", "three"]
 
 
-def test_a_lease_lost_in_a_block_is_told(lent: Lent, hub: Hub) -> None:
+def test_a_lease_lost_inside_a_block_is_refused(lent: Lent, hub: Hub) -> None:
     with pytest.raises(Refused) as refused, lent.writing("a") as session:
         session.say("user", "mine")
         held = session.holding.lease
@@ -304,7 +304,7 @@ def test_a_lease_lost_in_a_block_is_told(lent: Lent, hub: Hub) -> None:
     assert contents(lent, "a") == ["mine", "again"]
 
 
-def test_after_close(lent: Lent, hub: Hub) -> None:
+def test_a_closed_lender_refuses_every_use(lent: Lent, hub: Hub) -> None:
     with lent.writing("a") as session:
         id_ = session.id
     lent.close()
@@ -315,7 +315,7 @@ def test_after_close(lent: Lent, hub: Hub) -> None:
     lent.close()
 
 
-def test_closed_with_its_hub(store: Path) -> None:
+def test_a_lender_is_closed_with_its_hub(store: Path) -> None:
     with ortet.open(store) as hub:
         lent = Lent(hub)
         with lent.writing("a") as session:
@@ -326,7 +326,7 @@ def test_closed_with_its_hub(store: Path) -> None:
         assert [m.content for m in mine.messages()] == ["one"]
 
 
-def test_a_closed_session_is_told(lent: Lent, hub: Hub) -> None:
+def test_writing_to_a_closed_session_is_refused(lent: Lent, hub: Hub) -> None:
     with lent.writing("a"):
         pass
     with hub.session("a") as mine:
@@ -391,11 +391,11 @@ def test_a_process_that_ends_leaves_its_sessions(store: Path) -> None:
         (".hidden",),
     ],
 )
-def test_any_ids_are_a_name(ids: tuple[str, ...]) -> None:
+def test_any_ids_make_a_valid_session_name(ids: tuple[str, ...]) -> None:
     assert check_session(session_name(*ids)) == session_name(*ids)
 
 
-def test_other_ids_are_another_name() -> None:
+def test_different_ids_make_different_session_names() -> None:
     odd = [
         "1",
         "n1",
@@ -419,16 +419,14 @@ def test_other_ids_are_another_name() -> None:
     assert session_name("42") == "42"
 
 
-def test_no_ids() -> None:
+def test_missing_or_non_text_ids_are_refused() -> None:
     with pytest.raises(Invalid):
         session_name()
     with pytest.raises(Invalid):
         session_name(7)  # type: ignore[arg-type]
 
 
-def test_one_that_is_collected_in_the_middle_of_a_write_does_not_wait_for_it(
-    store: Path, hub: Hub
-) -> None:
+def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: Hub) -> None:
     lent = Lent(hub)
     with lent.writing("left") as session:
         session.say("user", "here")
@@ -474,7 +472,7 @@ assert not failed, failed
 """
 
 
-def test_one_that_is_collected_with_its_store_does_not_fail(store: Path) -> None:
+def test_a_lender_collected_with_its_store_does_not_fail(store: Path) -> None:
     forked.run([sys.executable, "-c", _DROPPED, str(store)], check=True, timeout=120)
     with ortet.open(store) as hub, hub.session("left") as session:
         assert [m.content for m in session.messages()] == ["here"]

@@ -32,7 +32,9 @@ MADE: list[Callable[[Any], object]] = [
 
 @pytest.mark.parametrize("hub", ["chats", Path("chats"), None])
 @pytest.mark.parametrize("make", MADE)
-def test_what_is_no_hub_is_said_so(make: Callable[[Any], object], hub: Any) -> None:
+def test_an_adapter_without_a_hub_is_refused_with_advice(
+    make: Callable[[Any], object], hub: Any
+) -> None:
     with pytest.raises(Invalid, match=r"ortet\.open\(\)") as caught:
         make(hub)
     assert caught.value.kind == "bad_hub"

@@ -40,7 +40,7 @@ def deep() -> Any:
 
 
 @pytest.mark.parametrize("value", [endless(), deep()], ids=["endless", "deep"])
-def test_data_without_an_end_is_refused_by_its_key(hub: Hub, value: Any) -> None:
+def test_circular_data_is_refused_and_its_key_is_named(hub: Hub, value: Any) -> None:
     item: Any = {"role": "user", "content": "x", "odd": value}
     with pytest.raises(Invalid, match="item 0, at odd"):
         asyncio.run(OrtetSession("one", hub).add_items([item]))
@@ -61,7 +61,7 @@ def test_tuples_in_properties_are_kept(hub: Hub) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"deep": [-float("inf")]}])
 @pytest.mark.parametrize("prefix", ["", "user:", "app:"])
-def test_numbers_that_json_has_not_are_refused_by_their_key(
+def test_nan_and_infinity_are_refused_and_their_key_is_named(
     hub: Hub, value: Any, prefix: str
 ) -> None:
     me: dict[str, Any] = {"app_name": "app", "user_id": "ann"}

@@ -19,7 +19,7 @@ def said(hub: Hub, name: str) -> list[str]:
     return [message.content for message in hub.get(name).messages()]
 
 
-def test_a_session_that_is_lent_can_be_archived(hub: Hub) -> None:
+def test_a_lent_session_can_be_archived_and_unarchived(hub: Hub) -> None:
     lent = Lent(hub, turn=0.0)
     with lent.writing("a") as session:
         session.say("user", "one")
@@ -34,14 +34,14 @@ def test_a_session_that_is_lent_can_be_archived(hub: Hub) -> None:
     assert said(hub, "a") == ["one", "two"]
 
 
-def test_a_session_that_is_at_work_cannot(hub: Hub) -> None:
+def test_a_session_in_use_cannot_be_archived(hub: Hub) -> None:
     with hub.session("a") as mine:
         with pytest.raises(Conflict, match="active"):
             hub.archive(mine.id)
         mine.say("user", "on")
 
 
-def test_nothing_is_said_to_be_stored_in_a_store_that_was_deleted(store: Path) -> None:
+def test_writes_to_a_deleted_store_are_refused(store: Path) -> None:
     hub = ortet.open(store)
     lent, memory = Lent(hub), OrtetStore(hub)
     with lent.writing("a") as session:
@@ -61,7 +61,7 @@ def test_nothing_is_said_to_be_stored_in_a_store_that_was_deleted(store: Path) -
         assert said(other, "a") == ["three"]
 
 
-def test_a_store_that_was_moved_away_and_back(store: Path, hub: Hub) -> None:
+def test_a_store_moved_away_and_back_is_usable_again(store: Path, hub: Hub) -> None:
     from agent_framework import WorkflowCheckpoint  # which takes a second to import
 
     from ortet.surface.agent_framework import OrtetCheckpointStorage

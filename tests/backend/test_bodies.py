@@ -24,7 +24,7 @@ def _noise(size: int) -> bytes:
     "body",
     [b"", b"short", b"s" * 150, b"long " * 100, _noise(500), _noise(400) + b"x" * 20, COMPRESSED],
 )
-def test_every_body_is_had_back_whoever_packed_it(body: bytes) -> None:
+def test_every_packed_body_unpacks_to_the_same_bytes(body: bytes) -> None:
     for zstd in (Compressor(), Packer()):
         stored = packed(body, zstd)
         assert unpacked(stored) == body
@@ -32,7 +32,7 @@ def test_every_body_is_had_back_whoever_packed_it(body: bytes) -> None:
         assert unpacked(packed(body, Packer()), Packer()) == body
 
 
-def test_what_saves_little_is_stored_as_it_is() -> None:
+def test_a_body_that_compresses_little_is_stored_raw() -> None:
     zstd = Packer()
     assert packed(b"said " * 30, zstd) == b"said " * 30
     body = _noise(400) + b"x" * 40
@@ -41,7 +41,7 @@ def test_what_saves_little_is_stored_as_it_is() -> None:
     assert len(packed(b"said " * 100, zstd)) < 100
 
 
-def test_a_packer_remembers_the_last_and_not_all() -> None:
+def test_a_packer_remembers_only_the_last_bodies() -> None:
     zstd, bodies = Packer(10_000), [f"{number} ".encode() * 300 for number in range(200)]
     stored = [packed(body, zstd) for body in bodies]
     kept = {**zstd._old, **zstd._new}
@@ -52,7 +52,7 @@ def test_a_packer_remembers_the_last_and_not_all() -> None:
         unpacked(stored[-1][:-2], zstd)
 
 
-def test_what_was_erased_is_not_remembered(tmp_path: Path) -> None:
+def test_an_erased_body_is_removed_from_the_packer_cache(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "c.db")
     catalog.move([], verb="open", timelines=[Timeline(_LINE)])
     bodies = [b"a secret " * 50, b"no secret " * 50]

@@ -8,7 +8,7 @@ from ortet.testing.clock import ManualClock
 KIB = 1024
 
 
-def test_what_was_asked_for_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache = ProcessCache(ManualClock(), limit=4 * KIB)
     for key in ("a", "b", "c"):
         cache.put(key, bytes(KIB))
@@ -18,7 +18,7 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
     assert all(cache.get(key) is not None for key in ("a", "c", "d"))
 
 
-def test_it_holds_no_more_than_its_limit() -> None:
+def test_the_cache_size_never_exceeds_its_limit() -> None:
     cache = ProcessCache(ManualClock(), limit=100 * KIB)
     for n in range(10_000):
         cache.put(f"key/{n}", bytes(n % 300))
@@ -26,7 +26,7 @@ def test_it_holds_no_more_than_its_limit() -> None:
     assert cache.get("key/9999") is not None
 
 
-def test_what_is_too_large_drives_nothing_out() -> None:
+def test_a_value_larger_than_the_cache_evicts_nothing() -> None:
     cache = ProcessCache(ManualClock(), limit=4 * KIB)
     cache.put("small", b"value")
     cache.put("large", bytes(4 * KIB))
@@ -34,7 +34,7 @@ def test_what_is_too_large_drives_nothing_out() -> None:
     assert cache.get("small") == b"value"
 
 
-def test_all_of_it_is_given_back() -> None:
+def test_expired_and_cleared_values_free_their_size() -> None:
     clock = ManualClock()
     cache = ProcessCache(clock)
     for n in range(100):

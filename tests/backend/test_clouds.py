@@ -24,7 +24,7 @@ def bucket(cloud: Cloud, request: pytest.FixtureRequest) -> S3Bucket:
     return S3Bucket(cloud.url(prefix), patience=60.0)
 
 
-def test_a_put_whose_answer_is_lost_is_no_conflict_with_itself(
+def test_a_put_retried_after_a_lost_answer_is_no_conflict(
     bucket: S3Bucket, cloud: Cloud, tmp_path: Path
 ) -> None:
     cloud.proxy.faults = [loses_answer]
@@ -38,7 +38,7 @@ def test_a_put_whose_answer_is_lost_is_no_conflict_with_itself(
     assert bucket.get("b") == content
 
 
-def test_a_put_whose_answer_is_lost_conflicts_with_what_another_made(
+def test_a_put_retried_after_a_lost_request_conflicts_with_another_writer(
     bucket: S3Bucket, cloud: Cloud
 ) -> None:
     bucket.put("a", b"theirs")
@@ -49,7 +49,7 @@ def test_a_put_whose_answer_is_lost_conflicts_with_what_another_made(
     assert bucket.get("a") == b"theirs"
 
 
-def test_a_server_that_is_busy_is_asked_again(bucket: S3Bucket, cloud: Cloud) -> None:
+def test_requests_to_a_busy_server_are_retried(bucket: S3Bucket, cloud: Cloud) -> None:
     data = os.urandom(300_000)
     busy = fails(503, "ServerBusy")
     cloud.proxy.faults = [busy, busy, loses_request]
@@ -63,21 +63,21 @@ def test_a_server_that_is_busy_is_asked_again(bucket: S3Bucket, cloud: Cloud) ->
     assert list(bucket.list()) == []
 
 
-def test_one_that_stays_busy_is_not_well(cloud: Cloud) -> None:
+def test_a_server_that_stays_busy_is_unavailable(cloud: Cloud) -> None:
     cloud.proxy.always = fails(503, "ServerBusy")
     with pytest.raises(Unavailable, match="503 ServerBusy") as caught:
         S3Bucket(cloud.url("busy"), patience=0.3).put("a", b"")
     assert caught.value.kind == "bucket_unavailable"
 
 
-def test_more_than_one_request_can_delete(bucket: S3Bucket) -> None:
+def test_delete_of_more_keys_than_one_request_takes_succeeds(bucket: S3Bucket) -> None:
     keys = [f"k{number}" for number in range(260)]  # Azure takes 256
     assert not bucket.put_all(dict.fromkeys(keys[:-1], b"x"))
     bucket.delete(keys)  # the last of which is not there
     assert list(bucket.list()) == []
 
 
-def test_a_bucket_that_is_not_there(cloud: Cloud) -> None:
+def test_a_missing_bucket_is_reported(cloud: Cloud) -> None:
     bucket = S3Bucket(cloud.url("p", box="nobody"), patience=0.3)
     acts: list[Callable[[], object]] = [lambda: bucket.put("a", b"")]
     if cloud.scheme == "az":  # the emulator of the other one answers 500
@@ -90,7 +90,7 @@ def test_a_bucket_that_is_not_there(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("cloud", ["gs"], indirect=True)
 @pytest.mark.parametrize("name", ["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"])
-def test_the_account_is_in_a_file(
+def test_the_account_can_be_read_from_a_file(
     cloud: Cloud, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = tmp_path / "account.json"

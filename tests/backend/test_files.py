@@ -54,7 +54,9 @@ def test_put_file_moves_without_copying(bucket: FileBucket, tmp_path: Path) -> N
     assert bucket.local_path("a/b") == tmp_path / "bucket/a/b"
 
 
-def test_put_file_from_another_file_system(bucket: FileBucket, small_disk: Path) -> None:
+def test_put_file_from_another_file_system_copies_the_file(
+    bucket: FileBucket, small_disk: Path
+) -> None:
     source = small_disk / "source"
     source.write_bytes(b"x" * 300_000)
     bucket.put_file("a", source)
@@ -62,7 +64,7 @@ def test_put_file_from_another_file_system(bucket: FileBucket, small_disk: Path)
     assert not source.exists()
 
 
-def test_put_file_from_another_file_system_to_a_taken_key(
+def test_put_file_from_another_file_system_to_a_taken_key_is_refused(
     bucket: FileBucket, small_disk: Path, tmp_path: Path
 ) -> None:
     source = small_disk / "source"
@@ -74,7 +76,7 @@ def test_put_file_from_another_file_system_to_a_taken_key(
     assert leftovers(tmp_path / "bucket") == []
 
 
-def test_a_directory_that_is_gone_does_not_answer(tmp_path: Path) -> None:
+def test_answers_of_a_missing_bucket_directory_raises_not_found(tmp_path: Path) -> None:
     bucket = FileBucket(tmp_path / "mounted")
     bucket.answers(1.0)
     (tmp_path / "mounted").rename(tmp_path / "elsewhere")
@@ -132,7 +134,7 @@ def test_file_is_synced_before_its_name_and_the_directory_after(tmp_path: Path) 
         at = found.end()
 
 
-def test_full_disk(small_disk: Path) -> None:
+def test_a_put_on_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path) -> None:
     bucket = FileBucket(small_disk / "bucket")
     bucket.put("first", b"x" * 500_000)
     with pytest.raises(Unavailable) as caught:
@@ -144,7 +146,7 @@ def test_full_disk(small_disk: Path) -> None:
     assert bucket.get("third") == b"z" * 100_000
 
 
-def test_disk_that_cannot_be_written(small_disk: Path) -> None:
+def test_a_put_on_a_read_only_disk_is_refused(small_disk: Path) -> None:
     bucket = FileBucket(small_disk / "bucket")
     bucket.put("first", b"bytes")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -187,7 +189,7 @@ def test_killed_writers_leave_whole_objects(tmp_path: Path) -> None:
         bucket.delete(list(found))
 
 
-def test_file_system_without_hard_links(
+def test_put_works_on_a_file_system_without_hard_links(
     bucket: FileBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(*_: object) -> None:

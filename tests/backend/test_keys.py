@@ -32,5 +32,5 @@ def test_every_beginning_of_a_key_is_a_prefix(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "branch:main", "ünï", "a b\n", "x" * 4500])
-def test_names(name: str) -> None:
+def test_check_name_accepts_any_text_up_to_its_limit(name: str) -> None:
     assert check_name(name) == name

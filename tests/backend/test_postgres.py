@@ -59,14 +59,14 @@ def open_and_write(url: str, schema: str, number: int) -> int:
         catalog.close()
 
 
-def test_ten_servers_start_at_once(schema: str) -> None:
+def test_ten_servers_create_the_schema_at_the_same_time(schema: str) -> None:
     url = shared().url()
     versions = in_threads(open_and_write, [(url, schema, number) for number in range(10)])
     assert versions == [1] * 10
     assert asked(schema, "SELECT version FROM ortet_format") == [(len(MIGRATIONS),)]
 
 
-def test_processes_start_at_once(schema: str) -> None:
+def test_processes_open_a_new_catalog_at_the_same_time(schema: str) -> None:
     jobs = [(shared().url(), schema, number) for number in range(3)]
     assert in_processes(open_and_write, jobs) == [1] * 3
 
@@ -79,7 +79,7 @@ def test_a_newer_schema_is_refused(catalog: PostgresCatalog, schema: str) -> Non
     assert "upgrade" in caught.value.message
 
 
-def test_who_is_open_while_another_migrates_is_refused(
+def test_an_open_catalog_is_refused_after_another_migrates_the_schema(
     catalog: PostgresCatalog, schema: str
 ) -> None:
     catalog.put_row("kind", "key", b"1")
@@ -98,20 +98,20 @@ def test_a_new_connection_to_a_newer_schema_is_refused(schema: str) -> None:
     catalog.close()
 
 
-def test_no_catalog(schema: str) -> None:
+def test_opening_a_missing_catalog_without_create_is_refused(schema: str) -> None:
     with pytest.raises(Corrupt) as caught:
         PostgresCatalog(shared().url(), schema=schema, create=False)
     assert caught.value.kind == "no_catalog"
 
 
-def test_no_server(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_without_the_password(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         PostgresCatalog(f"postgresql://ann:secret@/x?host={tmp_path}")
     assert caught.value.kind == "database_gone"
     assert "secret" not in caught.value.message
 
 
-def test_a_name_that_cannot_be_indexed(catalog: PostgresCatalog) -> None:
+def test_a_name_too_long_for_an_index_is_refused(catalog: PostgresCatalog) -> None:
     for verb in (
         lambda: catalog.put_row("kind", "x" * 2500, b""),
         lambda: catalog.acquire("x" * 2500, "me", 1),
@@ -123,7 +123,9 @@ def test_a_name_that_cannot_be_indexed(catalog: PostgresCatalog) -> None:
     assert catalog.row("kind", "x" * 2500) is None
 
 
-def test_all_connections_in_use(catalog: PostgresCatalog, schema: str) -> None:
+def test_a_read_is_busy_while_all_connections_are_in_use(
+    catalog: PostgresCatalog, schema: str
+) -> None:
     narrow = PostgresCatalog(shared().url(), schema=schema, connections=1)
     narrow.put_row("kind", "key", b"")
     with psycopg.connect(shared().url(), options=f"-csearch_path={schema}") as other:
@@ -141,7 +143,7 @@ def test_all_connections_in_use(catalog: PostgresCatalog, schema: str) -> None:
     narrow.close()
 
 
-def test_collisions_are_tried_again(catalog: PostgresCatalog) -> None:
+def test_a_deadlocked_transaction_is_retried(catalog: PostgresCatalog) -> None:
     def swap(first: str, second: str) -> None:
         for _ in range(20):
             catalog.move(
@@ -154,7 +156,9 @@ def test_collisions_are_tried_again(catalog: PostgresCatalog) -> None:
     assert row.version == 40
 
 
-def test_events_of_another_month_and_their_room(catalog: PostgresCatalog, schema: str) -> None:
+def test_an_emptied_month_partition_is_dropped_by_reclaim(
+    catalog: PostgresCatalog, schema: str
+) -> None:
     catalog.move([], verb="open", timelines=[Timeline(LINE)])
     events = [event(seq, os.urandom(3000)) for seq in range(1, 101)]
     catalog.append(LINE, events)
@@ -175,7 +179,9 @@ def test_events_of_another_month_and_their_room(catalog: PostgresCatalog, schema
     assert catalog.check() == []
 
 
-def test_a_month_nobody_made_room_for(catalog: PostgresCatalog, schema: str) -> None:
+def test_an_append_without_a_month_partition_succeeds(
+    catalog: PostgresCatalog, schema: str
+) -> None:
     catalog.move([], verb="open", timelines=[Timeline(LINE)])
     for (part,) in asked(
         schema,
@@ -187,7 +193,7 @@ def test_a_month_nobody_made_room_for(catalog: PostgresCatalog, schema: str) -> 
     assert catalog.last_seq(LINE) == 1
 
 
-def test_the_clock_of_the_database_counts(schema: str) -> None:
+def test_leases_expire_by_the_clock_of_the_database(schema: str) -> None:
     class Late(SystemClock):
         """A host whose clock is five minutes behind."""
 
@@ -212,7 +218,9 @@ def test_the_clock_of_the_database_counts(schema: str) -> None:
     late.close()
 
 
-def test_a_sweep_refuses_who_looked_before_it(catalog: PostgresCatalog, schema: str) -> None:
+def test_writes_relying_on_an_older_sweep_epoch_are_refused(
+    catalog: PostgresCatalog, schema: str
+) -> None:
     catalog.epochs.rely(catalog.epochs.ask())
     catalog.move([], verb="open", timelines=[Timeline(LINE)])
     asked(schema, "UPDATE floors SET value = value + 1 WHERE \"of\" = 'epoch'")
@@ -288,7 +296,9 @@ def test_an_answer_that_was_lost_is_not_a_conflict(schema: str, cut: Cut) -> Non
     catalog.close()
 
 
-def test_what_another_did_stays_a_conflict(schema: str, cut: Cut) -> None:
+def test_an_append_retried_after_a_lost_answer_still_conflicts_with_another(
+    schema: str, cut: Cut
+) -> None:
     url = f"postgresql://postgres@127.0.0.1:{cut.port}/postgres?sslmode=disable&gssencmode=disable"
     catalog = PostgresCatalog(url, schema=schema)
     catalog.move([], verb="open", timelines=[Timeline(LINE)])
@@ -301,7 +311,7 @@ def test_what_another_did_stays_a_conflict(schema: str, cut: Cut) -> None:
     catalog.close()
 
 
-def test_a_server_that_is_gone_and_back() -> None:
+def test_a_catalog_reconnects_after_a_server_restart() -> None:
     server = Server()
     try:
         catalog = PostgresCatalog(server.url())

@@ -77,7 +77,7 @@ def test_many_catalogs_share_few_connections(schema: str, monkeypatch: pytest.Mo
     wait_until(schema, 0)
 
 
-def test_all_who_wait_for_a_connection_are_told(schema: str) -> None:
+def test_every_waiter_for_a_connection_gets_a_busy_error(schema: str) -> None:
     catalogs = [opened(schema, connections=2) for _ in range(10)]
     catalogs[0].put_row("kind", "key", b"")
     refused = []
@@ -129,7 +129,7 @@ def test_a_child_makes_its_own_and_leaves_those_of_its_parent(schema: str) -> No
     wait_until(schema, 0)
 
 
-def test_who_opens_beside_others_is_told_that_the_schema_is_gone(schema: str) -> None:
+def test_opening_a_dropped_schema_is_refused_though_others_have_it_open(schema: str) -> None:
     first = opened(schema)
     first.put_row("kind", "key", b"")
     drop_schema(shared().url(), schema)
@@ -146,7 +146,7 @@ def test_who_opens_beside_others_is_told_that_the_schema_is_gone(schema: str) ->
     ("setting", "kind"),
     [("statement_timeout", "busy"), ("idle_in_transaction_session_timeout", "database_gone")],
 )
-def test_a_limit_of_the_server_is_told_as_one(schema: str, setting: str, kind: str) -> None:
+def test_a_server_timeout_is_reported_as_busy_or_gone(schema: str, setting: str, kind: str) -> None:
     with closing(opened(schema)) as catalog:
         limit = f"SET LOCAL {setting} = 50"
         with pytest.raises(Unavailable) as caught, catalog.link.reading(limit) as connection:
@@ -175,7 +175,7 @@ catalog.close()
 """
 
 
-def test_a_connection_that_was_lost_and_replaced_is_not_spoken_of(schema: str) -> None:
+def test_a_lost_and_replaced_connection_prints_no_warning(schema: str) -> None:
     url = f"{shared().url()}&application_name={schema}"
     done = forked.run(
         [sys.executable, "-c", LOST, url, schema], capture_output=True, text=True, check=True

@@ -84,13 +84,15 @@ def test_signals_of_a_process_share_one_connection(database: Database) -> None:
     until(lambda: not [t for t in {*threading.enumerate()} - others if "postgres" in t.name])
 
 
-def test_a_signal_that_is_collected_lets_go(database: Database) -> None:
+def test_a_garbage_collected_signal_releases_its_connection(database: Database) -> None:
     PostgresSignal(database, "space").token("topic")
     until(lambda: not is_shared(database))
     until(lambda: listening(database) == 0)
 
 
-def test_a_connection_that_was_cut_hears_again(hears: PostgresSignal, database: Database) -> None:
+def test_a_signal_reconnects_after_its_connection_was_terminated(
+    hears: PostgresSignal, database: Database
+) -> None:
     token = hears.token("topic")
     asked(
         database,
@@ -107,7 +109,7 @@ def test_a_connection_that_was_cut_hears_again(hears: PostgresSignal, database: 
         heard |= topics or set()
 
 
-def test_a_server_that_is_gone_and_back() -> None:
+def test_a_signal_reconnects_after_a_server_restart() -> None:
     server = Server()
     signal = None
     try:
@@ -148,7 +150,9 @@ def test_a_narrowed_signal_hears_nothing_else(hears: PostgresSignal, database: D
     assert caught.value.kind == "bad_topic"
 
 
-def test_spaces_hear_only_their_own(hears: PostgresSignal, database: Database) -> None:
+def test_signals_of_different_spaces_are_isolated(
+    hears: PostgresSignal, database: Database
+) -> None:
     token, _ = hears.news(None, 0.0)
     _Another(database, "others").tell("theirs")
     _Another(database).tell("ours")
@@ -156,7 +160,9 @@ def test_spaces_hear_only_their_own(hears: PostgresSignal, database: Database) -
     assert topics is None or topics == {"ours"}
 
 
-def test_a_topic_that_is_too_long_may_be_any(hears: PostgresSignal, database: Database) -> None:
+def test_an_overlong_topic_is_reported_as_any_topic(
+    hears: PostgresSignal, database: Database
+) -> None:
     token, _ = hears.news(None, 0.0)
     _Another(database).tell("\N{SNOWMAN}" * 3000)
     _, topics = hears.news(token, WAIT)

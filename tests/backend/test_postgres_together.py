@@ -116,7 +116,7 @@ def appends(catalog: PostgresCatalog, leases: list[Lease]) -> list[Callable[[], 
     return [one(number) for number in range(COUNT)]
 
 
-def test_who_waits_is_written_with_the_others(
+def test_waiting_appends_are_written_in_one_transaction(
     catalog: PostgresCatalog, schema: str, leases: list[Lease]
 ) -> None:
     assert at_once(catalog, schema, appends(catalog, leases)) == [None] * COUNT
@@ -136,7 +136,7 @@ def test_catalogs_of_one_process_write_together(
         other.close()
 
 
-def test_each_is_refused_in_its_own_words(
+def test_each_refused_append_of_a_group_gets_its_own_error(
     catalog: PostgresCatalog, schema: str, leases: list[Lease]
 ) -> None:
     calls = appends(catalog, leases)
@@ -153,7 +153,7 @@ def test_each_is_refused_in_its_own_words(
     assert there == [1, 2, 3, 4, 5, 0, 0, 8]
 
 
-def test_a_connection_that_is_lost_writes_nothing_twice(
+def test_a_group_append_retried_after_a_lost_connection_writes_once(
     catalog: PostgresCatalog, schema: str, leases: list[Lease]
 ) -> None:
     def cut(connection: psycopg.Connection) -> None:
@@ -222,7 +222,7 @@ def one() -> One:
     return One(UUID(int=1), 1, [b"h"], [b"s"], [b"b"], None, None, None)
 
 
-def test_a_database_that_is_gone_is_told_to_all() -> None:
+def test_every_waiting_append_fails_when_the_database_is_gone() -> None:
     stub = Stub()
     stub.busy(3)
     stub.fails = Unavailable("database_gone", "gone")
@@ -233,7 +233,7 @@ def test_a_database_that_is_gone_is_told_to_all() -> None:
     assert stub.ran == [3]
 
 
-def test_after_a_refusal_each_tries_alone() -> None:
+def test_after_a_refused_group_each_append_is_retried_alone() -> None:
     stub = Stub()
     stub.busy(3)
     stub.fails = Conflict("seq_taken", "taken")
@@ -242,7 +242,7 @@ def test_after_a_refusal_each_tries_alone() -> None:
     assert stub.alone == [False] * (MOST + 3)
 
 
-def test_when_the_one_who_writes_is_interrupted_the_others_ask_whether_it_was_done() -> None:
+def test_an_interrupted_group_writer_makes_the_others_check_and_retry() -> None:
     stub = Stub()
     stub.busy(3)
     stub.fails = RuntimeError("interrupted")
@@ -251,7 +251,7 @@ def test_when_the_one_who_writes_is_interrupted_the_others_ask_whether_it_was_do
     assert sorted(stub.alone) == [False] * MOST + [True] * 2
 
 
-def test_who_is_interrupted_leaves_the_others_nobody_short() -> None:
+def test_an_interrupted_waiter_is_removed_from_the_queue() -> None:
     class Interrupted(Exception):
         pass
 

@@ -29,7 +29,7 @@ def opened(server: Server, connect: int = 5) -> PostgresCatalog:
     return PostgresCatalog(f"{server.url()}&connect_timeout={connect}")
 
 
-def test_a_server_that_stands_still_is_told_as_gone(server: Server) -> None:
+def test_a_paused_server_is_reported_as_gone(server: Server) -> None:
     told: list[str] = []
 
     def write(number: int) -> None:

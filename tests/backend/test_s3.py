@@ -31,16 +31,14 @@ def bucket(proxy: Proxy, request: pytest.FixtureRequest) -> S3Bucket:
     return S3Bucket(f"s3://ortet/{prefix}?endpoint={proxy.url}", patience=60.0)
 
 
-def test_a_put_whose_answer_is_lost_is_no_conflict_with_itself(
-    bucket: S3Bucket, proxy: Proxy
-) -> None:
+def test_a_put_retried_after_a_lost_answer_is_no_conflict(bucket: S3Bucket, proxy: Proxy) -> None:
     proxy.faults = [loses_answer]
     bucket.put("a", b"ours")
     assert bucket.get("a") == b"ours"
     assert proxy.seen.count("PUT") == 2
 
 
-def test_a_file_whose_answer_is_lost_is_no_conflict_with_itself(
+def test_a_put_file_retried_after_a_lost_answer_is_no_conflict(
     bucket: S3Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:
     content = os.urandom(3 << 20)
@@ -52,7 +50,7 @@ def test_a_file_whose_answer_is_lost_is_no_conflict_with_itself(
     assert not source.exists()
 
 
-def test_a_put_whose_answer_is_lost_conflicts_with_what_another_made(
+def test_a_put_retried_after_a_lost_request_conflicts_with_another_writer(
     bucket: S3Bucket, proxy: Proxy
 ) -> None:
     bucket.put("a", b"theirs")
@@ -73,7 +71,7 @@ def test_the_same_bytes_put_twice_are_a_conflict(bucket: S3Bucket) -> None:
     "fault",
     [fails(500, "InternalError"), fails(503, "SlowDown"), fails(409, "ConditionalRequestConflict")],
 )
-def test_a_server_that_is_not_well_is_asked_again(
+def test_requests_are_retried_after_server_errors(
     bucket: S3Bucket, proxy: Proxy, fault: object
 ) -> None:
     proxy.faults = [fault, fault]  # type: ignore[list-item]
@@ -91,7 +89,7 @@ def test_a_server_that_is_not_well_is_asked_again(
     assert list(bucket.list()) == []
 
 
-def test_connections_that_break_are_made_again(bucket: S3Bucket, proxy: Proxy) -> None:
+def test_requests_are_retried_after_broken_connections(bucket: S3Bucket, proxy: Proxy) -> None:
     data = os.urandom(300_000)
     proxy.faults = [loses_request]
     bucket.put("a", data)
@@ -105,7 +103,7 @@ def test_connections_that_break_are_made_again(bucket: S3Bucket, proxy: Proxy) -
         bucket.get("a")
 
 
-def test_a_read_that_stalls_is_begun_again(proxy: Proxy) -> None:
+def test_a_stalled_read_is_retried(proxy: Proxy) -> None:
     data = os.urandom(300_000)
     bucket = S3Bucket(f"s3://ortet/stall?endpoint={proxy.url}", patience=60.0, silence=2.0)
     bucket.put("a", data)
@@ -113,7 +111,7 @@ def test_a_read_that_stalls_is_begun_again(proxy: Proxy) -> None:
     assert bucket.get("a") == data
 
 
-def test_a_server_that_stays_ill_is_unavailable(proxy: Proxy) -> None:
+def test_a_server_that_keeps_failing_is_unavailable(proxy: Proxy) -> None:
     bucket = S3Bucket(f"s3://ortet/ill?endpoint={proxy.url}", patience=0.5)
     proxy.faults = [fails(503, "SlowDown")] * 50
     for verb in (
@@ -130,7 +128,7 @@ def test_a_server_that_stays_ill_is_unavailable(proxy: Proxy) -> None:
         assert "repeat" in str(caught.value)
 
 
-def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environ(monkeypatch)
     bucket = S3Bucket("s3://ortet/x?endpoint=http://127.0.0.1:1", patience=0.2)
     with pytest.raises(Unavailable):
@@ -159,7 +157,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
         _check_no_secret(caught.value)
 
 
-def test_a_bucket_that_is_not_there(proxy: Proxy) -> None:
+def test_a_missing_bucket_is_reported(proxy: Proxy) -> None:
     bucket = S3Bucket(f"s3://not-there?endpoint={proxy.url}", patience=60.0)
     for verb in (
         lambda: bucket.put("a", b""),
@@ -173,7 +171,7 @@ def test_a_bucket_that_is_not_there(proxy: Proxy) -> None:
         assert "s3://not-there" in str(caught.value)
 
 
-def test_whether_it_answers_is_asked_once(bucket: S3Bucket, proxy: Proxy) -> None:
+def test_answers_sends_one_request_without_retry(bucket: S3Bucket, proxy: Proxy) -> None:
     bucket.answers(60.0)
     proxy.faults = [fails(503, "SlowDown")]
     with pytest.raises(Unavailable) as caught:
@@ -185,7 +183,7 @@ def test_whether_it_answers_is_asked_once(bucket: S3Bucket, proxy: Proxy) -> Non
     assert gone.value.kind == "no_bucket"
 
 
-def test_ranges_that_lie_close_are_one_question(bucket: S3Bucket, proxy: Proxy) -> None:
+def test_close_ranges_are_read_by_one_request(bucket: S3Bucket, proxy: Proxy) -> None:
     data = os.urandom(1 << 20)
     bucket.put("a", data)
     ranges = [(number * 5000, 1000) for number in range(20)]
@@ -198,7 +196,9 @@ def test_ranges_that_lie_close_are_one_question(bucket: S3Bucket, proxy: Proxy) 
         bucket.get_ranges("b", [(0, 1), (900_000, 1)])
 
 
-def test_a_large_file(bucket: S3Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_large_file_is_uploaded_in_parts_and_never_overwritten(
+    bucket: S3Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     data = os.urandom(1 << 20) * 20
     source = tmp_path / "pack"
     source.write_bytes(data)
@@ -212,7 +212,9 @@ def test_a_large_file(bucket: S3Bucket, proxy: Proxy, tmp_path: Path) -> None:
     assert again.exists()
 
 
-def test_files_that_cannot_be_stored(bucket: S3Bucket, tmp_path: Path) -> None:
+def test_put_file_of_a_missing_file_or_directory_is_refused(
+    bucket: S3Bucket, tmp_path: Path
+) -> None:
     with pytest.raises(NotFound):
         bucket.put_file("a", tmp_path / "nothing")
     with pytest.raises(Invalid):
@@ -255,7 +257,7 @@ def test_a_forked_child_is_told_to_start_anew(bucket: S3Bucket) -> None:
         "",
     ],
 )
-def test_addresses_that_are_none(url: str) -> None:
+def test_invalid_bucket_addresses_are_refused(url: str) -> None:
     with pytest.raises(Invalid) as caught:
         bucket_of(url)
     assert caught.value.kind == "bad_url"
@@ -263,7 +265,7 @@ def test_addresses_that_are_none(url: str) -> None:
     assert "word" not in str(caught.value)
 
 
-def test_addresses(tmp_path: Path) -> None:
+def test_bucket_addresses_are_parsed_with_their_options(tmp_path: Path) -> None:
     found = address_of("S3://bucket/One/two/?endpoint=https://h:1&region=r")
     assert (found.bucket, found.prefix, found.endpoint, found.region) == (
         "bucket",
@@ -277,7 +279,9 @@ def test_addresses(tmp_path: Path) -> None:
     assert (tmp_path / "a b").is_dir()
 
 
-def test_without_obstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_obstore_the_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(Unsupported) as caught:
         bucket_of("s3://bucket")

@@ -68,21 +68,21 @@ def signal(request: pytest.FixtureRequest, directory: Path) -> Iterator[Signal]:
     signal.close()
 
 
-def test_what_was_before_the_token_wakes_nobody(signal: Signal) -> None:
+def test_a_notify_before_the_token_does_not_wake_the_waiter(signal: Signal) -> None:
     signal.token("topic")
     signal.notify("topic")
     token = signal.token("topic")
     assert signal.wait("topic", token, 0.0) is False
 
 
-def test_another_topic_wakes_nobody(signal: Signal) -> None:
+def test_a_notify_of_another_topic_does_not_wake_the_waiter(signal: Signal) -> None:
     token = signal.token("topic")
     signal.notify("other")
     assert signal.wait("topic", token, 0.01) is False
     assert signal.wait("other", token, WAIT) is True
 
 
-def test_a_narrowed_one_is_not_woken_by_others(directory: Path) -> None:
+def test_a_narrowed_signal_is_not_woken_by_other_topics(directory: Path) -> None:
     sender = HostSignal(directory)
     narrow = sender.narrowed("rooms")
     token, _ = narrow.news(None, 0.0)
@@ -96,7 +96,7 @@ def test_a_narrowed_one_is_not_woken_by_others(directory: Path) -> None:
     assert os.listdir(directory) == []
 
 
-def test_a_signal_is_narrowed_to_a_word(directory: Path) -> None:
+def test_narrowing_a_signal_to_more_than_one_word_is_refused(directory: Path) -> None:
     with pytest.raises(Invalid):
         HostSignal(directory).narrowed("a.b")
 
@@ -161,7 +161,7 @@ def test_listener_whose_socket_was_swept_away_makes_another(directory: Path) -> 
     signal.close()
 
 
-def test_what_another_thread_has_read_wakes_who_sleeps_for_it(
+def test_a_datagram_read_by_another_thread_still_wakes_the_waiter(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signal, asleep, was_read = HostSignal(directory), Event(), Event()
@@ -185,7 +185,7 @@ def test_what_another_thread_has_read_wakes_who_sleeps_for_it(
     signal.close()
 
 
-def test_directory_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
+def test_a_signal_works_in_a_directory_with_an_overlong_path(tmp_path: Path) -> None:
     directory = tmp_path.joinpath(*["long" * 20] * 4)
     signal = HostSignal(directory)
     token = signal.token("topic")
@@ -195,7 +195,7 @@ def test_directory_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     assert os.listdir(directory) == []
 
 
-def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_signal_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     signal = HostSignal(tmp_path / "file" / "signal")
     signal.notify("topic")

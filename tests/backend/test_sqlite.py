@@ -129,7 +129,7 @@ def run(script: str, *arguments: Path) -> str:
     return forked.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
 
-def test_kill_in_the_middle_of_a_transaction(path: Path) -> None:
+def test_a_killed_transaction_leaves_no_partial_change(path: Path) -> None:
     command = [sys.executable, "-c", HALF, str(path)]
     with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -148,7 +148,7 @@ def test_kill_in_the_middle_of_a_transaction(path: Path) -> None:
     waiting.close()
 
 
-def test_what_was_acknowledged_survives_kills(path: Path) -> None:
+def test_acknowledged_writes_survive_sigkill(path: Path) -> None:
     for _ in range(5):
         command = [sys.executable, "-c", COUNTER, str(path)]
         with forked.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -166,15 +166,15 @@ def test_what_was_acknowledged_survives_kills(path: Path) -> None:
         catalog.close()
 
 
-def test_handles_cross_forks(path: Path) -> None:
+def test_a_catalog_handle_works_after_fork(path: Path) -> None:
     assert run(FORKER, path) == f"{1 + 200 + 8 * 30 + 1} []\n"
 
 
-def test_a_fork_behind_our_back_is_refused(path: Path) -> None:
+def test_a_handle_in_an_unannounced_fork_is_refused(path: Path) -> None:
     run(BEHIND, path)
 
 
-def test_many_processes_hammer_one_head(path: Path, catalog: SqliteCatalog) -> None:
+def test_six_processes_lose_no_move_of_one_head(path: Path, catalog: SqliteCatalog) -> None:
     in_processes(raise_head, [(partial(SqliteCatalog, path), "h", 100)] * 6)
     head = catalog.head("h")
     assert head is not None
@@ -182,7 +182,7 @@ def test_many_processes_hammer_one_head(path: Path, catalog: SqliteCatalog) -> N
     assert [op.new for op in catalog.ops("h")] == [oid(n) for n in range(1, 601)]
 
 
-def test_many_processes_make_the_same_catalog(path: Path) -> None:
+def test_six_processes_create_one_catalog_at_the_same_time(path: Path) -> None:
     in_processes(raise_head, [(partial(SqliteCatalog, path), "h", 1)] * 6)
     catalog = SqliteCatalog(path, create=False)
     head = catalog.head("h")
@@ -191,7 +191,7 @@ def test_many_processes_make_the_same_catalog(path: Path) -> None:
     catalog.close()
 
 
-def test_full_disk_and_then_room_again(small_disk: Path) -> None:
+def test_a_catalog_recovers_after_a_full_disk(small_disk: Path) -> None:
     catalog = SqliteCatalog(small_disk / "catalog.db")
     catalog.put_row("kind", "key", b"kept")
     with pytest.raises(Unavailable) as caught:
@@ -225,7 +225,9 @@ def test_damage_in_the_middle_is_found(path: Path) -> None:
     catalog.close()
 
 
-def test_check_sees_what_sqlite_cannot(path: Path, catalog: SqliteCatalog) -> None:
+def test_check_reports_heads_that_disagree_with_the_operation_log(
+    path: Path, catalog: SqliteCatalog
+) -> None:
     catalog.move([Move("moved", None, oid(1)), Move("short", None, oid(2))], verb="create")
     other = apsw.Connection(str(path))
     other.execute("UPDATE heads SET oid = ? WHERE name = 'moved'", (oid(3),))
@@ -254,7 +256,7 @@ def test_time_is_asked_inside_the_transaction(path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 16, 17])
-def test_several_events_follow_or_none_does(catalog: SqliteCatalog, count: int) -> None:
+def test_an_append_of_several_events_is_all_or_nothing(catalog: SqliteCatalog, count: int) -> None:
     line = "0" * 31 + "1"
 
     def row(first: int, last: int) -> list[EventRow]:
@@ -272,7 +274,7 @@ def test_several_events_follow_or_none_does(catalog: SqliteCatalog, count: int) 
     assert catalog.events(line) == row(1, 1 + count)
 
 
-def test_of_threads_that_append_several_each_is_whole(catalog: SqliteCatalog) -> None:
+def test_concurrent_appends_of_several_events_are_not_interleaved(catalog: SqliteCatalog) -> None:
     line = "0" * 31 + "1"
     catalog.move([], verb="open", timelines=[Timeline(line)])
     catalog.append(line, [EventRow(1, b"head", b"salt", b"")])
@@ -294,7 +296,7 @@ def test_of_threads_that_append_several_each_is_whole(catalog: SqliteCatalog) ->
     assert all(len(set(found[at : at + 3])) == 1 for at in range(0, len(found), 3))
 
 
-def test_the_clock_is_the_hosts_unless_given(catalog: SqliteCatalog) -> None:
+def test_a_catalog_uses_the_system_clock_by_default(catalog: SqliteCatalog) -> None:
     before = SystemClock().now_ns()
     catalog.move([Move("h", None, oid(1))], verb="create")
     head = catalog.head("h")
@@ -302,7 +304,7 @@ def test_the_clock_is_the_hosts_unless_given(catalog: SqliteCatalog) -> None:
     assert before <= head.time <= SystemClock().now_ns()
 
 
-def test_long_bodies_take_less_room_and_their_damage_shows(tmp_path: Path) -> None:
+def test_long_bodies_are_compressed_and_damage_to_them_is_detected(tmp_path: Path) -> None:
     line, body = "0" * 32, b"what was said " * 30
     catalog = SqliteCatalog(tmp_path / "c.db")
     catalog.move([], verb="open", timelines=[Timeline(line)])

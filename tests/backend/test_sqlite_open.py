@@ -34,7 +34,7 @@ def test_shipped_migrations_are_the_known_ones() -> None:
     assert [name[:4] for name in MIGRATIONS] == [f"{n:04}" for n in range(1, len(MIGRATIONS) + 1)]
 
 
-def test_a_new_file(path: Path) -> None:
+def test_a_new_catalog_file_has_wal_mode_and_the_current_version(path: Path) -> None:
     catalog = SqliteCatalog(path)
     with catalog._handle as db:
         assert db.execute("PRAGMA journal_mode").get == "wal"
@@ -46,7 +46,7 @@ def test_a_new_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]  # the log is folded in by the last to close
 
 
-def test_one_that_another_process_is_just_making(
+def test_opening_a_catalog_that_another_process_is_creating_succeeds(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(path: Path, busy_ms: int) -> apsw.Connection:
@@ -75,7 +75,7 @@ def test_old_library_is_refused() -> None:
     assert "3.51.2" in caught.value.message
 
 
-def test_newer_format(path: Path) -> None:
+def test_a_catalog_of_a_newer_format_is_refused_unchanged(path: Path) -> None:
     SqliteCatalog(path).close()
     db = apsw.Connection(str(path))
     db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -88,7 +88,7 @@ def test_newer_format(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_another_programs_database(path: Path) -> None:
+def test_a_database_of_another_program_is_refused(path: Path) -> None:
     db = apsw.Connection(str(path))
     db.execute("CREATE TABLE theirs (x)")
     db.close()
@@ -117,7 +117,9 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [garbage, header, schema, cut])
-def test_damaged_file(path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_catalog_file_is_reported_as_corrupt(
+    path: Path, damage: Callable[[Path], None]
+) -> None:
     SqliteCatalog(path).close()
     damage(path)
     with pytest.raises(Corrupt) as caught:
@@ -146,13 +148,13 @@ def test_missing_or_empty_file_is_not_made_unless_allowed(path: Path) -> None:
     SqliteCatalog(path, create=False).close()
 
 
-def test_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_catalog_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         SqliteCatalog(tmp_path / "absent" / "catalog.db")
     assert caught.value.kind == "no_access"
 
 
-def test_closed(path: Path) -> None:
+def test_a_closed_catalog_refuses_reads(path: Path) -> None:
     catalog = SqliteCatalog(path)
     catalog.close()
     catalog.close()
@@ -189,7 +191,9 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
         (apsw.MisuseError(), OrtetError, "sqlite"),
     ],
 )
-def test_errors_in_our_words(error: apsw.Error, expected: type[OrtetError], kind: str) -> None:
+def test_each_sqlite_error_maps_to_an_ortet_error(
+    error: apsw.Error, expected: type[OrtetError], kind: str
+) -> None:
     ours = translated(error, Path("catalog.db"))
     assert type(ours) is expected
     assert ours.kind == kind

@@ -70,7 +70,7 @@ def begun(
     return done
 
 
-def test_those_who_wait_are_done_in_one_transaction(
+def test_waiting_writes_are_committed_in_one_transaction(
     pool: ThreadPoolExecutor, connect: Callable[[], apsw.Connection]
 ) -> None:
     turns, commits = Turns(), list[int]()
@@ -93,7 +93,7 @@ def test_those_who_wait_are_done_in_one_transaction(
     assert turns.together(connect(), inserted(9), WAIT)  # and it is free again
 
 
-def test_what_fails_fails_alone(
+def test_a_failing_write_does_not_fail_the_others_of_its_group(
     pool: ThreadPoolExecutor, connect: Callable[[], apsw.Connection]
 ) -> None:
     def broken(db: apsw.Connection) -> bool:
@@ -111,7 +111,9 @@ def test_what_fails_fails_alone(
     assert connect().execute(count).get == 2
 
 
-def test_who_waited_long_enough_is_told(connect: Callable[[], apsw.Connection]) -> None:
+def test_a_writer_that_waits_too_long_gets_a_busy_error(
+    connect: Callable[[], apsw.Connection],
+) -> None:
     turns, db = Turns(), connect()
     with turns.alone(WAIT):
         with pytest.raises(apsw.BusyError):
@@ -122,7 +124,7 @@ def test_who_waited_long_enough_is_told(connect: Callable[[], apsw.Connection]) 
     assert db.execute("SELECT count(*) FROM t").get == 1
 
 
-def test_turns_are_taken_in_order(pool: ThreadPoolExecutor) -> None:
+def test_writers_take_turns_in_arrival_order(pool: ThreadPoolExecutor) -> None:
     turns, order = Turns(), list[int]()
 
     def write(number: int) -> None:
@@ -139,7 +141,7 @@ def test_turns_are_taken_in_order(pool: ThreadPoolExecutor) -> None:
     assert order == list(range(MANY))
 
 
-def test_a_file_has_one_queue_by_whatever_name(tmp_path: Path) -> None:
+def test_one_file_has_one_queue_under_every_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     found = turns_of(tmp_path / "a.db")
     assert turns_of(tmp_path / "link" / "a.db") is found
@@ -234,7 +236,7 @@ def test_a_fork_among_writers_leaves_a_child_that_can_write(tmp_path: Path) -> N
         catalog.close()
 
 
-def test_a_file_that_another_process_keeps_is_busy_for_all_who_wait(
+def test_a_file_locked_by_another_process_is_busy_for_every_waiter(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     path = tmp_path / "catalog.db"

@@ -60,7 +60,7 @@ class TestQueuedBucket(SharedBucketTests):
         bucket.close()
 
 
-def test_what_is_put_arrives(tmp_path: Path) -> None:
+def test_queued_objects_are_uploaded(tmp_path: Path) -> None:
     bucket = open_queued(tmp_path)
     source = tmp_path / "source"
     source.write_bytes(b"from a file")
@@ -75,7 +75,7 @@ def test_what_is_put_arrives(tmp_path: Path) -> None:
     bucket.close()
 
 
-def test_what_waits_is_read_here_and_told(tmp_path: Path) -> None:
+def test_queued_objects_are_readable_and_reported_before_the_upload(tmp_path: Path) -> None:
     far = Closed(tmp_path / "far")
     bucket = QueuedBucket(far, tmp_path / "queue")
     bucket.put("a", b"bytes")
@@ -98,7 +98,7 @@ def test_what_waits_is_read_here_and_told(tmp_path: Path) -> None:
     bucket.close()
 
 
-def test_what_another_host_has_put_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_upload_never_overwrites_an_object_of_another_host(tmp_path: Path) -> None:
     far = Closed(tmp_path / "far")
     bucket = QueuedBucket(far, tmp_path / "queue")
     bucket.put("a", b"ours")
@@ -115,7 +115,9 @@ def test_what_another_host_has_put_meanwhile_is_not_overwritten(tmp_path: Path) 
     bucket.close()
 
 
-def test_a_full_disk_makes_it_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_full_queue_disk_objects_are_uploaded_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket = open_queued(tmp_path)
 
     def full(*_: object) -> None:

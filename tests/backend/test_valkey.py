@@ -74,7 +74,9 @@ def kept(cache: ValkeyCache, key: str, value: bytes) -> bool:
 # cache
 
 
-def test_killed_it_is_empty_and_back_it_is_used_again(cache: ValkeyCache, server: Server) -> None:
+def test_a_cache_is_empty_while_the_server_is_down_and_works_after_restart(
+    cache: ValkeyCache, server: Server
+) -> None:
     cache.put("key", b"value")
     server.kill()
     assert cache.get("key") is None
@@ -83,7 +85,9 @@ def test_killed_it_is_empty_and_back_it_is_used_again(cache: ValkeyCache, server
     until(lambda: kept(cache, "key", b"third"))
 
 
-def test_what_a_restart_brings_back_is_not_given(cache: ValkeyCache, server: Server) -> None:
+def test_values_restored_by_a_server_restart_are_not_returned(
+    cache: ValkeyCache, server: Server
+) -> None:
     cache.put("replaced", b"old")
     cache.put("dropped/1", b"old")
     server.ask("SAVE")
@@ -99,7 +103,7 @@ def test_what_a_restart_brings_back_is_not_given(cache: ValkeyCache, server: Ser
     assert server.ask("DBSIZE") == 0
 
 
-def test_flushed(cache: ValkeyCache, server: Server) -> None:
+def test_a_cache_works_after_a_server_flush(cache: ValkeyCache, server: Server) -> None:
     cache.put("key", b"value")
     server.ask("FLUSHALL")
     server.ask("SCRIPT", "FLUSH")
@@ -107,7 +111,7 @@ def test_flushed(cache: ValkeyCache, server: Server) -> None:
     assert kept(cache, "key", b"again")
 
 
-def test_what_could_not_be_dropped_is_not_given_again(cache: ValkeyCache, server: Server) -> None:
+def test_a_value_whose_drop_failed_is_not_returned(cache: ValkeyCache, server: Server) -> None:
     other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
     other.put("secret/1", b"theirs")
     cache.put("secret/2", b"ours")
@@ -123,7 +127,7 @@ def test_what_could_not_be_dropped_is_not_given_again(cache: ValkeyCache, server
     other.close()
 
 
-def test_what_could_not_be_put_does_not_leave_the_old_one(cache: ValkeyCache) -> None:
+def test_a_failed_put_does_not_leave_the_old_value(cache: ValkeyCache) -> None:
     cache.put("key", b"old")
     with cut_off(cache):
         cache.put("key", b"new")
@@ -141,7 +145,7 @@ def test_a_server_that_is_full_does_not_leave_the_old_one(
     assert kept(cache, "key", b"new")
 
 
-def test_what_comes_late_is_not_put(server: Server) -> None:
+def test_a_put_that_arrives_after_its_timeout_is_not_applied(server: Server) -> None:
     """A server that was stopped does what it was told when it goes on."""
     cache = ValkeyCache(Link(address_of(server.url), patience=0.1), "space")
     until(lambda: kept(cache, "key", b"first"))
@@ -179,7 +183,7 @@ def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
     cache.close()
 
 
-def test_too_many_debts_are_paid_at_once(cache: ValkeyCache) -> None:
+def test_too_many_failed_writes_clear_the_whole_cache(cache: ValkeyCache) -> None:
     cache.put("key", b"value")
     with cut_off(cache):
         for n in range(1500):
@@ -188,7 +192,7 @@ def test_too_many_debts_are_paid_at_once(cache: ValkeyCache) -> None:
     assert kept(cache, "key", b"again")
 
 
-def test_spaces_are_apart(cache: ValkeyCache, server: Server) -> None:
+def test_caches_of_different_spaces_are_isolated(cache: ValkeyCache, server: Server) -> None:
     other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "spac")
     cache.put("key", b"value")
     assert other.get("key") is None
@@ -200,13 +204,13 @@ def test_spaces_are_apart(cache: ValkeyCache, server: Server) -> None:
     assert caught.value.kind == "bad_space"
 
 
-def test_what_has_no_time_does_not_stay_for_ever(cache: ValkeyCache, server: Server) -> None:
+def test_a_value_without_a_ttl_expires_within_a_day(cache: ValkeyCache, server: Server) -> None:
     cache.put("key", b"value")
     [key] = server.ask("KEYS", "*")
     assert 0 < server.ask("PTTL", key) <= 24 * 3600 * 1000
 
 
-def test_one_bucket_for_all(cache: ValkeyCache, server: Server) -> None:
+def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, server: Server) -> None:
     other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
     taken = [(cache, other)[n % 2].take("name", rate=0.001, burst=4) for n in range(4)]
     assert taken == [0.0] * 4
@@ -221,7 +225,7 @@ def test_one_bucket_for_all(cache: ValkeyCache, server: Server) -> None:
 # signal
 
 
-def test_a_signal_hears_again_after_a_kill(hears: ValkeySignal, server: Server) -> None:
+def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, server: Server) -> None:
     token = hears.token("topic")
     server.kill()
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
@@ -239,7 +243,7 @@ def test_a_signal_hears_again_after_a_kill(hears: ValkeySignal, server: Server) 
         heard |= topics or set()
 
 
-def test_a_signal_of_a_stopped_server_wakes_who_waits(hears: ValkeySignal, server: Server) -> None:
+def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, server: Server) -> None:
     token = hears.token("topic")
     server.pause()
     assert hears.wait("topic", token, WAIT) is True
@@ -247,7 +251,7 @@ def test_a_signal_of_a_stopped_server_wakes_who_waits(hears: ValkeySignal, serve
     until(lambda: not hears.trouble)
 
 
-def test_a_server_that_comes_later() -> None:
+def test_a_signal_connects_when_the_server_starts_later() -> None:
     server = Server()
     signal = ValkeySignal(address_of(server.url), "space")
     try:
@@ -285,7 +289,7 @@ def _clients(server: Server) -> int:
     return len(server.ask("CLIENT", "LIST").splitlines()) - 1
 
 
-def test_a_signal_that_is_collected_lets_go(server: Server) -> None:
+def test_a_garbage_collected_signal_releases_its_connection(server: Server) -> None:
     ValkeySignal(address_of(server.url), "space").token("topic")
     until(lambda: not _is_shared(server))
     until(lambda: _clients(server) == 0)
@@ -304,7 +308,7 @@ def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
     assert caught.value.kind == "bad_topic"
 
 
-def test_spaces_hear_only_their_own(hears: ValkeySignal, server: Server) -> None:
+def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, server: Server) -> None:
     other = ValkeySignal(address_of(server.url), "other")
     token, _ = hears.news(None, 0.0)
     other.notify("theirs")
@@ -331,7 +335,7 @@ def test_a_child_has_connections_of_its_own(hears: ValkeySignal, cache: ValkeyCa
 # addresses
 
 
-def test_wrong_password() -> None:
+def test_a_wrong_password_is_refused_by_check_and_caches_nothing() -> None:
     with valkey_server("--requirepass", "right") as server:
         for url in (server.url, f"{server.url}?password_file={_file(server, 'wrong')}"):
             link = Link(address_of(url), patience=WAIT)
@@ -353,7 +357,7 @@ def _file(server: Server, password: str) -> Path:
     return path
 
 
-def test_a_server_that_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_opening_a_cache_or_signal_without_a_server_is_no_error(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nobody"
     signal_of(url, space="space").close()
     cache_of(url, space="space").close()
@@ -366,14 +370,14 @@ def test_a_server_that_is_gone_is_no_error(tmp_path: Path) -> None:
         "redis://host:0", "redis://host:99999", "redis://u:secret@host:x", "redis://[::1",
     ],
 )  # fmt: skip
-def test_bad_addresses(url: str) -> None:
+def test_an_invalid_valkey_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(Invalid) as caught:
         address_of(url)
     assert caught.value.kind == "bad_url"
     assert "secret" not in str(caught.value)
 
 
-def test_good_addresses() -> None:
+def test_valkey_addresses_are_parsed_without_showing_the_password() -> None:
     assert is_valkey("VALKEY://host")
     assert not is_valkey("http://host")
     assert not is_valkey("redis")
@@ -387,7 +391,9 @@ def test_good_addresses() -> None:
     assert caught.value.kind == "no_password"
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_redis_package_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(Unsupported) as caught:
         valkeylink.load()

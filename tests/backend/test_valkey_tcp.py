@@ -65,7 +65,7 @@ def check_cache(cache: Cache) -> None:
     raise AssertionError("nothing is kept there")
 
 
-def test_over_tcp_with_a_password() -> None:
+def test_a_cache_and_signal_work_over_tcp_with_a_password() -> None:
     with on_tcp("--requirepass", PASSWORD) as (server, port):
         for scheme in ("redis", "valkey"):
             for url in (
@@ -191,7 +191,7 @@ def tls(tmp_path: Path) -> Iterator[tuple[Server, Tls]]:
         relay.close()
 
 
-def test_behind_tls(tls: tuple[Server, Tls]) -> None:
+def test_a_cache_works_over_tls_and_rejects_an_unknown_certificate(tls: tuple[Server, Tls]) -> None:
     server, relay = tls
     login = f"password_file={password_file(server)}"
     for scheme in ("rediss", "valkeys"):

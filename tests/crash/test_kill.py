@@ -105,7 +105,7 @@ def points_of(tmp: Path, scenario: str, engine: str) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["folder", "overlay"])
-def test_restore_is_all_or_nothing(engine: str, tmp_path: Path) -> None:
+def test_restore_killed_at_any_point_leaves_old_or_new_files(engine: str, tmp_path: Path) -> None:
     legal = legal_files(tmp_path, "restore", engine)
     points = points_of(tmp_path, "restore", engine)
     assert len(points) >= 5
@@ -134,7 +134,7 @@ def test_a_kill_at_any_point_leaves_a_whole_store(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["folder", "overlay"])
-def test_random_kills(engine: str, tmp_path: Path) -> None:
+def test_random_kills_lose_no_acknowledged_commit(engine: str, tmp_path: Path) -> None:
     prepare(tmp_path, engine)
     dice = random.Random(7)
     for _ in range(15 * SOAK):

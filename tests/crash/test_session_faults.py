@@ -149,7 +149,9 @@ def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
 
 @pytest.mark.parametrize("verb", TESTED)
 @pytest.mark.soak
-def test_killed_at_every_point_it_can_be_done_again(verb: str, stage: Stage) -> None:
+def test_verb_killed_at_any_point_can_be_retried_with_the_same_result(
+    verb: str, stage: Stage
+) -> None:
     faults = stage.points(verb)
     done = stage.portrait()
     assert faults

@@ -192,7 +192,7 @@ def check_commit(hub: Hub, base: Path, oid: str, gen: int, files: bool) -> None:
     ],
     ids=["event", "by-action", "group", "on-commit"],
 )
-def test_killed_again_and_again(
+def test_repeatedly_killed_agent_loses_no_acknowledged_event(
     how: dict[str, Any], seed: int, tmp_path: Path, zygote: Zygote
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -226,7 +226,9 @@ def test_killed_again_and_again(
 
 
 @pytest.mark.soak
-def test_two_processes_race_for_one_session(tmp_path: Path, zygotes: list[Zygote]) -> None:
+def test_two_processes_racing_for_one_session_keep_one_history(
+    tmp_path: Path, zygotes: list[Zygote]
+) -> None:
     with ortet.open(tmp_path / "store") as hub:
         hub.session("race").pause()
     for number, one in enumerate(zygotes):

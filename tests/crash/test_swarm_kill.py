@@ -118,7 +118,7 @@ def campaign(
     [(1, False, 1), (1, True, 2), ("merge", True, 3)],
     ids=["minds", "files", "merged"],
 )
-def test_its_driver_is_killed(
+def test_swarm_with_a_killed_driver_ends_as_if_uninterrupted(
     tmp_path: Path, zygote: Zygote, keep: Any, files: bool, seed: int
 ) -> None:
     rounds = 2 * SOAK
@@ -128,7 +128,9 @@ def test_its_driver_is_killed(
 
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point.startswith("swarm.")])
-def test_killed_at_each_point(tmp_path: Path, zygote: Zygote, point: str) -> None:
+def test_swarm_killed_at_each_fault_point_ends_with_the_same_result(
+    tmp_path: Path, zygote: Zygote, point: str
+) -> None:
     prepare(tmp_path)
     keep: Any = "merge" if point == "swarm.merged" else 1
     how: Any = {"name": "race", "keep": keep, "files": False}
@@ -152,7 +154,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("interrupted", ["count", "again"])
-def test_attempts_that_were_interrupted(tmp_path: Path, zygote: Zygote, interrupted: str) -> None:
+def test_interrupted_attempts_are_counted_or_retried_and_leave_no_process(
+    tmp_path: Path, zygote: Zygote, interrupted: str
+) -> None:
     prepare(tmp_path)
     first = zygote.run("block", tmp_path, after=4, interrupted=interrupted, stop_when=None)
     assert first.killed

@@ -54,7 +54,9 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 class TestApproval:
-    def test_asked_killed_approved_done_once(self, ortet: Ortet, here: Path) -> None:
+    def test_an_effect_approved_after_its_process_was_killed_runs_once(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         """One process asks and is killed, another approves, a third goes on."""
         to = here / "paid"
         with running(start(ortet, "wait_for_approval", str(to))) as process:
@@ -76,7 +78,9 @@ class TestApproval:
         (action,) = ortet.json("act", "ls", "-s", "s", cwd=here)
         assert (action["approval"], action["outcome"]) == (id_, {"paid": 5})
 
-    def test_answered_while_a_process_waits(self, ortet: Ortet, here: Path) -> None:
+    def test_an_approval_is_accepted_while_another_process_holds_the_session(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         to = here / "paid"
         with running(start(ortet, "wait_for_approval", str(to))) as process:
             id_ = first_line(process)
@@ -89,7 +93,7 @@ class TestApproval:
             assert first_line(process) == "{'paid': 5}"
         assert to.read_text() == "5\n"
 
-    def test_denied(self, ortet: Ortet, here: Path) -> None:
+    def test_a_denied_effect_does_not_run(self, ortet: Ortet, here: Path) -> None:
         with running(start(ortet, "wait_for_approval", "x")) as process:
             id_ = first_line(process)
         out = ortet("act", "waiting", cwd=here).out
@@ -105,13 +109,15 @@ class TestApproval:
             assert process.wait(60) != 0
         assert not (here / "x").exists()
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_approval_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("act", "approve", "zz", cwd=here, code=4) == "no_approval"
         assert ortet.kind("act", "approve", "zz", "-s", "no", cwd=here, code=4) == "no_session"
         assert ortet.kind("act", "approve", cwd=here, code=2) == "bad_usage"
         assert "approve" in ortet("act", cwd=here).out
 
-    def test_of_forks(self, ortet: Ortet, here: Path) -> None:
+    def test_an_approval_shared_with_a_fork_needs_the_session_name(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             id_ = s.request_approval("open the door")
             s.fork(1, machine=False)
@@ -122,7 +128,9 @@ class TestApproval:
 
 
 class TestSettle:
-    def test_a_payment_cut_short(self, ortet: Ortet, here: Path) -> None:
+    def test_an_unsettled_effect_can_be_settled_with_an_outcome(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         to = here / "paid"
         with running(start(ortet, "die_paying", str(to))) as process:
             assert process.wait(60) == -signal.SIGKILL
@@ -144,7 +152,7 @@ class TestSettle:
         assert to.read_text() == "5\n"
         ortet("audit", "s", cwd=here)
 
-    def test_failed_may_be_tried_again(self, ortet: Ortet, here: Path) -> None:
+    def test_an_effect_settled_as_failed_can_be_retried(self, ortet: Ortet, here: Path) -> None:
         to = here / "paid"
         with running(start(ortet, "die_paying", str(to))) as process:
             process.wait(60)
@@ -154,7 +162,7 @@ class TestSettle:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             assert s.act(lambda: 7, name="pay", key="invoice-7") == 7
 
-    def test_digits_of_several(self, ortet: Ortet, here: Path) -> None:
+    def test_an_ambiguous_effect_id_prefix_is_refused(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             for number in range(3):
                 s.act(str, number, name="look")
@@ -163,7 +171,9 @@ class TestSettle:
 
 
 class TestTerminal:
-    def test_lines_fit(self, ortet: Ortet, here: Path) -> None:
+    def test_lines_are_cut_to_the_terminal_width_but_not_in_a_pipe(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             s.act(str, "x" * 200, name="write", why="y" * 200)
         ours, theirs = pty.openpty()
@@ -180,7 +190,9 @@ class TestTerminal:
 
 
 class TestComment:
-    def test_while_another_writes(self, ortet: Ortet, here: Path) -> None:
+    def test_a_comment_is_accepted_while_another_process_holds_the_session(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with running(start(ortet, "stay", "")) as process:
             assert first_line(process) == "open"
             assert ortet.kind("say", "-s", "s", "hi", cwd=here, code=6) == "lease_held"
@@ -215,7 +227,9 @@ class TestFollow:
         found: dict[str, object] = json.loads(first_line(process))
         return found
 
-    def test_a_letter_comes_once_then_taken_in(self, ortet: Ortet, here: Path) -> None:
+    def test_follow_shows_a_comment_when_it_waits_and_when_it_is_recorded(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with self.follow(ortet, here, "--kind", "comment", "--kind", "message") as process:
             ortet("comment", "-s", "s", "first", cwd=here)
             assert self.next(process)["waiting"] is True
@@ -227,7 +241,9 @@ class TestFollow:
             assert process.wait(60) == 130
             assert process.stderr is not None and process.stderr.read().strip() == ""
 
-    def test_over_commits_trims_and_restores(self, ortet: Ortet, here: Path) -> None:
+    def test_follow_continues_over_commits_trims_and_restores(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with self.follow(ortet, here, "--kind", "message", "-n", "1") as process:
             with open_hub(ortet.store) as hub:
                 with hub.session("s") as s:
@@ -245,7 +261,7 @@ class TestFollow:
                     s.say("user", "after a trim")
             assert self.next(process)["data"] == {"role": "user", "content": "after a trim"}
 
-    def test_the_last_ones(self, ortet: Ortet, here: Path) -> None:
+    def test_journal_n_shows_the_last_n_events(self, ortet: Ortet, here: Path) -> None:
         for word in "abc":
             ortet("say", "-s", "s", word, cwd=here)
         found = ortet.json("journal", "s", "-n", "2", "--kind", "message", cwd=here)
@@ -254,7 +270,7 @@ class TestFollow:
         assert ortet.json("journal", "s", "-n", "3", cwd=here) == whole[-3:]
 
 
-def test_quiet(ortet: Ortet, here: Path) -> None:
+def test_quiet_act_commands_print_nothing(ortet: Ortet, here: Path) -> None:
     with open_hub(ortet.store) as hub, hub.session("s") as s:
         first, second = s.request_approval("a"), s.request_approval("b")
     for words in (
@@ -265,7 +281,7 @@ def test_quiet(ortet: Ortet, here: Path) -> None:
         assert (done.out, done.err) == ("", ""), words
 
 
-def test_what_a_living_process_does_is_not_unsettled(ortet: Ortet, here: Path) -> None:
+def test_an_effect_of_a_running_process_is_not_unsettled(ortet: Ortet, here: Path) -> None:
     with running(start(ortet, "keep_paying", "due")) as process:
         assert first_line(process) == "begun"
         assert ortet.json("effects", "s", "--unsettled", cwd=here) == []

@@ -106,7 +106,7 @@ def wait_until_busy(ortet: Ortet, place: Path, name: str) -> int:
     raise AssertionError(f"nobody works for {name}")
 
 
-def test_a_commit_is_the_agents_and_says_the_same(agent: Ortet, proj: Path) -> None:
+def test_a_commit_by_the_agent_prints_the_same_output(agent: Ortet, proj: Path) -> None:
     (proj / "b.txt").write_text("two\n")
     status = agent.json("status", cwd=proj)
     assert [change["path"] for change in status["changes"]] == ["b.txt"]
@@ -120,7 +120,9 @@ def test_a_commit_is_the_agents_and_says_the_same(agent: Ortet, proj: Path) -> N
     agent("verify", cwd=proj)
 
 
-def test_it_has_the_callers_variables_directory_and_errors(agent: Ortet, proj: Path) -> None:
+def test_the_agent_uses_the_environment_and_directory_of_the_caller(
+    agent: Ortet, proj: Path
+) -> None:
     below = proj / "deep" / "er"
     below.mkdir(parents=True)
     agent("commit", "-m", "by zoë", cwd=below, env={"ORTET_AUTHOR": "zoë"})
@@ -132,7 +134,7 @@ def test_it_has_the_callers_variables_directory_and_errors(agent: Ortet, proj: P
     assert told(agent, proj)["asked"] == 4
 
 
-def test_another_directory_in_its_place_is_seen(agent: Ortet, proj: Path) -> None:
+def test_the_agent_notices_a_replaced_workspace_directory(agent: Ortet, proj: Path) -> None:
     proj.rename(proj.with_name("old"))
     shutil.copytree(proj.with_name("old"), proj)
     shutil.rmtree(proj.with_name("old"))
@@ -150,7 +152,9 @@ def test_a_moved_directory_keeps_its_history(agent: Ortet, proj: Path) -> None:
     assert [commit["message"] for commit in log] == ["moved", "first"]
 
 
-def test_what_it_holds_can_be_dropped_and_restored_by_others(agent: Ortet, proj: Path) -> None:
+def test_a_workspace_held_by_the_agent_can_be_restored_and_dropped(
+    agent: Ortet, proj: Path
+) -> None:
     (proj / "a.txt").write_text("two\n")
     agent("commit", "-m", "second", cwd=proj)
     agent("rewind", cwd=proj)
@@ -163,7 +167,7 @@ def test_what_it_holds_can_be_dropped_and_restored_by_others(agent: Ortet, proj:
     assert [commit["message"] for commit in log] == ["third", "first"]
 
 
-def test_it_keeps_no_session_and_commits_one_that_began_later(agent: Ortet, proj: Path) -> None:
+def test_the_agent_commits_a_session_that_started_later(agent: Ortet, proj: Path) -> None:
     with library.open(agent.store) as hub:
         with hub.session("work", workspace=proj) as session:
             session.say("user", "hello")
@@ -175,7 +179,9 @@ def test_it_keeps_no_session_and_commits_one_that_began_later(agent: Ortet, proj
         assert hub.history.state(hub.refs.resolve(made)).journal
 
 
-def test_two_workspaces_side_by_side(agent: Ortet, proj: Path, tmp_path: Path) -> None:
+def test_the_agent_serves_two_workspaces_at_the_same_time(
+    agent: Ortet, proj: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     agent("init", cwd=other)
@@ -200,7 +206,7 @@ def test_an_interrupt_reaches_the_agent_which_goes_on(agent: Ortet, proj: Path) 
     assert worker(agent, proj) == pid
 
 
-def test_a_client_that_is_gone_lets_the_agent_go_on(agent: Ortet, proj: Path) -> None:
+def test_a_killed_client_does_not_block_the_agent(agent: Ortet, proj: Path) -> None:
     (proj / "b").write_text("b")
     with its_turn(agent, proj):
         waits = begin(agent, "commit", "-m", "nobody's", cwd=proj)
@@ -212,7 +218,7 @@ def test_a_client_that_is_gone_lets_the_agent_go_on(agent: Ortet, proj: Path) ->
     assert agent.json("commit", "-m", "mine", cwd=proj)["message"] == "mine"
 
 
-def test_killed_in_the_middle_it_says_so_and_the_next_goes_on(agent: Ortet, proj: Path) -> None:
+def test_a_killed_agent_is_reported_and_the_next_command_works(agent: Ortet, proj: Path) -> None:
     (proj / "b").write_text("b")
     with its_turn(agent, proj):
         waits = begin(agent, "commit", "-m", "cut", cwd=proj)
@@ -223,7 +229,7 @@ def test_killed_in_the_middle_it_says_so_and_the_next_goes_on(agent: Ortet, proj
     agent("verify", cwd=proj)
 
 
-def test_without_it_the_command_does_the_work(agent: Ortet, proj: Path) -> None:
+def test_without_an_agent_the_command_works_and_starts_one(agent: Ortet, proj: Path) -> None:
     pid = told(agent, proj)["pid"]
     with ended_by(worker(agent, proj)):  # which ends with its agent
         os.kill(pid, signal.SIGKILL)
@@ -237,7 +243,7 @@ def test_without_it_the_command_does_the_work(agent: Ortet, proj: Path) -> None:
     assert told(agent, proj)["asked"] == 1
 
 
-def test_off_is_off(ortet: Ortet, proj: Path) -> None:
+def test_with_the_agent_off_no_agent_is_started(ortet: Ortet, proj: Path) -> None:
     ortet("init", cwd=proj)
     ortet("commit", "-m", "first", cwd=proj)
     assert told(ortet, proj) == {"running": False}
@@ -267,7 +273,7 @@ def test_killed_at_any_moment_no_head_is_lost(agent: Ortet, proj: Path) -> None:
     agent("verify", cwd=proj)
 
 
-def test_idle_it_ends(ortet: Ortet, proj: Path) -> None:
+def test_an_idle_agent_ends(ortet: Ortet, proj: Path) -> None:
     ortet.env |= {"ORTET_AGENT": "on", "ORTET_AGENT_IDLE": "0.5"}
     ortet("init", cwd=proj)
     pid = ortet.json("agent", "start", cwd=proj)["pid"]
@@ -279,12 +285,12 @@ def test_idle_it_ends(ortet: Ortet, proj: Path) -> None:
         time.sleep(0.02)
 
 
-def test_it_ends_with_its_store(agent: Ortet, proj: Path) -> None:
+def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, proj: Path) -> None:
     with ended_by(told(agent, proj)["pid"]):
         shutil.rmtree(agent.store)
 
 
-def test_one_of_another_version_makes_room(
+def test_an_agent_ends_when_a_client_of_another_version_connects(
     agent: Ortet, proj: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ortet.surface.agentlink import frame
@@ -296,7 +302,9 @@ def test_one_of_another_version_makes_room(
         assert sock.recv(100) == b"Danother version"
 
 
-def test_a_path_of_any_length_will_do(ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+def test_the_agent_works_with_a_store_path_of_any_length(
+    ortet: Ortet, proj: Path, tmp_path: Path
+) -> None:
     store = tmp_path / ("s" * 120) / "store"
     ortet.env["ORTET_AGENT"] = "on"
     ortet("init", "--store", str(store), cwd=proj)

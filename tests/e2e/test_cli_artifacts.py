@@ -22,7 +22,9 @@ def here(ortet: Ortet, tmp_path: Path) -> Path:
 
 
 class TestAdd:
-    def test_a_file_and_its_next_version(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_add_stores_a_file_and_its_next_version(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         made = ortet.json("artifact", "add", "r.bin", "-s", "s", "--kind", "raw", cwd=here)
         assert (made["name"], made["version"], made["size"]) == ("r.bin", 1, 256)
         (here / "r.bin").write_bytes(b"two")
@@ -32,7 +34,9 @@ class TestAdd:
         assert last["version"] == 2
         assert ortet("artifact", "ls", "s", cwd=here).out.startswith("r.bin@2  3 B  ")
 
-    def test_standard_input_link_and_another_name(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_add_accepts_stdin_a_link_and_another_name(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("artifact", "add", "-", "--as", "x", "-s", "s", cwd=here, stdin=b"\0piped")
         ortet("artifact", "add", "r.bin", "--as", "deep/other", "-s", "s", cwd=here)
         ortet("artifact", "add", "--as", "pr", "--link", "https://e.org/7", "-s", "s", cwd=here)
@@ -47,7 +51,9 @@ class TestAdd:
         assert "https://e.org/7" in ortet("artifact", "show", "pr", "-s", "s", cwd=here).out
         assert ortet.kind("artifact", "get", "pr", "-s", "s", cwd=here, code=4) == "no_content"
 
-    def test_of_a_workspace(self, ortet: Ortet, proj: Path) -> None:
+    def test_artifact_add_names_a_file_relative_to_its_workspace(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         ortet("session", "new", "w", "-w", ".", cwd=proj)
         made = ortet.json("artifact", "add", "main.py", cwd=proj / "src")
         assert made["name"] == "src/main.py"
@@ -59,17 +65,19 @@ class TestAdd:
     @pytest.mark.parametrize(
         "words", [[], ["-"], ["r.bin", "--link", "u"], ["--link", "u"], ["--as", "x"]]
     )
-    def test_wrong_calls(self, ortet: Ortet, here: Path, words: list[str]) -> None:
+    def test_invalid_artifact_add_arguments_are_refused(
+        self, ortet: Ortet, here: Path, words: list[str]
+    ) -> None:
         assert ortet.kind("artifact", "add", *words, "-s", "s", cwd=here, code=2) == "bad_usage"
 
-    def test_no_such_file(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_add_of_a_missing_file_is_refused(self, ortet: Ortet, here: Path) -> None:
         for words in (["no"], ["no", "--as", "x"]):
             assert ortet.kind("artifact", "add", *words, "-s", "s", cwd=here, code=4) == "no_file"
         assert ortet.json("artifact", "ls", "s", cwd=here) == []
 
 
 class TestGet:
-    def test_every_way(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_get_writes_to_stdout_json_or_a_file(self, ortet: Ortet, here: Path) -> None:
         ortet("artifact", "add", "r.bin", "-s", "s", cwd=here)
         ortet("artifact", "add", "-", "--as", "r.bin", "-s", "s", cwd=here, stdin=b"two")
         assert ortet("artifact", "get", "r.bin", "-s", "s", cwd=here).out == "two"
@@ -82,12 +90,12 @@ class TestGet:
         assert ortet.kind(*get, "no", cwd=here, code=4) == "no_artifact"
         assert ortet.kind(*get, "r.bin", "-o", "no/where", cwd=here, code=7) == "io_error"
 
-    def test_a_name_with_an_at(self, ortet: Ortet, here: Path) -> None:
+    def test_an_artifact_name_may_contain_an_at_sign(self, ortet: Ortet, here: Path) -> None:
         ortet("artifact", "add", "-", "--as", "x@2", "-s", "s", cwd=here, stdin=b"odd")
         assert ortet("artifact", "get", "x@2", "-s", "s", cwd=here).out == "odd"
         assert ortet("artifact", "get", "x@2@1", "-s", "s", cwd=here).out == "odd"
 
-    def test_where_it_comes_from(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_show_names_the_effect_that_made_it(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             s.act(lambda: bool(s.artifact("plan.md", data="p")), name="draw", why="to see it")
         found = ortet.json("artifact", "show", "plan.md", "-s", "s", cwd=here)
@@ -97,7 +105,9 @@ class TestGet:
 
 
 class TestOrphans:
-    def test_files_nobody_accounts_for(self, ortet: Ortet, proj: Path) -> None:
+    def test_artifact_orphans_lists_uncommitted_files_without_an_artifact(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         ortet("session", "new", "w", "-w", ".", cwd=proj)
         ortet("commit", "-m", "first", cwd=proj)
         (proj / "kept").write_text("1")
@@ -106,11 +116,13 @@ class TestOrphans:
         assert ortet.json("artifact", "orphans", cwd=proj) == {"missing": [], "files": ["stray"]}
         assert ortet("artifact", "orphans", cwd=proj).out == "file  stray\n"
 
-    def test_none(self, ortet: Ortet, here: Path) -> None:
+    def test_artifact_orphans_prints_none_for_an_empty_session(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         assert ortet("artifact", "orphans", "s", cwd=here).out == "none\n"
 
 
-def test_quiet(ortet: Ortet, here: Path) -> None:
+def test_quiet_artifact_commands_print_nothing(ortet: Ortet, here: Path) -> None:
     for words in (
         *(["add", "r.bin", "-s", "s"], ["ls", "s"], ["show", "r.bin", "-s", "s"]),
         *(["get", "r.bin", "-s", "s"], ["orphans", "s"]),

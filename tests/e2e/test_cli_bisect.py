@@ -36,7 +36,7 @@ def test_run_finds_the_first_bad_commit(ortet: Ortet, proj: Path, line: list[str
     assert ortet.json("log", cwd=proj)[0]["oid"] == line[-1]
 
 
-def test_run_for_people(ortet: Ortet, proj: Path, line: list[str]) -> None:
+def test_bisect_run_prints_the_first_bad_commit(ortet: Ortet, proj: Path, line: list[str]) -> None:
     done = ortet("bisect", "run", "--good", line[0], "grep -q works state", cwd=proj)
     assert done.out == f"the first bad commit is\n  {line[6][:12]} step 6\n"
     assert "good" in done.err and "bad" in done.err
@@ -61,7 +61,9 @@ def test_a_command_that_cannot_run_stops_the_search(
     assert [head["name"] for head in ortet.json("branch", cwd=proj)] == ["proj"]
 
 
-def test_answered_by_hand(ortet: Ortet, proj: Path, line: list[str]) -> None:
+def test_bisect_good_and_bad_find_the_first_bad_commit(
+    ortet: Ortet, proj: Path, line: list[str]
+) -> None:
     found = ortet.json("bisect", "start", "--good", line[0], "--bad", "HEAD", cwd=proj)
     while found["running"]:
         copy = found["workspace"]
@@ -72,7 +74,9 @@ def test_answered_by_hand(ortet: Ortet, proj: Path, line: list[str]) -> None:
     assert ortet.kind("bisect", "good", cwd=proj, code=4) == "no_bisect"
 
 
-def test_begun_by_hand_and_ended_by_a_command(ortet: Ortet, proj: Path, line: list[str]) -> None:
+def test_bisect_run_continues_a_search_started_by_hand(
+    ortet: Ortet, proj: Path, line: list[str]
+) -> None:
     done = ortet("bisect", "start", "--good", line[2], cwd=proj)
     assert "ortet run -w proj/1 -- COMMAND" in done.out
     found = ortet.json("bisect", "run", "grep -q works state", cwd=proj)
@@ -80,7 +84,9 @@ def test_begun_by_hand_and_ended_by_a_command(ortet: Ortet, proj: Path, line: li
     assert [head["name"] for head in ortet.json("branch", cwd=proj)] == ["proj"]
 
 
-def test_reset(ortet: Ortet, proj: Path, line: list[str]) -> None:
+def test_bisect_reset_removes_the_search_and_its_workspace(
+    ortet: Ortet, proj: Path, line: list[str]
+) -> None:
     ortet("bisect", "start", "--good", line[0], cwd=proj)
     again = ortet("bisect", "start", "--good", line[0], "--json", cwd=proj, code=5)
     assert again.error["kind"] == "bisect_running"
@@ -90,7 +96,9 @@ def test_reset(ortet: Ortet, proj: Path, line: list[str]) -> None:
     assert [head["name"] for head in ortet.json("branch", cwd=proj)] == ["proj"]
 
 
-def test_wrong_ends(ortet: Ortet, proj: Path, line: list[str]) -> None:
+def test_bisect_with_invalid_or_missing_ends_is_refused(
+    ortet: Ortet, proj: Path, line: list[str]
+) -> None:
     turned = ("bisect", "start", "--good", "HEAD", "--bad", line[0], "--json")
     assert ortet(*turned, cwd=proj, code=2).error["error"] == "invalid"
     assert ortet.kind("bisect", "start", cwd=proj, code=2) == "no_good"

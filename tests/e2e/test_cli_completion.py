@@ -105,7 +105,9 @@ def shell(
 
 @pytest.mark.parametrize("shell", SHELLS, indirect=True)
 class TestShells:
-    def test_words(self, shell: Shell, history: str) -> None:
+    def test_bash_and_zsh_complete_verbs_options_and_names(
+        self, shell: Shell, history: str
+    ) -> None:
         for typed, words in (
             ("ortet unar", ["ortet", "unarchive"]),
             ("ortet undo --dr", ["ortet", "undo", "--dry-run"]),
@@ -127,11 +129,11 @@ class TestShells:
         ):
             assert shell.words(typed) == words
 
-    def test_lists(self, shell: Shell, history: str) -> None:
+    def test_bash_and_zsh_list_several_matches(self, shell: Shell, history: str) -> None:
         shell.shows("ortet re", "redo", "restore", "rewind", "release")
         shell.shows("ortet log ", "HEAD", "proj/1", "golden", history[:12])
 
-    def test_nothing_is_made_and_nothing_is_said(
+    def test_completion_without_a_store_creates_nothing_and_prints_no_error(
         self, shell: Shell, ortet: Ortet, tmp_path: Path
     ) -> None:
         empty = tmp_path / "empty"
@@ -144,7 +146,7 @@ class TestShells:
 
 
 @pytest.mark.parametrize("shell", [pytest.param("zsh", marks=needs("zsh"))], indirect=True)
-def test_zsh_tells_what_they_are(shell: Shell, history: str) -> None:
+def test_zsh_shows_a_description_of_each_match(shell: Shell, history: str) -> None:
     shell.shows("ortet l", "-- List the commits of a branch, newest first.")
     shell.shows("ortet restore ", history[:12], "-- first words", "-- second words")
 
@@ -166,7 +168,7 @@ class TestFish:
         return {value: text for value, _, text in rows}
 
     @pytest.mark.usefixtures("history")
-    def test_words(self, proj: Path, env: dict[str, str]) -> None:
+    def test_fish_completes_verbs_options_and_names(self, proj: Path, env: dict[str, str]) -> None:
         for typed, values in (
             ("ortet unar", {"unarchive"}),
             ("ortet undo --dr", {"--dry-run"}),
@@ -182,7 +184,9 @@ class TestFish:
         ):
             assert set(self.fish(typed, cwd=proj, env=env)) == values, typed
 
-    def test_what_they_are(self, proj: Path, env: dict[str, str], history: str) -> None:
+    def test_fish_shows_a_description_of_each_match(
+        self, proj: Path, env: dict[str, str], history: str
+    ) -> None:
         found = self.fish("ortet restore ", cwd=proj, env=env)
         assert found[history[:12]] == "first words"
         assert found["HEAD"] == "second words"
@@ -190,7 +194,7 @@ class TestFish:
         fact = self.fish("ortet facts show -s fix-42 ", cwd=proj, env=env)
         assert list(fact.values()) == ["tests need PYTHONPATH"]
 
-    def test_nothing_is_made_and_nothing_is_said(
+    def test_fish_completion_without_a_store_creates_nothing(
         self, tmp_path: Path, env: dict[str, str], ortet: Ortet
     ) -> None:
         for typed in ("ortet log ", "ortet facts show ", "ortet nonsense --x "):
@@ -198,12 +202,14 @@ class TestFish:
         assert not ortet.store.exists()
 
 
-def test_the_list_is_up_to_date() -> None:
+def test_the_committed_completion_table_is_up_to_date() -> None:
     """Run `python -m ortet.surface.wordlist` when verbs or options have changed."""
     assert wordlist.FILE.read_text() == "".join(wordlist.lines())
 
 
-def test_the_agent_answers_too(ortet: Ortet, proj: Path, env: dict[str, str], history: str) -> None:
+def test_the_agent_gives_the_same_completions(
+    ortet: Ortet, proj: Path, env: dict[str, str], history: str
+) -> None:
     words = ("_complete", "zsh", "ortet", "artifact", "get", "-s", "fix-42", "")
     alone = ortet(*words, cwd=proj).out
     assert alone == "\nmy report.md\treport\n"
@@ -216,14 +222,16 @@ def test_the_agent_answers_too(ortet: Ortet, proj: Path, env: dict[str, str], hi
         ortet("agent", "stop", cwd=proj)
 
 
-def test_a_damaged_store_says_nothing(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_completion_with_a_damaged_store_prints_nothing(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     (ortet.store / "catalog.db").write_bytes(b"not a database")
     done = ortet("_complete", "zsh", "ortet", "log", "", cwd=proj)
     assert (done.out, done.err) == ("", "")
 
 
-def test_the_script_of_each_shell(ortet: Ortet, tmp_path: Path) -> None:
+def test_completion_prints_the_script_of_each_shell(ortet: Ortet, tmp_path: Path) -> None:
     for shell in ("bash", "zsh", "fish"):
         text = ortet("completion", shell, cwd=tmp_path).out
         assert "_complete" in text
@@ -231,7 +239,7 @@ def test_the_script_of_each_shell(ortet: Ortet, tmp_path: Path) -> None:
     assert ortet.kind("completion", "tcsh", cwd=tmp_path, code=2) == "bad_usage"
 
 
-def test_it_loads_hardly_anything(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_completion_does_not_import_heavy_modules(ortet: Ortet, proj: Path, commit: Commit) -> None:
     """So it takes little longer than Python itself."""
     commit("first")
     code = (
@@ -250,7 +258,9 @@ def test_it_loads_hardly_anything(ortet: Ortet, proj: Path, commit: Commit) -> N
     assert "first" in done.stdout and done.stdout.endswith("\n[]\n")
 
 
-def test_which_shells_there_are_is_said_on_one_line(ortet: Ortet, tmp_path: Path) -> None:
+def test_completion_without_a_shell_lists_the_shells_on_one_line(
+    ortet: Ortet, tmp_path: Path
+) -> None:
     told = ortet("completion", cwd=tmp_path, code=2).err
     assert "Choose from: bash, zsh, fish; `ortet completion --help`" in told
     assert len(told.splitlines()) == 1

@@ -29,7 +29,7 @@ def install(work: Path, name: str) -> None:
     (work / ".venv/pyvenv.cfg").write_text("version = 3.11.2\n")
 
 
-def test_environment(ortet: Ortet, work: Path) -> None:
+def test_environment_records_shows_and_compares_packages(ortet: Ortet, work: Path) -> None:
     assert ortet.json("environment", "s", cwd=work) is None
     assert "--record" in ortet("environment", "s", cwd=work).out
     install(work, "foo-1")
@@ -48,13 +48,15 @@ def test_environment(ortet: Ortet, work: Path) -> None:
     assert one == {"part": "package", "name": "bar", "then": "", "now": "2"}
 
 
-def test_bad_input(ortet: Ortet, work: Path) -> None:
+def test_invalid_environment_arguments_are_refused(ortet: Ortet, work: Path) -> None:
     assert ortet.kind("environment", "nobody", cwd=work, code=4) == "no_session"
     assert ortet.kind("environment", "s", "--to", "nowhere", cwd=work, code=4)
     assert ortet.kind("environment", "s", "--record", "--compare", cwd=work, code=2) == "bad_usage"
 
 
-def test_brief_write(ortet: Ortet, work: Path, tmp_path: Path) -> None:
+def test_brief_write_creates_the_handover_files_and_never_overwrites_others(
+    ortet: Ortet, work: Path, tmp_path: Path
+) -> None:
     out = ortet("brief", "s", "--write", "../out", cwd=work).out
     assert out.splitlines() == [
         "wrote BRIEFING.md",

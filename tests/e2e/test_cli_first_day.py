@@ -20,7 +20,7 @@ def late(ortet: Ortet, proj: Path, fork: str = "proj/1") -> None:
 
 
 class TestForksByName:
-    def test_merge_records_what_is_not_committed(
+    def test_merge_commits_uncommitted_changes_of_the_fork_first(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("first")
@@ -32,14 +32,16 @@ class TestForksByName:
         assert "nothing to merge" in ortet("merge", "proj/1", cwd=proj).out
         assert "nothing to merge" in ortet("merge", "proj/1", "--dry-run", cwd=proj).out
 
-    def test_fork_of_a_fork_has_it_too(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_a_fork_of_a_fork_has_its_uncommitted_changes(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         ortet("fork", cwd=proj)
         late(ortet, proj)
         (made,) = ortet.json("fork", "proj/1", cwd=proj)
         assert ortet("run", "-w", made["name"], "cat late.txt", cwd=proj).out == "late\n"
 
-    def test_looking_by_name_says_what_it_does_not_show(
+    def test_diff_export_and_restore_warn_about_uncommitted_changes_of_a_fork(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("first")
@@ -55,7 +57,7 @@ class TestForksByName:
             assert "proj/1 has changes that are not committed" in ortet(*call, cwd=proj).err
         assert ortet(*calls[0], "--json", cwd=proj).err == ""
 
-    def test_drop_records_it_and_checks_all_names_first(
+    def test_drop_commits_uncommitted_changes_and_checks_all_names_first(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("first")
@@ -68,7 +70,9 @@ class TestForksByName:
 
 
 class TestPointer:
-    def test_looking_never_rewrites_it(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_reading_commands_never_rewrite_the_pointer(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         copy = proj.with_name("copy")
         shutil.copytree(proj, copy, symlinks=True)
@@ -79,7 +83,7 @@ class TestPointer:
         assert ortet.json("commit", "-m", "x", cwd=copy)["name"] == "copy"
         assert (copy / ".ortet").read_text().endswith("#copy\n")
 
-    def test_another_store_for_once_leaves_it(
+    def test_using_another_store_once_leaves_the_pointer_unchanged(
         self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
     ) -> None:
         commit("first")
@@ -93,7 +97,7 @@ class TestPointer:
 
     @pytest.mark.parametrize("store", [".", "inside", "deep/inside"])
     @pytest.mark.parametrize("how", ["option", "variable"])
-    def test_an_overlap_makes_nothing(
+    def test_init_with_a_store_inside_the_workspace_creates_nothing(
         self, ortet: Ortet, tmp_path: Path, store: str, how: str
     ) -> None:
         place = tmp_path / "work"
@@ -113,7 +117,7 @@ class TestPointer:
         assert os.listdir(place) == [".ortet"]
         assert (place / ".ortet").read_text() == f"{ortet.store}#work\n"
 
-    def test_a_failed_init_is_forgotten(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_a_failed_init_leaves_no_workspace_behind(self, ortet: Ortet, tmp_path: Path) -> None:
         place = tmp_path / "work"
         (place / ".ortet").mkdir(parents=True)  # as good as read-only, for root too
         ortet("init", cwd=place, code=6)
@@ -157,7 +161,9 @@ class TestAnswers:
         commit("first")
         assert ortet.kind(*words, cwd=proj, code=2) == "bad_ref"
 
-    def test_closed_output(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_log_succeeds_with_closed_standard_streams(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         for end in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
             script = f"{' '.join(ortet.argv('log'))} {end}"
@@ -166,7 +172,9 @@ class TestAnswers:
             )
             assert (done.returncode, done.stderr) == (0, b"")
 
-    def test_every_problem_is_listed(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_verify_lists_every_problem_up_to_twenty(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         for number in range(30):
             (proj / f"noise{number}").write_bytes(os.urandom(150_000))
         commit("first")
@@ -182,13 +190,15 @@ class TestAnswers:
         if len(problems) > 20:
             assert lines[-1] == f"and {len(problems) - 20} more"
 
-    def test_before_the_first_commit(self, ortet: Ortet, proj: Path) -> None:
+    def test_log_show_and_diff_before_the_first_commit_advise_to_commit(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         for verb in ("log", "show", "diff"):
             done = ortet(verb, cwd=proj, code=4)
             assert "no commit yet: run `ortet commit`" in done.err
             assert "branch:" not in done.err
 
-    def test_names_that_are_taken_or_missing(
+    def test_taken_or_missing_names_are_refused_with_advice(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("first")
@@ -207,12 +217,14 @@ class TestAnswers:
         assert ortet("run", "--", "echo", "hi", cwd=proj).out == "hi\n"
 
     @pytest.mark.parametrize("parts", ["mind", "files,mind", ""])
-    def test_parts_in_our_words(self, ortet: Ortet, proj: Path, commit: Commit, parts: str) -> None:
+    def test_restore_with_invalid_parts_suggests_only_files(
+        self, ortet: Ortet, proj: Path, commit: Commit, parts: str
+    ) -> None:
         commit("first")
         assert "--only files" in ortet("restore", "HEAD", "--only", parts, cwd=proj, code=2).err
 
     @pytest.mark.parametrize("verb", ["merge", "land"])
-    def test_conflicts_in_our_words(
+    def test_a_merge_conflict_suggests_the_favor_option(
         self, ortet: Ortet, proj: Path, commit: Commit, verb: str
     ) -> None:
         commit("first")
@@ -226,7 +238,7 @@ class TestAnswers:
         done = ortet("-C", str(proj / "nowhere"), "status", "--json", cwd=proj, code=4)
         assert json.loads(done.err)["kind"] == "no_directory"
 
-    def test_a_path_means_what_it_means_here(
+    def test_paths_are_relative_to_the_current_directory(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("first")
@@ -234,7 +246,9 @@ class TestAnswers:
         assert ortet("show", "HEAD", "../a.txt", cwd=proj / "src").out == "one\n"
         assert ortet("show", "HEAD", "src/main.py", cwd=proj).out == "print('hi')\n"
 
-    def test_paths_again_change_nothing(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restoring_the_same_path_twice_changes_nothing(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         head = commit("second", **{"a.txt": "two\n"})
         (proj / "a.txt").write_text("not committed\n")

@@ -73,14 +73,14 @@ def test_forks_of_a_golden_commit_live_on(golden: Ortet, proj: Path) -> None:
     assert golden("logs", "echo", "-w", "proj/2", cwd=proj).out == ""
 
 
-def test_without_an_agent_the_copies_wait_to_be_started(golden: Ortet, proj: Path) -> None:
+def test_without_an_agent_forks_start_only_on_request(golden: Ortet, proj: Path) -> None:
     golden("fork", "golden", cwd=proj, env={"ORTET_AGENT": "off"})
     assert "proj/1" not in jobs(golden, proj)
     golden("start", "proj/1", cwd=proj)
     assert jobs(golden, proj)["proj/1"] == ["echo"]
 
 
-def test_where_no_process_can_come_back_it_is_said(golden: Ortet, proj: Path) -> None:
+def test_fork_without_criu_names_the_processes_that_are_lost(golden: Ortet, proj: Path) -> None:
     weaker = {"ORTET_CRIU": "off", "ORTET_AGENT": "off"}
     done = golden("fork", "golden", cwd=proj, env=weaker)
     assert "overlay" in done.out
@@ -89,7 +89,9 @@ def test_where_no_process_can_come_back_it_is_said(golden: Ortet, proj: Path) ->
     assert "ORTET_CRIU=off" in told and "keeps files and environment" in told
 
 
-def test_a_swarm_begins_with_what_ran(golden: Ortet, proj: Path) -> None:
+def test_swarm_attempts_start_with_the_running_processes_of_the_tag(
+    golden: Ortet, proj: Path
+) -> None:
     task = "pgrep -f 'word=kep[t]' > found"
     words = ["--from", "golden", "-n", "2", "--score", "wc -l < found", "--", task]
     golden("swarm", "run", *words, cwd=proj)
@@ -97,7 +99,9 @@ def test_a_swarm_begins_with_what_ran(golden: Ortet, proj: Path) -> None:
     assert [one["score"] for one in shown["attempts"]] == [1.0, 1.0]
 
 
-def test_a_restart_that_cannot_be_changes_nothing(golden: Ortet, proj: Path) -> None:
+def test_a_restart_that_is_not_possible_is_refused_and_changes_nothing(
+    golden: Ortet, proj: Path
+) -> None:
     before = golden.json("log", cwd=proj)
     assert golden.kind("restore", "golden", "--restart", cwd=proj, code=9) == "no_restart"
     assert golden.json("log", cwd=proj) == before
@@ -120,7 +124,7 @@ def _ended_at_once(golden: Ortet, proj: Path) -> str:
         assert time.monotonic() < deadline
 
 
-def test_what_a_user_is_told(golden: Ortet, proj: Path) -> None:
+def test_machine_commands_report_names_ports_and_exit_codes(golden: Ortet, proj: Path) -> None:
     assert "proj-live lives: `-w proj-live`" in golden("status", cwd=proj).out
     assert _ended_at_once(golden, proj) == "with 3: no such thing\n"
     taken = golden("expose", "3000", "--at", "0", cwd=proj).out.split()[0].rpartition(":")[2]
@@ -130,12 +134,12 @@ def test_what_a_user_is_told(golden: Ortet, proj: Path) -> None:
     assert golden.kind("cp", "proj-live:page", "-", cwd=proj, code=2) == "bad_usage"
 
 
-def test_the_next_machine_of_a_directory_is_called_like_it_too(golden: Ortet, proj: Path) -> None:
+def test_a_new_machine_of_a_directory_gets_a_free_numbered_name(golden: Ortet, proj: Path) -> None:
     golden("rm", "proj-live", cwd=proj)  # whose branch stays
     assert golden.json("start", cwd=proj)["name"] == "proj-live-2"
 
 
-def test_who_was_dropped_is_not_found_dead(golden: Ortet, proj: Path) -> None:
+def test_a_dropped_machine_is_not_reported_as_dead(golden: Ortet, proj: Path) -> None:
     golden("fork", "golden", cwd=proj)
     golden("agent", "stop", "--force", cwd=proj)
     assert golden.json("doctor", cwd=proj)["dead"] == ["proj-live", "proj/1"]
@@ -149,7 +153,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
     return found
 
 
-def test_what_is_taken_out_stays_in_its_directory() -> None:
+def test_extracted_archive_members_cannot_leave_their_directory() -> None:
     """As older Pythons need it, which have no filters for archives."""
     good = [member("d", tarfile.DIRTYPE), member("d/f"), member("d/l", tarfile.SYMTYPE, "../d/f")]
     taken = careful(good)

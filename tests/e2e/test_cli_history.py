@@ -12,7 +12,9 @@ from .conftest import Commit, Ortet
 
 
 class TestLog:
-    def test_newest_first(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_log_lists_the_newest_commit_first(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         second = commit("second", **{"a.txt": "two\n"})
         found = ortet.json("log", cwd=proj)
@@ -23,14 +25,16 @@ class TestLog:
         assert lines[0].startswith(second[:12]) and lines[0].endswith("(proj) second")
         assert lines[1].endswith("first")
 
-    def test_limit_and_ref(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_log_accepts_a_limit_and_a_ref(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
         first = commit("first")
         commit("second", **{"a.txt": "two\n"})
         assert len(ortet.json("log", "-n", "1", cwd=proj)) == 1
         for ref in ("HEAD~1", "proj^", first[:8], "HEAD@{1}"):
             assert [info["oid"] for info in ortet.json("log", ref, cwd=proj)] == [first]
 
-    def test_graph(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_log_graph_draws_forks_and_merges(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("base")
         ortet("fork", cwd=proj)
         ortet("run", "-w", "proj/1", "echo side > side.txt", cwd=proj)
@@ -43,7 +47,9 @@ class TestLog:
         assert any(line.startswith(("| *", "* |")) for line in lines)
         assert lines[-1].startswith("*  ") and lines[-1].endswith("base")
 
-    def test_a_reader_that_leaves(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_log_ends_with_141_when_its_reader_closes_the_pipe(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("x" * 100_000)  # more than the pipe and our buffer hold
         for call in ("log", "log --json"):
             shell = f"{{ {' '.join(ortet.argv())} {call}; echo $? >&2; }} | true"
@@ -52,12 +58,14 @@ class TestLog:
             )
             assert done.stderr == b"141\n"
 
-    def test_before_the_first_commit(self, ortet: Ortet, proj: Path) -> None:
+    def test_log_before_the_first_commit_is_not_found(self, ortet: Ortet, proj: Path) -> None:
         assert ortet("log", "--json", cwd=proj, code=4).error["error"] == "not_found"
 
 
 class TestShow:
-    def test_a_commit(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_show_prints_message_parent_and_changes_of_a_commit(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         second = commit("title\n\nbody", **{"a.txt": "two\n"})
         out = ortet("show", cwd=proj).out
@@ -69,7 +77,7 @@ class TestShow:
         kinds = {change["path"]: change["kind"] for change in found["changes"]}
         assert kinds["a.txt"] == "added"
 
-    def test_a_file_in_it(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_show_prints_a_file_of_a_commit(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
         commit("first")
         (proj / "a.txt").write_bytes(b"\xff\0two")
         ortet("commit", "-q", cwd=proj)
@@ -83,7 +91,9 @@ class TestShow:
 
 
 class TestDiff:
-    def test_with_the_present_files(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_diff_without_refs_compares_the_working_files_with_the_head(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         assert ortet.json("diff", cwd=proj) == []
         (proj / "a.txt").write_text("two\n")
@@ -94,7 +104,7 @@ class TestDiff:
         out = ortet("diff", cwd=proj).out
         assert "  M a.txt\n" in out and "  R src/main.py -> main.py\n" in out
 
-    def test_patch_can_be_applied(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_diff_p_prints_a_unified_patch(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
         commit("first")
         (proj / "a.txt").write_text("zero\none\tand\n")
         out = ortet("diff", "-p", cwd=proj).out
@@ -102,7 +112,9 @@ class TestDiff:
         assert "+zero\n" in out and "-one\n" in out and "+one\tand\n" in out
         assert "patch" in ortet.json("diff", "-p", cwd=proj)[0]
 
-    def test_two_commits(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_diff_of_two_commits_lists_changes_in_both_directions(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         commit("second", **{"a.txt": "two\n", "b.txt": "new\n"})
         found = ortet.json("diff", "HEAD~1", "HEAD", cwd=proj)
@@ -112,7 +124,9 @@ class TestDiff:
         assert ortet("diff", "HEAD~1", "HEAD", "--stat", cwd=proj).out == "1 added, 1 modified\n"
         assert ortet("diff", "HEAD", "HEAD", "--stat", cwd=proj).out == "no difference\n"
 
-    def test_binary_and_directories(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_diff_patch_names_binary_files_and_directories(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         (proj / "empty").mkdir()
         (proj / "blob").write_bytes(b"\0\1\2")
@@ -122,7 +136,9 @@ class TestDiff:
 
 
 class TestBranch:
-    def test_list_create_rename_delete(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_branches_are_listed_created_renamed_and_deleted(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         second = commit("second", **{"a.txt": "two\n"})
         assert ortet.json("branch", "old", "HEAD~1", cwd=proj) == {"name": "old", "oid": first}
@@ -135,7 +151,9 @@ class TestBranch:
         assert {head["name"] for head in ortet.json("branch", cwd=proj)} == {"proj"}
         assert ortet.json("log", "older@{1}", cwd=proj)[0]["oid"] == first
 
-    def test_the_list_for_people(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_branch_marks_the_current_branch(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         oid = commit("first")
         ortet("branch", "aside", cwd=proj)
         lines = ortet("branch", cwd=proj).out.splitlines()
@@ -155,7 +173,9 @@ class TestBranch:
         found = ortet.json("commit", "-m", "on trunk", cwd=proj)
         assert (found["name"], found["parents"]) == ("trunk", [first])
 
-    def test_refusals(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_invalid_branch_operations_are_refused(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         ortet("branch", "aside", cwd=proj)
         assert (
@@ -178,7 +198,9 @@ class TestBranch:
 
 
 class TestTag:
-    def test_list_create_delete(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_tags_are_listed_created_and_deleted(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         commit("second", **{"a.txt": "two\n"})
         ortet("tag", "green", "HEAD~1", cwd=proj)
@@ -191,7 +213,9 @@ class TestTag:
 
 
 class TestReflog:
-    def test_every_move(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_reflog_lists_every_move_of_a_branch(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         second = commit("second", **{"a.txt": "two\n"})
         ortet("rewind", cwd=proj)
@@ -210,7 +234,7 @@ class TestReflog:
 
 class TestRefs:
     @pytest.mark.parametrize("verb", ["log", "show", "restore", "merge", "fork", "diff"])
-    def test_unknown_with_a_suggestion(
+    def test_an_unknown_ref_suggests_a_similar_name(
         self, ortet: Ortet, proj: Path, commit: Commit, verb: str
     ) -> None:
         commit("first")
@@ -218,7 +242,9 @@ class TestRefs:
         assert "did you mean proj?" in done.err
         assert done.out == ""
 
-    def test_an_ambiguous_or_short_prefix(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_an_id_prefix_needs_at_least_four_digits(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         oid = commit("first")
         assert ortet.kind("show", oid[:3], cwd=proj, code=4) == "no_ref"
         assert ortet.json("show", oid[:4], cwd=proj)["oid"] == oid

@@ -28,7 +28,9 @@ def shop(ortet: Ortet, tmp_path: Path) -> Path:
     return place
 
 
-def test_minds_are_merged(ortet: Ortet, shop: Path) -> None:
+def test_merge_joins_the_session_states_and_reports_contradictions(
+    ortet: Ortet, shop: Path
+) -> None:
     done = ortet.json("merge", "shop/1", cwd=shop)
     assert done["facts"] == ["it is 2"]
     assert done["contradictions"] == [{"about": "port", "ours": "it is 3", "theirs": "it is 2"}]
@@ -65,7 +67,7 @@ def test_files_alone_are_forked_while_the_session_is_in_use(ortet: Ortet, shop: 
         assert all(row.branch != made["name"] for row in hub.sessions())
 
 
-def test_in_words(ortet: Ortet, shop: Path) -> None:
+def test_merge_prints_contradictions_in_words(ortet: Ortet, shop: Path) -> None:
     assert "about port: ours 'it is 3', theirs 'it is 2'" in ortet("merge", "shop/1", cwd=shop).out
 
 

@@ -101,7 +101,7 @@ def test_stopped_and_started_its_programs_go_on(live: Ortet, proj: Path) -> None
     live("verify", cwd=proj)
 
 
-def test_forks_live_and_are_told_apart(live: Ortet, proj: Path) -> None:
+def test_forks_of_a_machine_run_and_keep_their_own_files(live: Ortet, proj: Path) -> None:
     live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
     if machines(live, proj)["proj-live"]["engine"] != "criu":
         pytest.skip("processes are carried by the criu engine only")
@@ -146,7 +146,7 @@ def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> No
     assert kept["message"] == "before restore"  # what it had changed since is not lost
 
 
-def test_kill_and_rm(live: Ortet, proj: Path) -> None:
+def test_a_killed_machine_keeps_its_files_and_rm_removes_it(live: Ortet, proj: Path) -> None:
     live("run", "-w", "proj-live", "echo later > page", cwd=proj)
     live("kill", "proj-live", cwd=proj)
     assert machines(live, proj) == {}
@@ -157,13 +157,13 @@ def test_kill_and_rm(live: Ortet, proj: Path) -> None:
     assert live.kind("run", "-w", "proj-live", "true", cwd=proj, code=4) == "no_workspace"
 
 
-def test_an_agent_with_machines_is_not_stopped_by_the_way(live: Ortet, proj: Path) -> None:
+def test_agent_stop_is_refused_while_machines_run(live: Ortet, proj: Path) -> None:
     assert live.kind("agent", "stop", cwd=proj, code=5) == "machines_live"
     assert "proj-live" in machines(live, proj)
     assert live.json("doctor", cwd=proj)["agent"]["running"]
 
 
-def test_without_an_agent_it_says_so(live: Ortet, proj: Path) -> None:
+def test_start_without_an_agent_is_refused(live: Ortet, proj: Path) -> None:
     done = live("--json", "start", "x", cwd=proj, code=4, env={"ORTET_AGENT": "off"})
     assert done.error["kind"] == "no_workspace"
     live("kill", "proj-live", cwd=proj)
@@ -191,7 +191,7 @@ def test_a_port_leads_into_it(live: Ortet, proj: Path) -> None:
     assert live.kind("expose", "70000", cwd=proj, code=2) == "bad_port"
 
 
-def test_files_in_and_out(live: Ortet, proj: Path, tmp_path: Path) -> None:
+def test_cp_copies_files_into_and_out_of_a_machine(live: Ortet, proj: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "f").write_bytes(bytes(range(256)) * 1000)
     (tmp_path / "in" / "link").symlink_to("/etc/hostname")
@@ -249,7 +249,7 @@ class Terminal:
         return code
 
 
-def test_attach_leave_and_come_back(live: Ortet, proj: Path) -> None:
+def test_an_attached_shell_can_be_left_and_attached_again(live: Ortet, proj: Path) -> None:
     first = Terminal(live, "proj-live", cwd=proj)
     first.expect(b"leaves it running")
     first.expect(b"# ")
@@ -281,7 +281,7 @@ def test_attach_leave_and_come_back(live: Ortet, proj: Path) -> None:
     assert third.end() == 5
 
 
-def test_commands_run_beside_commits(live: Ortet, proj: Path) -> None:
+def test_commands_run_while_the_machine_is_committed(live: Ortet, proj: Path) -> None:
     """No connection is on its way while the machine is frozen."""
     live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
 
@@ -318,7 +318,7 @@ def test_logs_are_followed_to_the_end(live: Ortet, proj: Path) -> None:
     assert live("logs", "short", "--follow", cwd=proj).out == "1\n2\n3\n"
 
 
-def test_what_is_left_of_a_machine_is_found_and_removed(live: Ortet, proj: Path) -> None:
+def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, proj: Path) -> None:
     """Processes among mounts of a home that nobody has open."""
     live("kill", "proj-live", cwd=proj)
     with library.open(live.store) as hub:

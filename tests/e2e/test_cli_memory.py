@@ -34,7 +34,7 @@ def texts(ortet: Ortet, cwd: Path, *words: str) -> list[str]:
 
 
 class TestLearn:
-    def test_all_that_can_be_said_of_a_fact(self, ortet: Ortet, here: Path) -> None:
+    def test_learn_stores_every_option_of_a_fact(self, ortet: Ortet, here: Path) -> None:
         (said,) = ortet.json("journal", "s", "--kind", "message", cwd=here)
         old = learn(ortet, here, "tests run by hand")
         given = ["--about", "testing", "--scope", "project:shop", "--confidence", "0.8"]
@@ -51,14 +51,16 @@ class TestLearn:
         assert fact["source"]["seq"] == said["seq"]
         assert fact["supersedes"] == old
 
-    def test_from_a_pipe_and_as_a_lesson(self, ortet: Ortet, here: Path) -> None:
+    def test_learn_reads_stdin_and_stores_lessons(self, ortet: Ortet, here: Path) -> None:
         ortet("learn", "-s", "s", cwd=here, stdin="zwei\nZeilen 🎉\n".encode())
         ortet("learn", "-s", "s", "-", "--lesson", cwd=here, stdin=b"bitter")
         one, two = ortet.json("facts", "s", cwd=here)
         assert (one["text"], one["lesson"]) == ("zwei\nZeilen 🎉\n", False)
         assert (two["text"], two["lesson"]) == ("bitter", True)
 
-    def test_others_are_told_by_a_commit(self, ortet: Ortet, here: Path) -> None:
+    def test_a_shared_fact_reaches_other_sessions_at_the_next_commit(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("session", "new", "other", "--scope", "project:shop", cwd=here)
         done = ortet("learn", "-s", "s", "closed on Sundays", "--scope", "project:shop", cwd=here)
         assert done.out.endswith(": closed on Sundays\n")
@@ -84,19 +86,21 @@ class TestLearn:
             ([""], 2, "bad_usage"),
         ],
     )
-    def test_bad_input(
+    def test_invalid_learn_arguments_are_refused(
         self, ortet: Ortet, here: Path, words: list[str], code: int, kind: str
     ) -> None:
         assert ortet.kind("learn", "-s", "s", *words, cwd=here, code=code) == kind
         assert ortet.json("facts", "s", cwd=here) == []
 
-    def test_where_no_session_works(self, ortet: Ortet, here: Path) -> None:
+    def test_learn_and_facts_outside_of_a_session_are_refused(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         assert ortet.kind("learn", "x", cwd=here, code=4) == "no_session"
         assert ortet.kind("facts", cwd=here, code=4) == "no_session"
 
 
 class TestFacts:
-    def test_alone_it_lists(self, ortet: Ortet, proj: Path) -> None:
+    def test_facts_without_a_verb_lists_the_facts(self, ortet: Ortet, proj: Path) -> None:
         ortet("session", "new", "show", "-w", ".", cwd=proj)  # called like a verb of it
         id_ = learn(ortet, proj, "one", "--about", "history", session="show")
         line = f"{id_[-8:]}  fact  session  history  one\n"
@@ -107,7 +111,7 @@ class TestFacts:
         for words in (["--help"], ["-h"], ["--json", "--help"]):
             assert "forget" in ortet("facts", *words, cwd=proj).out
 
-    def test_believed_and_valid(self, ortet: Ortet, here: Path) -> None:
+    def test_facts_filters_by_belief_time_and_validity_time(self, ortet: Ortet, here: Path) -> None:
         old = learn(ortet, here, "in Rome", "--since", "2026-01-01", "--until", "2026-03-01")
         (fact,) = ortet.json("facts", "s", cwd=here)
         ortet("facts", "forget", old[-8:], "-s", "s", "--why", "it is Oslo", cwd=here)
@@ -120,7 +124,9 @@ class TestFacts:
         assert texts(ortet, here, "s", "--past", "--on", "2026-02-01") == ["in Rome", "in Oslo"]
         assert texts(ortet, here, "s", "--past", "--on", "2026-04-01") == ["in Oslo"]
 
-    def test_show(self, ortet: Ortet, here: Path) -> None:
+    def test_facts_show_prints_origin_validity_and_successor(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         (said,) = ortet.json("journal", "s", "--kind", "message", cwd=here)
         source = ["--source", str(said["seq"]), "--until", "9999-12-31", "--about", "clock"]
         id_ = learn(ortet, here, "the clock jumps", *source)
@@ -137,7 +143,9 @@ class TestFacts:
         out = ortet("facts", "show", new[-8:], "-s", "s", cwd=here).out
         assert f"supersedes  {id_[-8:]} the clock jumps\n" in out
 
-    def test_show_what_another_session_told(self, ortet: Ortet, here: Path) -> None:
+    def test_facts_show_names_the_session_that_shared_a_fact(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("session", "new", "other", cwd=here)
         told = ["for all", "--scope", "agent", "--commit"]
         id_ = learn(ortet, here, *told, session="other")
@@ -147,7 +155,7 @@ class TestFacts:
         out = ortet("facts", "show", id_[-8:], "-s", "s", cwd=here).out
         assert "which is not here any more\n" in out
 
-    def test_what_was_erased_goes_with_what_was_learned_from_it(
+    def test_erasing_a_message_removes_facts_learned_from_it(
         self, ortet: Ortet, here: Path
     ) -> None:
         (said,) = ortet.json("journal", "s", "--kind", "message", cwd=here)
@@ -158,7 +166,7 @@ class TestFacts:
         (left,) = ortet.json("facts", "ls", "-s", "s", cwd=here)
         assert left["text"] == "kept"
 
-    def test_forget_and_history(self, ortet: Ortet, here: Path) -> None:
+    def test_facts_forget_ends_a_fact_and_history_shows_why(self, ortet: Ortet, here: Path) -> None:
         one = learn(ortet, here, "one")
         two = learn(ortet, here, "two", "--supersedes", one[-8:])
         done = ortet("facts", "forget", two[-8:], "-s", "s", "--why", "wrong", cwd=here)
@@ -173,7 +181,7 @@ class TestFacts:
         assert told["kind"] == "no_fact" and "was given up on" in told["message"]
         assert ortet.json("facts", "s", cwd=here) == []
 
-    def test_which_is_meant(self, ortet: Ortet, here: Path) -> None:
+    def test_an_ambiguous_or_unknown_fact_id_is_refused(self, ortet: Ortet, here: Path) -> None:
         ids = [learn(ortet, here, "one"), learn(ortet, here, "two")]
         start = ids[0][:4]  # of the time when they were made
         assert ortet.kind("facts", "show", start, "-s", "s", cwd=here, code=5) == "ambiguous"
@@ -184,7 +192,7 @@ class TestFacts:
 
 
 class TestRecall:
-    def test_every_tier(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_finds_messages_facts_and_episodes(self, ortet: Ortet, here: Path) -> None:
         id_ = learn(ortet, here, "the clock is mocked in conftest")
         ortet("milestone", "the clock was repaired", "-s", "s", cwd=here)
         found = ortet.json("recall", "clock", "-s", "s", cwd=here)
@@ -203,13 +211,15 @@ class TestRecall:
         assert any(f"fact {id_[-8:]}" in line and "semantic" in line for line in lines)
         assert any(line.endswith(SAID) and "  user  " in line for line in lines)
 
-    def test_explain(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_explain_shows_the_scores(self, ortet: Ortet, here: Path) -> None:
         hit, why = ortet("recall", "clock", "-s", "s", "--explain", cwd=here).out.splitlines()
         assert hit.endswith(SAID) and "words " in why and "has clock" in why
         (one,) = ortet.json("recall", "clock", "-s", "s", "--explain", cwd=here)["hits"]
         assert one["scores"]["bm25_rank"] == 1
 
-    def test_which_sessions(self, ortet: Ortet, proj: Path) -> None:
+    def test_recall_searches_the_current_or_the_requested_sessions(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         for name, agent in (("a", "default"), ("b", "other")):
             ortet("session", "new", name, "--agent", agent, cwd=proj)
             ortet("say", "-s", name, f"a walrus of {name}", cwd=proj)
@@ -229,7 +239,7 @@ class TestRecall:
             assert ortet.kind("recall", "x", "-s", "a", *more, cwd=proj, code=2) == "bad_usage"
         assert ortet.kind("recall", "x", "-s", "none", cwd=proj, code=4) == "no_session"
 
-    def test_times_and_scopes(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_filters_by_time_validity_and_scope(self, ortet: Ortet, here: Path) -> None:
         old = ["gold costs ten", "--until", "2026-01-01", "--scope", "project:shop"]
         learn(ortet, here, *old, "--commit")
         learn(ortet, here, "gold costs twelve", "--since", "2026-01-01")
@@ -245,7 +255,9 @@ class TestRecall:
         assert found("--at", "1d") == set() == found("--since", "2999-01-01")
         assert found("--at", "2999-01-01", "--since", "1h") == found()
 
-    def test_odd_questions(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_accepts_unusual_queries_and_refuses_bad_options(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("say", "-s", "s", "我喜欢在北京吃烤鸭", cwd=here)
         assert "北京" in ortet("recall", "北京", "-s", "s", cwd=here).out
         for query in ("", "  ", '"', "a AND", "NEAR(", "walrus"):
@@ -263,12 +275,12 @@ class TestRecall:
         ):
             assert ortet.kind("recall", "x", "-s", "s", *words, cwd=here, code=2) == kind
 
-    def test_what_was_stored_drives_no_terminal(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_escapes_terminal_control_characters(self, ortet: Ortet, here: Path) -> None:
         ortet("say", "-s", "s", "-", cwd=here, stdin=b"zebra \x1b[2Jone\nand two\n")
         (line,) = ortet("recall", "zebra", "-s", "s", "-k", "1", cwd=here).out.splitlines()
         assert "\x1b" not in line and line.endswith("zebra \\x1b[2Jone and two")
 
-    def test_an_index_that_is_lost(self, ortet: Ortet, here: Path) -> None:
+    def test_recall_works_after_the_index_was_damaged(self, ortet: Ortet, here: Path) -> None:
         before = ortet.json("recall", "clock", "-s", "s", "--explain", cwd=here)
         for file in (ortet.store / "local" / "memory").glob("index.db*"):
             file.write_bytes(b"nonsense" * 1000)
@@ -276,7 +288,9 @@ class TestRecall:
 
 
 class TestContext:
-    def test_for_a_model(self, ortet: Ortet, here: Path) -> None:
+    def test_context_prints_messages_and_memories_for_a_model(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         learn(ortet, here, "the clock is mocked in conftest")
         asked = ("context", "the clock", "-s", "s")
         out = ortet(*asked, cwd=here).out
@@ -295,7 +309,9 @@ class TestContext:
 
 
 class TestEpisodes:
-    def test_milestones(self, ortet: Ortet, here: Path) -> None:
+    def test_milestone_records_an_episode_since_the_last_one(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         first = ["milestone", "-s", "s", "it is found", "--outcome", "done", "--importance", "0.9"]
         id_ = ortet.json(*first, cwd=here)["id"]
         again = ortet("milestone", "-s", "s", cwd=here)
@@ -312,7 +328,7 @@ class TestEpisodes:
         bad = ("milestone", "-s", "s", "x", "--importance", "7")
         assert ortet.kind(*bad, cwd=here, code=2) == "bad_value"
 
-    def test_of_which_sessions_and_when(self, ortet: Ortet, here: Path) -> None:
+    def test_episodes_filters_by_session_agent_and_time(self, ortet: Ortet, here: Path) -> None:
         ortet("milestone", "-s", "s", "of s", cwd=here)
         ortet("session", "new", "t", "--agent", "other", cwd=here)
         ortet("say", "-s", "t", "hello", cwd=here)
@@ -329,7 +345,7 @@ class TestEpisodes:
 
 
 class TestMemory:
-    def test_export(self, ortet: Ortet, here: Path) -> None:
+    def test_memory_export_prints_markdown(self, ortet: Ortet, here: Path) -> None:
         id_ = learn(ortet, here, "known", "--about", "things")
         out = ortet("memory", "export", "s", cwd=here).out
         assert out.startswith("# Memory of s (default)\n") and f"- known `{id_[-8:]}`\n" in out
@@ -338,7 +354,9 @@ class TestMemory:
         assert ortet.json("memory", "export", "s", cwd=here)["markdown"] == out
         assert "diff" in ortet("memory", cwd=here).out
 
-    def test_diff(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_memory_diff_lists_learned_and_forgotten_facts_between_commits(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("files alone")
         ortet("session", "new", "w", "-w", ".", cwd=proj)
         wrong = learn(ortet, proj, "wrong", session="w")
@@ -359,7 +377,9 @@ class TestMemory:
         assert ortet.kind("memory", "diff", "bare", cwd=proj, code=4) == "no_commit"
         assert ortet.kind("memory", "diff", "none", cwd=proj, code=4) == "no_ref"
 
-    def test_consolidate(self, ortet: Ortet, here: Path) -> None:
+    def test_memory_consolidate_extracts_facts_from_episodes_once(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("say", "-s", "s", "I live in Oslo and I prefer tabs over spaces.", cwd=here)
         ortet("milestone", "-s", "s", "--commit", cwd=here)
         dry = ortet.json("memory", "consolidate", "--dry-run", cwd=here)
@@ -376,7 +396,7 @@ class TestMemory:
         assert ortet("memory", "consolidate", cwd=here).out == "0 episodes, 0 facts\n"
         assert ortet.kind("memory", "consolidate", "a b", cwd=here, code=2) == "bad_name"
 
-    def test_contradictions(self, ortet: Ortet, here: Path) -> None:
+    def test_memory_contradictions_lists_conflicting_facts(self, ortet: Ortet, here: Path) -> None:
         asked = ("memory", "contradictions", "s")
         one = learn(ortet, here, "the port is 5432", "--about", "database")
         assert ortet(*asked, cwd=here).out == "no contradiction\n"
@@ -390,7 +410,7 @@ class TestMemory:
         ortet("facts", "forget", one, "-s", "s", "--why", "it moved", cwd=here)
         assert ortet.json(*asked, cwd=here) == []
 
-    def test_refresh(self, ortet: Ortet, here: Path) -> None:
+    def test_memory_refresh_takes_over_newer_shared_facts(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             s.learn("old", scope="agent")
             s.commit("one")
@@ -403,7 +423,7 @@ class TestMemory:
         assert texts(ortet, here, name) == ["old", "new"]
 
 
-def test_quiet(ortet: Ortet, here: Path) -> None:
+def test_quiet_memory_commands_print_nothing(ortet: Ortet, here: Path) -> None:
     id_ = learn(ortet, here, "one")
     for words in (
         *(["learn", "-s", "s", "x", "--scope", "agent"], ["recall", "x", "-s", "s"]),
@@ -432,7 +452,9 @@ def test_help_of_verbs_in_groups(ortet: Ortet, tmp_path: Path, words: list[str])
     assert "--json" in out and "-q, --quiet" in out
 
 
-def test_a_directory_that_a_program_made_a_workspace(ortet: Ortet, tmp_path: Path) -> None:
+def test_memory_commands_work_in_a_workspace_made_by_a_program(
+    ortet: Ortet, tmp_path: Path
+) -> None:
     """It has no pointer; its session is found all the same, and not one of its forks."""
     place = tmp_path / "shop"
     (place / "sub").mkdir(parents=True)

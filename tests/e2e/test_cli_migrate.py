@@ -39,7 +39,9 @@ def make_first_format(schema: str) -> None:
         connection.execute("INSERT INTO records VALUES ('store', 'id', 'ab12', 1)")
 
 
-def test_from_an_old_format_once(on_postgres: Ortet, schema: str, tmp_path: Path) -> None:
+def test_migrate_upgrades_an_old_catalog_once(
+    on_postgres: Ortet, schema: str, tmp_path: Path
+) -> None:
     make_first_format(schema)
     newest = len(postgres_schema.MIGRATIONS)
     found = on_postgres.json("migrate", cwd=tmp_path)
@@ -65,12 +67,12 @@ def test_a_newer_format_is_refused(on_postgres: Ortet, schema: str, tmp_path: Pa
     assert on_postgres.kind("migrate", cwd=tmp_path, code=9) == "newer_format"
 
 
-def test_a_directory(ortet: Ortet, proj: Path) -> None:
+def test_migrate_of_a_current_directory_store_changes_nothing(ortet: Ortet, proj: Path) -> None:
     newest = len(sqlite_open.MIGRATIONS)
     assert ortet.json("migrate", cwd=proj) == {"before": newest, "after": newest}
 
 
-def test_where_there_is_no_store(ortet: Ortet, tmp_path: Path) -> None:
+def test_migrate_without_a_store_is_refused_and_creates_none(ortet: Ortet, tmp_path: Path) -> None:
     assert ortet.kind("migrate", cwd=tmp_path, code=4) == "no_store"
     assert not ortet.store.exists()
 

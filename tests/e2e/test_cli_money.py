@@ -25,7 +25,7 @@ def spend(ortet: Ortet, name: str = "s", **amounts: float) -> None:
 
 
 class TestBudget:
-    def test_show(self, ortet: Ortet, here: Path) -> None:
+    def test_budget_shows_limits_spent_and_left(self, ortet: Ortet, here: Path) -> None:
         spend(ortet, usd=1.25, tokens=10)
         found = ortet.json("budget", "s", cwd=here)
         assert found["limits"] == {"usd": 5.0} and found["left"] == {"usd": 3.75}
@@ -37,7 +37,7 @@ class TestBudget:
             ["usd", "5", "-", "1.25", "3.75"],
         ]
 
-    def test_raised_after_it_was_spent(self, ortet: Ortet, here: Path) -> None:
+    def test_a_spent_budget_can_be_raised(self, ortet: Ortet, here: Path) -> None:
         with pytest.raises(Refused):
             spend(ortet, usd=6)
         assert ortet.json("budget", "s", cwd=here)["left"] == {"usd": 0.0}
@@ -45,14 +45,14 @@ class TestBudget:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             assert s.act(lambda: 1, name="go on") == 1
 
-    def test_set_and_take_away(self, ortet: Ortet, here: Path) -> None:
+    def test_a_budget_limit_can_be_set_and_removed(self, ortet: Ortet, here: Path) -> None:
         words = ["--set", "tokens=100", "--soft", "usd=4", "--set", "usd=none"]
         found = ortet.json("budget", "s", *words, cwd=here)
         assert (found["limits"], found["soft"]) == ({"tokens": 100.0}, {"usd": 4.0})
         ortet("session", "new", "free", cwd=here)
         assert ortet("budget", "free", cwd=here).out == "no limit, and nothing spent\n"
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_budget_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         for words, kind in (
             (["--set", "usd"], "bad_budget"),
             (["--set", "usd=much"], "bad_budget"),
@@ -65,7 +65,7 @@ class TestBudget:
 
 
 class TestBill:
-    def test_by_each(self, ortet: Ortet, here: Path) -> None:
+    def test_bill_groups_by_session_agent_model_and_day(self, ortet: Ortet, here: Path) -> None:
         ortet("session", "new", "t", "--agent", "other", cwd=here)
         spend(ortet, usd=1)
         spend(ortet, usd=2)
@@ -84,7 +84,7 @@ class TestBill:
         assert head.split() == ["model", "spends", "tokens", "usd"]
         assert rows[0].split() == ["large", "2", "-", "3"]
 
-    def test_since(self, ortet: Ortet, here: Path) -> None:
+    def test_bill_since_filters_by_time(self, ortet: Ortet, here: Path) -> None:
         spend(ortet, usd=1)
         for when in ("90m", "24h", "7d", "2020-01-01"):
             assert len(ortet.json("bill", "--since", when, cwd=here)) == 1, when
@@ -94,13 +94,13 @@ class TestBill:
         assert "7d" in said and "2026-01-31" in said
         assert ortet.kind("bill", "--by", "moon", cwd=here, code=2) == "bad_usage"
 
-    def test_what_was_removed_was_paid(self, ortet: Ortet, here: Path) -> None:
+    def test_bill_keeps_the_spend_of_a_removed_session(self, ortet: Ortet, here: Path) -> None:
         spend(ortet, usd=1)
         ortet("session", "rm", "s", "--yes", cwd=here)
         assert ortet.json("bill", cwd=here)[0]["amounts"] == {"usd": 1.0}
 
 
-def test_quiet(ortet: Ortet, here: Path) -> None:
+def test_quiet_budget_and_bill_print_nothing(ortet: Ortet, here: Path) -> None:
     for words in (["budget", "s"], ["budget", "s", "--raise", "usd=1"], ["bill"]):
         done = ortet(*words, "-q", cwd=here)
         assert (done.out, done.err) == ("", ""), words

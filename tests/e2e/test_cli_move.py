@@ -11,7 +11,9 @@ from .conftest import Commit, Ortet
 
 
 class TestRestore:
-    def test_the_whole_workspace_and_back(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_moves_the_whole_workspace_and_back(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         commit("second", **{"a.txt": "two\n", "b.txt": "new\n"})
         (proj / "c.txt").write_text("not committed\n")
@@ -24,13 +26,17 @@ class TestRestore:
         ortet("restore", "HEAD@{1}", cwd=proj)
         assert (proj / "c.txt").read_text() == "not committed\n"
 
-    def test_from_a_subdirectory_too(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_from_a_subdirectory_restores_the_whole_workspace(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         commit("second", **{"a.txt": "two\n"})
         ortet("-C", "src", "restore", "HEAD~1", cwd=proj)
         assert (proj / "a.txt").read_text() == "one\n"
 
-    def test_only_some_paths(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_of_some_paths_changes_only_those_paths(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         (proj / "src" / "main.py").write_text("broken\n")
         second = commit("second", **{"a.txt": "two\n"})
@@ -41,7 +47,9 @@ class TestRestore:
         done = ortet("restore", "HEAD~1", "../other", "--json", cwd=proj, code=2)
         assert done.error["kind"] == "bad_path"
 
-    def test_into_a_new_directory(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_to_writes_a_new_directory(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         oid = commit("first")
         target = proj.parent / "out"
         found = ortet.json("restore", oid, "--to", str(target), cwd=proj)
@@ -51,7 +59,9 @@ class TestRestore:
         ortet("-C", "src", "restore", "HEAD", "--to", "../../second", cwd=proj)
         assert (proj.parent / "second" / "a.txt").read_text() == "one\n"
 
-    def test_not_over_what_is_there(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_to_a_directory_that_is_not_empty_is_refused(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         target = proj.parent / "out"
         target.mkdir()
@@ -60,7 +70,9 @@ class TestRestore:
         assert str(target) in done.err
         assert os.listdir(target) == ["mine"]
 
-    def test_parts(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_restore_only_files_restores_files_and_refuses_a_missing_session(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         commit("second", **{"a.txt": "two\n"})
         done = ortet("restore", "HEAD~1", "--only", "mind", "--json", cwd=proj, code=2)
@@ -68,7 +80,9 @@ class TestRestore:
         ortet("restore", "HEAD~1", "--only", "files", cwd=proj)
         assert (proj / "a.txt").read_text() == "one\n"
 
-    def test_the_same_state_comes_back(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_a_restored_workspace_has_the_same_state_id(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         (proj / os.fsdecode(b"caf\xe9")).symlink_to("nowhere")
         state = ortet.json("commit", cwd=proj)["state"]
         copy = proj.parent / "copy"
@@ -78,7 +92,9 @@ class TestRestore:
 
 
 class TestRewind:
-    def test_back_by_number(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_rewind_goes_back_by_a_number_of_commits(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         commit("second", **{"a.txt": "two\n"})
         commit("third", **{"a.txt": "three\n"})
@@ -89,14 +105,18 @@ class TestRewind:
         assert (proj / "a.txt").read_text() == "two\n"
 
     @pytest.mark.parametrize(("count", "code"), [("5", 4), ("0", 2), ("-1", 2)])
-    def test_too_far(self, ortet: Ortet, proj: Path, commit: Commit, count: str, code: int) -> None:
+    def test_rewind_beyond_the_first_commit_is_refused(
+        self, ortet: Ortet, proj: Path, commit: Commit, count: str, code: int
+    ) -> None:
         commit("first")
         ortet("rewind", "--", count, cwd=proj, code=code)
         assert (proj / "a.txt").read_text() == "one\n"
 
 
 class TestForks:
-    def test_fork_work_and_land(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_a_fork_can_be_changed_and_landed(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("base")
         copies = ortet.json("fork", "-n", "2", cwd=proj)
         assert [copy["name"] for copy in copies] == ["proj/1", "proj/2"]
@@ -115,7 +135,9 @@ class TestForks:
         assert done.error["details"]["conflicts"][0]["path"] == "a.txt"
         assert (proj / "a.txt").read_text() == "one-better\n"
 
-    def test_at_an_earlier_commit(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_fork_at_an_earlier_commit_has_its_files(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         first = commit("first")
         second = commit("second", **{"a.txt": "two\n"})
         (proj / "a.txt").write_text("not committed\n")
@@ -135,7 +157,9 @@ class TestForks:
         ortet("restore", "-w", "proj/1", made["oid"], cwd=proj)
         assert ortet("run", "-w", "proj/1", "cat a.txt", cwd=proj).out == "x\n"
 
-    def test_drop(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_drop_keeps_the_branch_unless_asked_to_delete_it(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         base = commit("base")
         ortet("fork", "-n", "2", cwd=proj)
         ortet("drop", "proj/1", cwd=proj)
@@ -148,10 +172,12 @@ class TestForks:
         ortet("log", "proj/2", cwd=proj, code=4)
 
     @pytest.mark.parametrize("count", ["0", "-3", "many"])
-    def test_a_bad_number(self, ortet: Ortet, proj: Path, count: str) -> None:
+    def test_fork_with_an_invalid_number_is_refused(
+        self, ortet: Ortet, proj: Path, count: str
+    ) -> None:
         assert ortet.kind("fork", "-n", count, cwd=proj, code=2) == "bad_usage"
 
-    def test_in_place_cannot_land(self, ortet: Ortet, proj: Path) -> None:
+    def test_land_of_a_workspace_in_place_is_refused(self, ortet: Ortet, proj: Path) -> None:
         assert ortet.kind("land", cwd=proj, code=2) == "not_private"
 
 
@@ -162,7 +188,9 @@ class TestMerge:
         ortet("run", "-w", "proj/1", "sed -i s/e/E/ poem", cwd=proj)
         ortet("commit", "-w", "proj/1", "-m", "loud end", cwd=proj)
 
-    def test_line_by_line(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_merge_combines_changes_to_different_lines(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         self._diverge(ortet, proj, commit)
         head = commit("loud start", poem="A\nb\nc\nd\ne\n")
         found = ortet.json("merge", "proj/1", "-m", "both", cwd=proj)
@@ -185,7 +213,9 @@ class TestMerge:
         ortet("merge", "proj/1", "--favor", "theirs", cwd=proj)
         assert (proj / "poem").read_text() == "a\nb\nc\nd\nE\n"
 
-    def test_what_is_already_in(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_merge_of_an_ancestor_returns_the_head(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         oid = commit("base")
         ortet("branch", "old", cwd=proj)
         assert ortet.json("merge", "old", cwd=proj)["oid"] == oid

@@ -71,7 +71,9 @@ class TestLess:
         terminal.type("q")
         assert terminal.end() == 0
 
-    def test_quit_before_the_end(self, at: At, ortet: Ortet, proj: Path) -> None:
+    def test_quitting_the_pager_before_the_end_is_no_error(
+        self, at: At, ortet: Ortet, proj: Path
+    ) -> None:
         with library.open(ortet.store) as hub, hub.workspace(proj) as ws:
             (proj / "a.txt").write_text("last")
             ws.commit("x" * 300_000)  # more than the pipe and our buffer hold
@@ -81,7 +83,7 @@ class TestLess:
         assert terminal.end() == 0
         assert "rror" not in terminal.text
 
-    def test_an_interrupt_is_the_pagers(self, at: At) -> None:
+    def test_an_interrupt_is_handled_by_the_pager(self, at: At) -> None:
         terminal = at("log")
         terminal.until("commit 33")
         terminal.type("\x03")
@@ -90,12 +92,12 @@ class TestLess:
         terminal.type("q")
         assert terminal.end() == 0
 
-    def test_what_fits_is_just_printed(self, at: At) -> None:
+    def test_short_output_is_printed_without_waiting(self, at: At) -> None:
         terminal = at("log", "-n", "3")
         assert terminal.end() == 0
         assert "commit 39" in terminal.text and "commit 37" in terminal.text
 
-    def test_an_error_is_an_error(self, at: At) -> None:
+    def test_an_error_is_not_paged_and_keeps_its_exit_code(self, at: At) -> None:
         terminal = at("log", "nowhere")
         assert terminal.end() == 4
         assert "no branch, tag or commit is called 'nowhere'" in terminal.text
@@ -104,19 +106,19 @@ class TestLess:
     @pytest.mark.parametrize(
         "words", [("--no-pager", "log"), ("log", "--no-pager"), ("log", "--json"), ("log", "-q")]
     )
-    def test_without_it(self, at: At, words: tuple[str, ...]) -> None:
+    def test_no_pager_json_and_quiet_bypass_the_pager(self, at: At, words: tuple[str, ...]) -> None:
         terminal = at(*words, ORTET_PAGER="echo paged; cat")
         assert terminal.end() == 0
         assert "paged" not in terminal.text
         assert ("commit 0" in terminal.text) is ("-q" not in words)
 
     @pytest.mark.parametrize("verb", ["log", "reflog", "branch", "diff", "show"])
-    def test_verbs_that_have_one(self, at: At, verb: str) -> None:
+    def test_every_listing_verb_uses_the_pager(self, at: At, verb: str) -> None:
         terminal = at(verb, ORTET_PAGER="echo paged; cat")
         assert terminal.end() == 0
         assert terminal.text.startswith("paged\n")
 
-    def test_a_file_of_a_commit(self, at: At) -> None:
+    def test_show_of_a_file_uses_the_pager(self, at: At) -> None:
         terminal = at("show", "HEAD~1", "a.txt", ORTET_PAGER="echo paged; cat")
         assert terminal.end() == 0
         assert terminal.text == "paged\n38\n"
@@ -136,34 +138,36 @@ class TestChoice:
             ({"TERM": "dumb", "PAGER": "echo theirs; cat"}, "theirs"),
         ],
     )
-    def test_by_variables(self, at: At, env: dict[str, str], paged: str) -> None:
+    def test_ortet_pager_and_pager_choose_the_pager(
+        self, at: At, env: dict[str, str], paged: str
+    ) -> None:
         terminal = at("log", **env)
         assert terminal.end() == 0
         first = terminal.text.splitlines()[0]
         assert first == paged if paged else "commit 39" in first
         assert "commit 0\n" in terminal.text
 
-    def test_one_that_is_not_there(self, at: At) -> None:
+    def test_a_missing_pager_is_reported_and_output_is_printed(self, at: At) -> None:
         terminal = at("log", ORTET_PAGER="no-such-pager -x")
         assert terminal.end() == 0
         assert "'no-such-pager -x' is not there" in terminal.text
         assert "commit 0\n" in terminal.text
 
-    def test_its_failure_is_not_ours(self, at: At) -> None:
+    def test_a_failing_pager_does_not_change_the_exit_code(self, at: At) -> None:
         assert at("log", ORTET_PAGER="cat >/dev/null; exit 3").end() == 0
 
     @pytest.mark.parametrize(("said", "found"), [({}, "FRX"), ({"LESS": "-i"}, "-i")])
-    def test_less_is_told_to_be_quick(
+    def test_less_gets_default_options_unless_set(
         self, at: At, said: dict[str, str], found: str, shown: Path
     ) -> None:
         at("log", ORTET_PAGER=f"cat >/dev/null; echo $LESS > {shown}", **said).end()
         assert shown.read_text() == f"{found}\n"
 
-    def test_not_into_a_pipe(self, ortet: Ortet, proj: Path) -> None:
+    def test_output_into_a_pipe_is_not_paged(self, ortet: Ortet, proj: Path) -> None:
         out = ortet("log", cwd=proj, env={"ORTET_PAGER": "echo paged; cat"}).out
         assert "paged" not in out and "\x1b" not in out
 
-    def test_not_when_it_follows(self, at: At, ortet: Ortet, proj: Path) -> None:
+    def test_journal_follow_is_not_paged(self, at: At, ortet: Ortet, proj: Path) -> None:
         ortet("session", "new", "talk", cwd=proj)
         ortet("say", "hello", "-s", "talk", cwd=proj)
         terminal = at("journal", "talk", "--follow", ORTET_PAGER="echo paged; cat")
@@ -196,7 +200,7 @@ class TestColours:
         ],
     )
     @pytest.mark.parametrize("pager", ["cat", "exec cat"])
-    def test_at_a_terminal(
+    def test_colours_at_a_terminal_follow_the_variables_and_options(
         self, at: At, env: dict[str, str], words: tuple[str, ...], coloured: bool, pager: str
     ) -> None:
         terminal = at("log", *words, ORTET_PAGER=pager, **env)
@@ -214,7 +218,7 @@ class TestColours:
             ({"FORCE_COLOR": "1"}, ("--color=never",), False),
         ],
     )
-    def test_into_a_pipe(
+    def test_colours_in_a_pipe_need_to_be_forced(
         self,
         ortet: Ortet,
         proj: Path,
@@ -235,7 +239,7 @@ class TestColours:
             f"{GREEN}+-- two{PLAIN}",
         ]
 
-    def test_every_verb_that_colours_can_be_told_not_to(self, ortet: Ortet, proj: Path) -> None:
+    def test_no_color_disables_the_colours_of_every_verb(self, ortet: Ortet, proj: Path) -> None:
         (proj / "a.txt").write_text("three\n")
         verbs = ("log", "show", "diff", "diff -p", "status", "commit", "doctor", "undo", "redo")
         for env in ({"FORCE_COLOR": "1"}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}):

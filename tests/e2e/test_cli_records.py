@@ -26,7 +26,7 @@ def here(ortet: Ortet, tmp_path: Path) -> Path:
 
 
 class TestCollab:
-    def test_set_ls(self, ortet: Ortet, here: Path) -> None:
+    def test_collab_set_and_ls_show_the_record(self, ortet: Ortet, here: Path) -> None:
         ortet("collab", "set", "pr", "-s", "s", "--kind", "pull_request", cwd=here)
         more = ("--status", "done", "--text", "-", "--json")
         said = ortet("collab", "set", "pr", "-s", "s", *more, cwd=here, stdin=b"half written").data
@@ -37,7 +37,7 @@ class TestCollab:
         assert "[done] pr (pull_request)" in ortet("brief", "s", cwd=here).out
         assert "set" in ortet("collab", cwd=here).out
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_collab_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         bad = ("collab", "set", "pr", "-s", "s")
         assert ortet.kind(*bad, "--status", "open", cwd=here, code=2) == "bad_status"
         assert ortet.kind(*bad, "--effect", "none", cwd=here, code=4) == "no_effect"
@@ -47,7 +47,7 @@ class TestCollab:
 
 
 class TestWindow:
-    def test_set_ls(self, ortet: Ortet, here: Path) -> None:
+    def test_window_set_and_ls_show_the_remaining_quota(self, ortet: Ortet, here: Path) -> None:
         set_ = ("window", "set", "github", "-s", "s")
         ortet(*set_, "--remaining", "12", "--limit", "5000", "--reset", FAR, cwd=here)
         (one,) = ortet.json("window", "ls", "-s", "s", cwd=here)
@@ -61,7 +61,7 @@ class TestWindow:
 
 
 class TestVault:
-    def test_put_ls_rm(self, ortet: Ortet, here: Path) -> None:
+    def test_vault_put_ls_and_rm_never_show_the_value(self, ortet: Ortet, here: Path) -> None:
         done = ortet("vault", "put", "gh", cwd=here, stdin=f"{VALUE}\n".encode())
         assert VALUE not in done.out + done.err
         assert ortet.json("vault", "ls", cwd=here) == ["gh"]
@@ -78,7 +78,7 @@ class TestVault:
         for group in ("vault", "token"):
             assert "ls" in ortet(group, cwd=here).out
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_vault_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         for name, value, kind in (("a b", b"x", "bad_name"), ("a", b"", "bad_value")):
             done = ortet("--json", "vault", "put", name, cwd=here, code=2, stdin=value)
             assert done.error["kind"] == kind
@@ -89,7 +89,7 @@ class TestVault:
         assert "standard input" in done.err and VALUE not in done.err
         assert ortet.json("vault", "ls", cwd=here) == []
 
-    def test_wrong_key(self, ortet: Ortet, here: Path) -> None:
+    def test_a_vault_value_under_another_key_is_refused(self, ortet: Ortet, here: Path) -> None:
         ortet("vault", "put", "gh", cwd=here, stdin=b"x", env={"ORTET_VAULT_KEY": "ab" * 32})
         ortet("token", "set", "github", "gh", "-s", "s", cwd=here)
         get = ("token", "get", "github", "-s", "s")
@@ -120,7 +120,9 @@ class TestVault:
 
 
 class TestSecret:
-    def test_for_one_command_and_no_commit(self, ortet: Ortet, here: Path) -> None:
+    def test_a_secret_is_given_to_one_command_and_kept_out_of_commits(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         here = here / "proj"
         here.mkdir()
         ortet("init", cwd=here)
@@ -136,7 +138,7 @@ class TestSecret:
         assert ortet.json("secret", "ls", cwd=here) == []
         assert ortet.kind("run", "--secret", "DEPLOY", "true", cwd=here, code=4) == "no_secret"
 
-    def test_one_that_ends(self, ortet: Ortet, here: Path) -> None:
+    def test_an_expired_secret_is_refused(self, ortet: Ortet, here: Path) -> None:
         here = here / "proj"
         here.mkdir()
         (here / "file").write_text("one")

@@ -66,7 +66,9 @@ def agent(ortet: Ortet, tmp_path: Path) -> Agent:
 
 
 class TestReplay:
-    def test_shown(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_without_a_program_lists_the_recorded_steps(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         steps = ortet.json("replay", "s", cwd=agent.place)
         assert [step["kind"] for step in steps] == [
             *("message", "begun", "spend", "message", "message")
@@ -84,7 +86,9 @@ class TestReplay:
         assert (first["state"], first["outcome"]) == ("failed", None)
         assert (second["state"], second["outcome"], second["error"]) == ("done", 5, None)
 
-    def test_the_same_again(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_of_an_unchanged_program_repeats_no_effect(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         before = agent.events()
         done = ortet("replay", "s", *agent.words, cwd=agent.place)
         assert done.out.startswith("end of program\ns: all ")
@@ -93,7 +97,9 @@ class TestReplay:
         assert agent.done == "abc\n"  # once: nothing was done again
         assert agent.events() == before
 
-    def test_another_step(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_of_a_changed_step_shows_the_difference(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         before = agent.events()
         agent.write(word="xyz")
         done = ortet("replay", "s", *agent.words, cwd=agent.place, code=5)
@@ -105,7 +111,9 @@ class TestReplay:
         assert max(map(len, table)) <= 80
         assert agent.done == "abc\n" and agent.events() == before
 
-    def test_caught_by_the_program(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_reports_a_divergence_that_the_program_catches(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         """A program that swallows the difference is told of all the same: the first one."""
         first = "exec(\"try:\\n s.say('user', 'otherwise')\\nexcept Exception: pass\")"
         agent.write(more=f"{first}; s.say('user', 'thanks')")
@@ -115,13 +123,13 @@ class TestReplay:
         assert details["expected"]["data"]["content"] == "thanks"
         assert details["exit_code"] == 0
 
-    def test_less(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_with_a_missing_step_diverges(self, ortet: Ortet, agent: Agent) -> None:
         agent.write(more="")
         error = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=5).error
         assert error["error"] == "diverged" and error["details"]["got"] is None
         assert error["details"]["expected"]["data"]["content"] == "thanks"
 
-    def test_more(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_with_an_additional_step_diverges(self, ortet: Ortet, agent: Agent) -> None:
         agent.write(more="s.say('user', 'thanks'); s.say('user', 'and more')")
         error = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=5)
         assert '"expected": null' in error.err
@@ -130,18 +138,20 @@ class TestReplay:
             in ortet("replay", "s", *agent.words, cwd=agent.place, code=5).err
         )
 
-    def test_the_programs_own_end(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_keeps_the_exit_code_of_the_program(self, ortet: Ortet, agent: Agent) -> None:
         agent.write(more="s.say('user', 'thanks'); sys.exit(3)")
         found = ortet("replay", "s", "--json", *agent.words, cwd=agent.place, code=3).data
         assert found["same"] is True and found["exit_code"] == 3
 
-    def test_bad_input(self, ortet: Ortet, agent: Agent) -> None:
+    def test_invalid_replay_arguments_are_refused(self, ortet: Ortet, agent: Agent) -> None:
         here = agent.place
         assert ortet.kind("replay", "no", cwd=here, code=4) == "no_session"
         assert ortet.kind("replay", "s", "--", "true", cwd=here, code=2) == "not_replayed"
         assert ortet.kind("replay", "s", "--", "no-such", cwd=here, code=4) == "no_command"
 
-    def test_where_it_waits_for_an_approval(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_replay_stops_where_the_record_waits_for_an_approval(
+        self, ortet: Ortet, tmp_path: Path
+    ) -> None:
         """Failed before: it diverged at a step that was only asked for, then as now."""
         agent = Agent(ortet, tmp_path)
         agent.write(more="s.act(search, 'pay', approve='it costs')")
@@ -159,14 +169,16 @@ class TestReplay:
         agent.write(more="s.act(search, 'play', approve='it costs')")
         ortet("replay", "s", *agent.words, cwd=tmp_path, code=5)
 
-    def test_while_another_process_works_on_it(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_works_while_another_process_holds_the_session(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):
             ortet("replay", "s", *agent.words, cwd=agent.place)
         assert agent.done == "abc\n"
 
 
 class TestWhatif:
-    def test_another_result(self, ortet: Ortet, agent: Agent) -> None:
+    def test_whatif_with_another_result_makes_a_fork(self, ortet: Ortet, agent: Agent) -> None:
         here, before = agent.place, agent.events()
         (begun,) = ortet.json("journal", "s", "--kind", "begun", cwd=here)
         made = ortet.json("whatif", "s", str(begun["seq"]), "--result", '{"hits": []}', cwd=here)
@@ -182,7 +194,9 @@ class TestWhatif:
         assert out[0] == f"they part at event {begun['seq'] + 1}"
         assert max(map(len, out)) <= 80
 
-    def test_another_message_or_failure(self, ortet: Ortet, agent: Agent) -> None:
+    def test_whatif_with_another_message_or_failure_makes_a_fork(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         here = agent.place
         said = ortet.json("journal", "s", "--kind", "message", cwd=here)[0]["seq"]
         ortet("whatif", "s", str(said), "--message", "find them", cwd=here)
@@ -193,11 +207,13 @@ class TestWhatif:
         ortet("whatif", "s", str(said + 1), "--error", "OSError: no net", cwd=here)
         assert ortet.json("act", "ls", "-s", "s/3", cwd=here)[0]["error"] == "OSError: no net"
 
-    def test_the_same_run(self, ortet: Ortet, agent: Agent) -> None:
+    def test_diff_runs_of_the_same_run_finds_no_difference(
+        self, ortet: Ortet, agent: Agent
+    ) -> None:
         assert ortet.json("diff-runs", "s", "s", cwd=agent.place)["same"] is True
         assert ortet("diff-runs", "s", "s", cwd=agent.place).out.startswith("the runs are the same")
 
-    def test_bad_input(self, ortet: Ortet, agent: Agent) -> None:
+    def test_invalid_whatif_arguments_are_refused(self, ortet: Ortet, agent: Agent) -> None:
         here = agent.place
         for words, code, kind in (
             (["s", "3"], 2, "bad_usage"),
@@ -212,7 +228,7 @@ class TestWhatif:
         assert ortet.kind("diff-runs", "s", "no", cwd=here, code=4) == "no_session"
 
 
-def test_quiet(ortet: Ortet, agent: Agent) -> None:
+def test_quiet_replay_commands_print_nothing(ortet: Ortet, agent: Agent) -> None:
     for words in (
         *(["replay", "s", "-q"], ["replay", "s", "-q", *agent.words]),
         *(["whatif", "s", "3", "--message", "x", "-q"], ["diff-runs", "s", "s/1", "-q"]),

@@ -57,7 +57,7 @@ def at_terminal(ortet: Ortet, cwd: Path, typed: bytes, *words: str) -> int:
 
 
 class TestSession:
-    def test_new_ls_show_rm(self, ortet: Ortet, here: Path) -> None:
+    def test_sessions_are_created_listed_shown_and_removed(self, ortet: Ortet, here: Path) -> None:
         (row,) = ortet.json("session", "ls", cwd=here)
         assert (row["name"], row["status"], row["agent"]) == ("s", "paused", "default")
         again = ortet.json("session", "new", "s", cwd=here)
@@ -84,7 +84,9 @@ class TestSession:
         assert "`ortet journal s`" in ortet("log", "s", cwd=here, code=4).err
         assert "`ortet branch`" in ortet("log", "other", cwd=here, code=4).err
 
-    def test_a_mind_that_was_cloned_is_pointed_out(self, ortet: Ortet, here: Path) -> None:
+    def test_a_new_session_named_like_a_cloned_branch_prints_a_hint(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("session", "new", "told", cwd=here)
         with open_hub(str(ortet.store)) as hub, hub.session("told") as s:
             s.say("user", "the login test fails")
@@ -102,7 +104,7 @@ class TestSession:
         assert "1 message" in ortet("session", "show", "told", cwd=here, env=env).out
         assert ortet("session", "new", "told", cwd=here, env=env).err == ""
 
-    def test_removing_is_meant(self, ortet: Ortet, here: Path) -> None:
+    def test_session_rm_needs_a_confirmation(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("session", "rm", "s", cwd=here, code=2) == "not_confirmed"
         assert "--yes" in ortet("session", "rm", "s", cwd=here, code=2).err
         assert at_terminal(ortet, here, b"n\n", "session", "rm", "s") == 130
@@ -110,14 +112,14 @@ class TestSession:
         assert at_terminal(ortet, here, b"y\n", "session", "rm", "s") == 0
         assert ortet.json("session", "ls", cwd=here) == []
 
-    def test_profile_and_parent(self, ortet: Ortet, here: Path) -> None:
+    def test_a_session_takes_a_parent_and_a_profile(self, ortet: Ortet, here: Path) -> None:
         sub = ortet.json("session", "new", "sub", "--parent", "s", "--profile", "worker", cwd=here)
         (boss, _) = ortet.json("session", "ls", cwd=here)
         assert sub["parent"] == boss["id"]
         assert ortet.json("session", "show", "sub", cwd=here)["left"] == {"usd": 5.0}
         assert ortet.kind("session", "new", "x", "--profile", "odd", cwd=here, code=2)
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_session_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("session", "new", "a b", cwd=here, code=2) == "bad_name"
         assert ortet.kind("session", "new", "x", "--budget", "usd", cwd=here, code=2)
         assert ortet.kind("say", "hi", cwd=here, code=4) == "no_session"
@@ -128,15 +130,17 @@ class TestSession:
         assert ortet.kind("session", "rm", cwd=here, code=2) == "bad_usage"
         assert ortet.kind("session", "ls", "--status", "odd", cwd=here, code=2) == "bad_usage"
 
-    def test_a_name_of_two_agents(self, ortet: Ortet, here: Path) -> None:
+    def test_a_session_name_of_two_agents_is_ambiguous(self, ortet: Ortet, here: Path) -> None:
         ortet("session", "new", "s", "--agent", "other", cwd=here)
         assert ortet.kind("facts", "s", cwd=here, code=5) == "ambiguous"
         assert ortet.json("facts", "other/s", cwd=here) == []
 
-    def test_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_session_ls_without_a_store_is_refused(self, ortet: Ortet, tmp_path: Path) -> None:
         assert ortet.kind("session", "ls", cwd=tmp_path, code=4) == "no_store"
 
-    def test_the_one_of_this_directory(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_commands_use_the_session_of_the_current_directory(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         ortet("session", "new", "w", "-w", ".", cwd=proj)
         ortet("say", "here", cwd=proj)
         assert ortet.json("session", "show", cwd=proj)["messages"] == 1
@@ -145,7 +149,9 @@ class TestSession:
 
 
 class TestMind:
-    def test_say_plan_decide(self, ortet: Ortet, here: Path) -> None:
+    def test_say_plan_and_decide_are_recorded_in_the_journal(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         first = ortet.json("say", "-s", "s", "hi", cwd=here)
         ortet("say", "-s", "s", "--role", "assistant", cwd=here, stdin=b"from a pipe")
         ortet("say", "-s", "s", "-", cwd=here, stdin=b"from another")
@@ -166,7 +172,7 @@ class TestMind:
         assert "be green" in ortet("brief", "s", cwd=here).out
         assert ortet.json("brief", "s", "--tokens", "500", cwd=here)["markdown"]
 
-    def test_facts(self, ortet: Ortet, here: Path) -> None:
+    def test_facts_lists_facts_and_lessons(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             one, two = s.learn("known"), s.lesson("bitter")
         assert ortet("facts", "s", cwd=here).out.splitlines() == [
@@ -174,7 +180,9 @@ class TestMind:
             f"{two[-8:]}  lesson  session    bitter",
         ]
 
-    def test_follow(self, ortet: Ortet, here: Path) -> None:
+    def test_journal_follow_prints_new_events_until_interrupted(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         process = subprocess.Popen(
             ortet.argv("--json", "journal", "s", "--follow", "--kind", "message"),
             cwd=here,
@@ -194,7 +202,9 @@ class TestMind:
 
 
 class TestActions:
-    def test_settle(self, ortet: Ortet, here: Path) -> None:
+    def test_an_interrupted_effect_can_be_settled_with_an_outcome(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         id_ = break_off(ortet)
         (effect,) = ortet.json("effects", "s", "--unsettled", cwd=here)
         assert (effect["id"], effect["why"]) == (id_, "due")
@@ -208,7 +218,9 @@ class TestActions:
 
 
 class TestLife:
-    def test_moves(self, ortet: Ortet, here: Path) -> None:
+    def test_a_session_is_paused_archived_resumed_and_closed(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         assert ortet.json("pause", "s", "--why", "lunch", cwd=here)["status"] == "paused"
         assert ortet.json("resume", "s", cwd=here)["status"] == "paused"
         archived = ortet.json("archive", "s", cwd=here)
@@ -221,18 +233,22 @@ class TestLife:
         ortet("archive", "s", cwd=here)
         ortet("verify", cwd=here)
 
-    def test_a_killed_one_is_paused(self, ortet: Ortet, here: Path) -> None:
+    def test_the_session_of_a_killed_process_can_be_paused(self, ortet: Ortet, here: Path) -> None:
         break_off(ortet)
         assert ortet.json("session", "ls", cwd=here)[0]["status"] == "active"
         assert ortet.json("pause", "s", cwd=here)["status"] == "paused"
 
-    def test_in_use(self, ortet: Ortet, here: Path) -> None:
+    def test_say_to_a_session_in_use_is_refused_and_names_the_holder(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):
             assert ortet.kind("say", "-s", "s", "x", cwd=here, code=6) == "lease_held"
             said = ortet("say", "-s", "s", "x", cwd=here, code=6).err
             assert f"open in process {os.getpid()} of this host" in said and "comment" in said
 
-    def test_audit(self, ortet: Ortet, here: Path) -> None:
+    def test_audit_reports_a_sound_journal_and_detects_a_missing_body(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         ortet("say", "-s", "s", "hi", cwd=here)
         report = ortet.json("audit", "s", cwd=here)
         assert report["lines"][-1]["hash"] == report["head"]
@@ -243,7 +259,9 @@ class TestLife:
             hub.catalog.erase_events(row.timeline, [2])
         assert ortet.kind("audit", "s", cwd=here, code=8) == "missing_body"
 
-    def test_retain(self, ortet: Ortet, here: Path) -> None:
+    def test_retain_erases_messages_past_the_retention_limit(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         assert ortet("retain", "--dry-run", cwd=here).out == "nothing to do\n"
         with open_hub(ortet.store) as hub:
             hub.retention(keep_messages=0)
@@ -253,7 +271,7 @@ class TestLife:
         assert ortet("retain", cwd=here).out.startswith("erase s: ")
         assert ortet.json("session", "show", "s", cwd=here)["messages"] == 0
 
-    def test_quiet(self, ortet: Ortet, here: Path) -> None:
+    def test_quiet_session_commands_print_nothing(self, ortet: Ortet, here: Path) -> None:
         for words in (
             *(["session", "ls"], ["session", "show", "s"], ["say", "-s", "s", "x"]),
             *(["journal", "s"], ["plan", "-s", "s", "a"], ["facts", "s"], ["effects", "s"]),

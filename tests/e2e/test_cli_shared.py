@@ -129,7 +129,9 @@ def proj(tmp_path: Path, ortet: Ortet, url: str) -> Path:
     return place
 
 
-def test_each_verb_works(ortet: Ortet, proj: Path, url: str, tmp_path: Path) -> None:
+def test_every_verb_works_on_a_shared_store(
+    ortet: Ortet, proj: Path, url: str, tmp_path: Path
+) -> None:
     lines = [
         (shlex.split(words.format(out=tmp_path / "out", url=f"'{url}'")), given)
         for words, given, _ in TABLE
@@ -189,7 +191,7 @@ def test_a_pointer_that_came_with_an_archive_is_not_followed(
     assert other.json("status", cwd=copied)["name"] == "copied"  # proj is another host's
 
 
-def test_doctor_takes_no_store_for_missing_that_it_cannot_open(
+def test_doctor_does_not_call_an_unreachable_store_missing(
     ortet: Ortet, proj: Path, url: str, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
@@ -227,7 +229,7 @@ def test_doctor_fails_when_a_server_cannot_be_used(
     assert any(one["name"] == server and not one["ok"] for one in told.data["capabilities"])
 
 
-def test_a_host_is_not_given_up_silently_where_the_store_is_not_opened(
+def test_doctor_give_up_reports_when_the_store_was_not_opened(
     ortet: Ortet, proj: Path, url: str
 ) -> None:
     cases = {
@@ -244,7 +246,9 @@ def test_a_host_is_not_given_up_silently_where_the_store_is_not_opened(
         assert not data["given_up"]
 
 
-def test_another_host_goes_on(ortet: Ortet, proj: Path, url: str, tmp_path: Path) -> None:
+def test_another_host_continues_the_session_and_restores_the_commit(
+    ortet: Ortet, proj: Path, url: str, tmp_path: Path
+) -> None:
     oid = ortet.json("commit", "-m", "first", cwd=proj)["oid"]
     ortet("session", "new", "fix", cwd=proj)
     ortet.env["XDG_CACHE_HOME"] = str(tmp_path / "another-host")
@@ -258,7 +262,7 @@ def test_another_host_goes_on(ortet: Ortet, proj: Path, url: str, tmp_path: Path
     assert "hello" in ortet("journal", "fix", cwd=proj).out
 
 
-def test_a_machine_lives_on(ortet: Ortet, proj: Path) -> None:
+def test_a_machine_keeps_running_in_a_shared_store(ortet: Ortet, proj: Path) -> None:
     del ortet.env["ORTET_AGENT"]
     try:
         ortet("commit", "-m", "first", cwd=proj)

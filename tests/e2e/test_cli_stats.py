@@ -23,7 +23,9 @@ def schema() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "shared"])
-def test_where_everything_lies(ortet: Ortet, tmp_path: Path, schema: str, kind: str) -> None:
+def test_stats_counts_bytes_by_storage_tier(
+    ortet: Ortet, tmp_path: Path, schema: str, kind: str
+) -> None:
     place = tmp_path / "proj"
     place.mkdir()
     if kind == "shared":
@@ -55,7 +57,7 @@ def test_where_everything_lies(ortet: Ortet, tmp_path: Path, schema: str, kind: 
     assert (quick["dedup"], quick["objects"]) == (0.0, found["objects"])
 
 
-def test_what_took_long_is_told(ortet: Ortet, proj: Path) -> None:
+def test_stats_lists_slow_calls(ortet: Ortet, proj: Path) -> None:
     said = Slow("commit", 12345.6, time.time_ns(), "ab" * 16)
     (ortet.store / "local").mkdir(exist_ok=True)
     note(ortet.store, said)
@@ -63,7 +65,7 @@ def test_what_took_long_is_told(ortet: Ortet, proj: Path) -> None:
     assert "12346 ms" in ortet("stats", cwd=proj).out
 
 
-def test_the_slowest_are_kept(tmp_path: Path) -> None:
+def test_only_the_slowest_recent_calls_are_kept(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     now = time.time_ns()
     note(tmp_path, Slow("commit", 9999.0, now - 8 * 86_400 * 10**9))  # long ago

@@ -13,13 +13,17 @@ def packs(ortet: Ortet) -> list[Path]:
 
 
 class TestVerify:
-    def test_a_sound_store(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_verify_of_a_sound_store_reports_ok(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         found = ortet.json("verify", cwd=proj)
         assert found["ok"] is True and found["problems"] == []
         assert ortet("verify", cwd=proj).out.startswith("sound: ")
 
-    def test_damage_ends_with_8(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_verify_of_a_damaged_store_ends_with_exit_code_8(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         (proj / "noise").write_bytes(os.urandom(50_000))
         commit("first")
         for file in packs(ortet):
@@ -31,7 +35,9 @@ class TestVerify:
 
 
 class TestSweep:
-    def test_frees_what_nothing_refers_to(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_sweep_keeps_recent_objects_and_the_store_stays_sound(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         (proj / "noise").write_bytes(os.urandom(400_000))
         ortet("fork", cwd=proj)
@@ -44,13 +50,13 @@ class TestSweep:
         assert ortet.json("verify", cwd=proj)["ok"] is True
         assert ortet("sweep", cwd=proj).out.startswith("freed ")
 
-    def test_a_bad_age(self, ortet: Ortet, proj: Path) -> None:
+    def test_sweep_with_an_invalid_age_is_refused(self, ortet: Ortet, proj: Path) -> None:
         done = ortet("sweep", "--expire", "soon", "--json", cwd=proj, code=2)
         assert done.error["kind"] == "bad_age"
 
 
 class TestBundle:
-    def test_to_another_store(
+    def test_export_and_import_copy_branches_to_another_store(
         self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
     ) -> None:
         commit("first")
@@ -66,7 +72,7 @@ class TestBundle:
         again = ortet("import", "work.bundle", "--json", cwd=tmp_path, env=second)
         assert again.data == done.data
 
-    def test_a_name_in_use_gets_a_number(
+    def test_import_numbers_a_branch_name_that_is_in_use(
         self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
     ) -> None:
         first = commit("first")
@@ -75,7 +81,7 @@ class TestBundle:
         found = ortet.json("import", "work.bundle", cwd=proj)
         assert found["branches"] == {"proj-2": first}
 
-    def test_damage_changes_nothing(
+    def test_import_of_a_damaged_bundle_changes_nothing(
         self, ortet: Ortet, proj: Path, commit: Commit, tmp_path: Path
     ) -> None:
         commit("first")
@@ -87,13 +93,13 @@ class TestBundle:
         ortet("import", "work.bundle", cwd=tmp_path, env=second, code=8)
         assert ortet("branch", "--json", cwd=tmp_path, env=second).data == []
 
-    def test_a_missing_file(self, ortet: Ortet, proj: Path) -> None:
+    def test_import_of_a_missing_file_is_refused(self, ortet: Ortet, proj: Path) -> None:
         done = ortet("import", "nothing", "--json", cwd=proj, code=4)
         assert "nothing" in done.error["message"]
 
 
 class TestStats:
-    def test_counts(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_stats_counts_objects(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
         commit("first")
         found = ortet.json("stats", cwd=proj)
         assert found["store"] == str(ortet.store)
@@ -101,7 +107,7 @@ class TestStats:
 
 
 class TestDoctor:
-    def test_says_what_this_host_can_do(self, ortet: Ortet, proj: Path) -> None:
+    def test_doctor_lists_the_capabilities_of_this_host(self, ortet: Ortet, proj: Path) -> None:
         found = ortet.json("doctor", cwd=proj)
         names = {line["name"] for line in found["capabilities"]}
         assert names
@@ -109,7 +115,7 @@ class TestDoctor:
             assert line["ok"] or line["fix"]
         assert ortet("doctor", cwd=proj).out
 
-    def test_finds_and_removes_what_crashes_left(self, ortet: Ortet, proj: Path) -> None:
+    def test_doctor_clean_removes_leftovers_of_crashes(self, ortet: Ortet, proj: Path) -> None:
         ortet("fork", cwd=proj)
         ortet("drop", "proj/1", "--branch", cwd=proj)
         home = ortet.store / "local" / "machines" / ("0" * 32)
@@ -123,6 +129,6 @@ class TestDoctor:
         assert ortet.json("doctor", cwd=proj)["leftovers"] == []
         assert ortet("run", "cat a.txt", cwd=proj).out == "one\n"
 
-    def test_needs_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_doctor_works_without_a_store(self, ortet: Ortet, tmp_path: Path) -> None:
         assert ortet.json("doctor", cwd=tmp_path)["capabilities"]
         assert not ortet.store.exists()

@@ -47,7 +47,7 @@ class TestStart:
         }
         assert not {name for name in asked if name.startswith(("apsw", "ortet.store"))}
 
-    def test_the_installed_command(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_the_installed_command_prints_its_version(self, ortet: Ortet, tmp_path: Path) -> None:
         command = Path(sys.executable).with_name("ortet")
         done = subprocess.run(
             [command, "--version"], env=ortet.env, capture_output=True, check=True
@@ -55,7 +55,7 @@ class TestStart:
         assert done.stdout.startswith(b"ortet 0.")
         assert ortet("--version", cwd=tmp_path).out == done.stdout.decode()
 
-    def test_no_summary_is_cut(self) -> None:
+    def test_no_help_summary_is_cut_at_80_columns(self) -> None:
         """Not on a terminal of 80 columns, nor beside a completion."""
         width: dict[str, Any] = {"terminal_width": 80, "max_content_width": 80}
         todo: list[tuple[click.Command, click.Context]] = []
@@ -83,7 +83,9 @@ class TestStart:
             assert f"\n  {verb} " in out
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_help_of_each_verb(self, ortet: Ortet, tmp_path: Path, verb: str) -> None:
+    def test_help_of_each_verb_has_an_example(
+        self, ortet: Ortet, tmp_path: Path, verb: str
+    ) -> None:
         out = ortet(verb, "--help", cwd=tmp_path).out
         assert "Example:" in out and f"ortet {verb}" in out
         assert "--json" in out and "-q, --quiet" in out
@@ -94,7 +96,7 @@ class TestOptions:
         commit("first")
         assert ortet("--json", "log", cwd=proj).data == ortet("log", "--json", cwd=proj).data
 
-    def test_quiet_is_silent(self, ortet: Ortet, proj: Path) -> None:
+    def test_quiet_commands_print_nothing(self, ortet: Ortet, proj: Path) -> None:
         calls = [
             ["init"],
             ["status"],
@@ -127,14 +129,14 @@ class TestOptions:
         before = ortet("-q", "commit", cwd=proj)
         assert (before.out, before.err) == ("", "")
 
-    def test_directory(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+    def test_option_c_changes_the_directory(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
         ortet("-C", "proj", "commit", "-m", "x", cwd=tmp_path)
         done = ortet("-C", "nowhere", "--json", "log", cwd=tmp_path, code=4)
         assert done.error["kind"] == "no_directory"
 
 
 class TestErrors:
-    def test_shape_and_channel(self, ortet: Ortet, proj: Path) -> None:
+    def test_errors_go_to_stderr_with_a_fixed_shape(self, ortet: Ortet, proj: Path) -> None:
         done = ortet("log", "nothing", "--json", cwd=proj, code=4)
         assert done.out == ""
         assert list(done.error) == ["error", "kind", "message", "details"]
@@ -157,7 +159,7 @@ class TestErrors:
         assert done.error["kind"] == "bad_usage"
         assert "--help" in ortet(*words, cwd=proj, code=2).err
 
-    def test_a_directory_that_is_gone(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_a_deleted_current_directory_is_reported(self, ortet: Ortet, tmp_path: Path) -> None:
         script = (
             f"mkdir gone && cd gone && rmdir ../gone && {' '.join(ortet.argv('--json', 'init'))}"
         )
@@ -167,10 +169,12 @@ class TestErrors:
         assert done.returncode == 4
         assert json.loads(done.stderr)["kind"] == "no_directory"
 
-    def test_a_verb_nearly_right(self, ortet: Ortet, proj: Path) -> None:
+    def test_a_misspelt_verb_suggests_the_right_one(self, ortet: Ortet, proj: Path) -> None:
         assert "did you mean 'commit'?" in ortet("comit", cwd=proj, code=2).err
 
-    def test_what_the_system_refuses(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_an_os_error_is_not_reported_as_a_bug(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         (proj / "plain").write_text("")
         done = ortet("export", "HEAD", "plain/x.bundle", "--json", cwd=proj, code=None)
@@ -195,7 +199,9 @@ class TestErrors:
         told = ortet("status", "--json", cwd=proj, code=1, env=env)
         assert told.error["error"] == "bug"
 
-    def test_no_store(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+    def test_log_without_a_store_is_refused_and_creates_none(
+        self, ortet: Ortet, proj: Path, tmp_path: Path
+    ) -> None:
         env = {"ORTET_URL": str(tmp_path / "none")}
         done = ortet("log", "--json", cwd=tmp_path, code=4, env=env)
         assert done.error["kind"] == "no_store"
@@ -209,7 +215,7 @@ class TestInterrupt:
         ("number", "code", "said"),
         [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, ""), (signal.SIGHUP, 129, "")],
     )
-    def test_ends_the_command_too(
+    def test_a_signal_ends_the_running_command_too(
         self, ortet: Ortet, proj: Path, number: signal.Signals, code: int, said: str
     ) -> None:
         process = subprocess.Popen(
@@ -267,13 +273,15 @@ def terminal(ortet: Ortet) -> Terminal:
 
 
 class TestTerminal:
-    def test_colours_only_there(self, terminal: Terminal, proj: Path, commit: Commit) -> None:
+    def test_colours_are_printed_only_at_a_terminal(
+        self, terminal: Terminal, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         assert "\x1b[33m" in terminal("log", cwd=proj)
         assert "\x1b" not in terminal("log", cwd=proj, env={"NO_COLOR": "1"})
         assert "\x1b" not in terminal("log", cwd=proj, env={"TERM": "dumb"})
 
-    def test_a_bar_for_slow_work(
+    def test_slow_work_shows_a_progress_bar(
         self, terminal: Terminal, ortet: Ortet, proj: Path, tmp_path: Path
     ) -> None:
         slow, quick = tmp_path / "slow", tmp_path / "quick"

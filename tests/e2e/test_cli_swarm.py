@@ -25,7 +25,7 @@ def golden(ortet: Ortet, proj: Path) -> Path:
     return proj
 
 
-def test_best_of_n_from_a_tag(ortet: Ortet, golden: Path) -> None:
+def test_swarm_keeps_the_best_of_n_attempts_from_a_tag(ortet: Ortet, golden: Path) -> None:
     words = (
         "swarm",
         "run",
@@ -52,7 +52,7 @@ def test_best_of_n_from_a_tag(ortet: Ortet, golden: Path) -> None:
     assert [line.startswith("*") for line in lines] == [False, False, True]
 
 
-def test_json_lines(ortet: Ortet, golden: Path) -> None:
+def test_swarm_run_json_prints_one_line_per_attempt(ortet: Ortet, golden: Path) -> None:
     done = ortet("--json", "swarm", "run", "-n", "2", "--keep", "2", "--", "sh try.sh", cwd=golden)
     *attempts, whole = map(json.loads, done.out.splitlines())
     assert sorted(one["i"] for one in attempts) == [0, 1]
@@ -64,7 +64,7 @@ def test_json_lines(ortet: Ortet, golden: Path) -> None:
     }
 
 
-def test_nothing_kept_is_told(ortet: Ortet, golden: Path) -> None:
+def test_swarm_run_without_a_scored_attempt_is_reported(ortet: Ortet, golden: Path) -> None:
     done = ortet("swarm", "run", "-n", "2", "--", "echo no >&2; exit 3", cwd=golden, code=5)
     assert "error: exit code 3: no" in done.out
     assert "no attempt has a score" in done.err
@@ -82,12 +82,16 @@ def test_nothing_kept_is_told(ortet: Ortet, golden: Path) -> None:
         (("-s", "nobody", "--", "true"), 4),
     ],
 )
-def test_bad_usage(ortet: Ortet, golden: Path, words: tuple[str, ...], code: int) -> None:
+def test_invalid_swarm_arguments_are_refused(
+    ortet: Ortet, golden: Path, words: tuple[str, ...], code: int
+) -> None:
     ortet("swarm", "run", *words, cwd=golden, code=code)
     assert (golden / "later").exists()
 
 
-def test_it_goes_on_after_its_driver_was_killed(ortet: Ortet, golden: Path, tmp_path: Path) -> None:
+def test_a_swarm_continues_after_its_driver_was_killed(
+    ortet: Ortet, golden: Path, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     task = f"test $ORTET_ATTEMPT = 0 || test -e {gate} || sleep 1000; echo $ORTET_ATTEMPT"
     words = ["--json", "swarm", "run", "-n", "3", "--name", "long", "--", task]
@@ -109,7 +113,7 @@ def test_it_goes_on_after_its_driver_was_killed(ortet: Ortet, golden: Path, tmp_
     assert (shown["attempts"][0]["tries"], shown["attempts"][1]["tries"]) == (1, 2)
 
 
-def test_a_table_in_a_terminal(ortet: Ortet, golden: Path) -> None:
+def test_swarm_run_shows_progress_at_a_terminal(ortet: Ortet, golden: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "ortet", "swarm", "run", "-n", "2", "--", "sh try.sh"]
     process = forked.Popen(

@@ -35,7 +35,9 @@ def kept(ortet: Ortet, place: Path) -> Path:
     return claude.write(ortet.home / ".claude" / "projects" / folder / f"{CONVERSATION}.jsonl")
 
 
-def test_the_one_of_this_directory(ortet: Ortet, place: Path, kept: Path, tmp_path: Path) -> None:
+def test_import_takes_the_newest_transcript_of_the_current_directory(
+    ortet: Ortet, place: Path, kept: Path, tmp_path: Path
+) -> None:
     older = write(kept.with_name(f"{CONVERSATION[:-1]}2.jsonl"), small().lines[:4])
     lines = older.read_text().replace("/home/ada/parser", str(place))
     older.write_text(lines)
@@ -57,7 +59,9 @@ def test_the_one_of_this_directory(ortet: Ortet, place: Path, kept: Path, tmp_pa
     assert ortet.json("verify", cwd=place)["ok"] is True
 
 
-def test_none_of_this_directory(ortet: Ortet, tmp_path: Path, kept: Path) -> None:
+def test_import_without_a_transcript_of_this_directory_lists_others(
+    ortet: Ortet, tmp_path: Path, kept: Path
+) -> None:
     done = ortet("import", "--from", "claude-code", cwd=tmp_path, code=4)
     assert str(kept.name) in done.out and "--all" in done.err
     done = ortet("import", "--from", "claude-code", "--json", cwd=tmp_path, code=4)
@@ -66,7 +70,9 @@ def test_none_of_this_directory(ortet: Ortet, tmp_path: Path, kept: Path) -> Non
     assert ortet.kind("import", "--from", "codex", cwd=tmp_path, code=4) == "no_directory"
 
 
-def test_files_directories_and_links(ortet: Ortet, tmp_path: Path, place: Path) -> None:
+def test_import_accepts_files_directories_and_links(
+    ortet: Ortet, tmp_path: Path, place: Path
+) -> None:
     root = tmp_path / "sessions"
     path = rollout().write(root / "2025" / "11" / "20" / "rollout-2025-11-20T10-00-00-x.jsonl")
     (root / "loop").symlink_to(root)
@@ -91,7 +97,9 @@ def test_files_directories_and_links(ortet: Ortet, tmp_path: Path, place: Path) 
         ortet("import", *words, cwd=place, code=2)
 
 
-def test_agents_come_with_whom_they_work_for(ortet: Ortet, place: Path, kept: Path) -> None:
+def test_transcripts_of_subagents_are_imported_with_their_parent(
+    ortet: Ortet, place: Path, kept: Path
+) -> None:
     def agent(id_: str, path: Path) -> None:
         claude = Claude()
         claude.prompt(f"look, {id_}", isSidechain=True, agentId=id_)
@@ -108,7 +116,7 @@ def test_agents_come_with_whom_they_work_for(ortet: Ortet, place: Path, kept: Pa
     ]
 
 
-def test_what_was_said_cannot_drive_a_terminal(ortet: Ortet, tmp_path: Path) -> None:
+def test_imported_text_is_escaped_for_the_terminal(ortet: Ortet, tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
     claude = Claude()
     claude.prompt(f"hello {evil}")
@@ -126,7 +134,7 @@ def test_what_was_said_cannot_drive_a_terminal(ortet: Ortet, tmp_path: Path) -> 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", done.out + done.err)
 
 
-def test_formats(ortet: Ortet, tmp_path: Path) -> None:
+def test_export_writes_every_format_and_refuses_others(ortet: Ortet, tmp_path: Path) -> None:
     path = small().write(tmp_path / "x.jsonl")
     ortet("import", "--from", "claude-code", str(path), "--name", "fix", cwd=tmp_path)
     for format_, check in (

@@ -15,7 +15,9 @@ def text(proj: Path) -> str:
     return (proj / "a.txt").read_text()
 
 
-def test_undo_undo_redo(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_undo_and_redo_step_through_uncommitted_and_committed_changes(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     first = commit("first")
     second = commit("second", **{"a.txt": "two\n", "b.txt": "new\n"})
     (proj / "a.txt").write_text("not committed\n")
@@ -56,7 +58,7 @@ def test_a_dry_run_only_shows(ortet: Ortet, proj: Path, commit: Commit) -> None:
     assert done_["changes"] == found["changes"]
 
 
-def test_it_says_how_to_get_back_what_was_not_committed(
+def test_undo_names_the_commit_that_keeps_uncommitted_changes(
     ortet: Ortet, proj: Path, commit: Commit
 ) -> None:
     commit("first")
@@ -70,7 +72,7 @@ def test_it_says_how_to_get_back_what_was_not_committed(
     assert ortet("show", oid, "log", cwd=proj).out == "noise again\n"
 
 
-def test_deeds_stay_done_and_the_mind_goes_back(ortet: Ortet, proj: Path) -> None:
+def test_undo_reverts_the_session_state_but_not_effects(ortet: Ortet, proj: Path) -> None:
     with library.open(ortet.store) as hub, hub.session("fix", workspace=proj) as s:
         s.say("user", "one")
         s.commit("one")
@@ -90,7 +92,9 @@ def test_deeds_stay_done_and_the_mind_goes_back(ortet: Ortet, proj: Path) -> Non
     assert text(proj) == "two\n"
 
 
-def test_of_a_fork_and_of_a_session_without_files(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_undo_works_on_a_fork_and_on_a_session_without_files(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     ortet("fork", cwd=proj)
     ortet("run", "-w", "proj/1", "echo side > side.txt", cwd=proj)
@@ -110,11 +114,13 @@ def test_of_a_fork_and_of_a_session_without_files(ortet: Ortet, proj: Path, comm
 
 
 @pytest.mark.parametrize("words", [("0",), ("-s", "x", "-w", "proj"), ("x",)])
-def test_bad_usage(ortet: Ortet, proj: Path, commit: Commit, words: tuple[str, ...]) -> None:
+def test_invalid_undo_arguments_are_refused(
+    ortet: Ortet, proj: Path, commit: Commit, words: tuple[str, ...]
+) -> None:
     commit("first")
     ortet("undo", *words, cwd=proj, code=2)
 
 
-def test_a_store_is_never_made_by_it(ortet: Ortet, tmp_path: Path) -> None:
+def test_undo_never_creates_a_store(ortet: Ortet, tmp_path: Path) -> None:
     assert ortet.kind("undo", cwd=tmp_path, code=4) == "no_workspace"
     assert not ortet.store.exists()

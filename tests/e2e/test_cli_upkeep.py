@@ -28,7 +28,7 @@ def count(ortet: Ortet, here: Path) -> int:
 
 
 class TestCompact:
-    def test_extract(self, ortet: Ortet, here: Path) -> None:
+    def test_compact_replaces_old_messages_by_an_extract(self, ortet: Ortet, here: Path) -> None:
         done = ortet.json("compact", "s", "--keep-last", "2", cwd=here)["compaction"]
         assert done["count"] == 4 and "words 0" in done["summary"]
         assert count(ortet, here) == 2
@@ -36,7 +36,7 @@ class TestCompact:
         assert ortet("compact", "s", "--keep-last", "2", cwd=here).out == "nothing to leave out\n"
         assert ortet.json("compact", "s", cwd=here)["compaction"] is None
 
-    def test_a_summary_of_ones_own(self, ortet: Ortet, here: Path) -> None:
+    def test_compact_accepts_a_summary_from_a_file_or_stdin(self, ortet: Ortet, here: Path) -> None:
         words = ["compact", "s", "--keep-last", "3", "--summary"]
         assert ortet.kind(*words, "no", cwd=here, code=4) == "no_file"
         (here / "bad").write_bytes(b"\xff")
@@ -50,7 +50,9 @@ class TestCompact:
 
 
 class TestCheckpoint:
-    def test_there_and_back(self, ortet: Ortet, here: Path, tmp_path: Path) -> None:
+    def test_a_checkpoint_file_restores_a_session_in_another_store(
+        self, ortet: Ortet, here: Path, tmp_path: Path
+    ) -> None:
         record = ortet("checkpoint", "s", cwd=here).data
         assert record["goal"] == "be green" and len(record["messages"]) == 6
         written = ortet.json("checkpoint", "s", "-o", "s.json", cwd=here)
@@ -64,7 +66,7 @@ class TestCheckpoint:
         ortet("checkpoint", "--from", "s.json", cwd=here, env=there)
         assert len(ortet("session", "ls", "--json", cwd=here, env=there).data) == 1
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_checkpoint_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         (here / "x.json").write_text('{"goal": 1}')
         words = ["checkpoint", "--from", "x.json"]
         assert ortet.kind(*words, cwd=here, code=2) == "bad_checkpoint"
@@ -75,7 +77,7 @@ class TestCheckpoint:
 
 
 class TestArchive:
-    def test_back(self, ortet: Ortet, here: Path) -> None:
+    def test_unarchive_brings_back_an_archived_session(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("unarchive", "s", cwd=here, code=5) == "illegal_move"
         ortet("archive", "s", cwd=here)
         assert len(ortet.json("journal", "s", "--kind", "message", cwd=here)) == 6
@@ -84,7 +86,7 @@ class TestArchive:
 
 
 class TestErase:
-    def test_a_session(self, ortet: Ortet, here: Path) -> None:
+    def test_erase_of_a_session_writes_a_signed_receipt(self, ortet: Ortet, here: Path) -> None:
         assert ortet.kind("erase", "s", cwd=here, code=2) == "not_confirmed"
         assert ortet.kind("erase", "--yes", cwd=here, code=2) == "nothing_meant"
         receipt = ortet("erase", "s", "--yes", "--receipt", "r.json", "--json", cwd=here).data
@@ -94,7 +96,7 @@ class TestErase:
         ortet("verify", cwd=here)
         assert "erased" in ortet("audit", "s", cwd=here).out.splitlines()[-1]
 
-    def test_the_second_time_says_so(self, ortet: Ortet, here: Path) -> None:
+    def test_a_second_erase_reports_already_erased(self, ortet: Ortet, here: Path) -> None:
         """Failed before: it told the same again."""
         words = ("erase", "s", "--event", "2", "--yes")
         assert ortet("--json", *words, cwd=here).data["already"] is False
@@ -102,7 +104,7 @@ class TestErase:
         assert again.startswith("already erased: 1 event")
         assert ortet("--json", *words, cwd=here).data["already"] is True
 
-    def test_a_user_in_all(self, ortet: Ortet, here: Path) -> None:
+    def test_erase_of_a_user_covers_all_sessions(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("t") as s:
             s.say("user", "of ann", user="ann")
             s.say("user", "of ben", user="ben")
@@ -112,14 +114,16 @@ class TestErase:
         assert ortet.json("session", "show", "t", cwd=here)["messages"] == 1
         ortet("verify", cwd=here)
 
-    def test_events(self, ortet: Ortet, here: Path) -> None:
+    def test_erase_of_single_events_keeps_the_others(self, ortet: Ortet, here: Path) -> None:
         said = [one["seq"] for one in ortet.json("journal", "s", "--kind", "message", cwd=here)]
         words = ["--event", str(said[0]), "--event", str(said[1]), "--yes"]
         assert "erased 2 events" in ortet("erase", "s", *words, cwd=here).out
         assert count(ortet, here) == 4
         assert ortet.kind("erase", "s", "--event", "999", "--yes", cwd=here, code=2) == "no_event"
 
-    def test_in_use_or_held(self, ortet: Ortet, here: Path) -> None:
+    def test_erase_of_a_session_in_use_or_on_hold_is_refused(
+        self, ortet: Ortet, here: Path
+    ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s"):
             assert ortet.kind("erase", "s", "--yes", cwd=here, code=6) == "lease_held"
         ortet("hold", "s", cwd=here)
@@ -128,7 +132,7 @@ class TestErase:
 
 
 class TestHold:
-    def test_on_and_off(self, ortet: Ortet, here: Path) -> None:
+    def test_a_hold_prevents_retention_until_released(self, ortet: Ortet, here: Path) -> None:
         assert ortet("hold", cwd=here).out == "nothing is on hold\n"
         assert ortet.json("hold", "s", "--why", "incident 17", cwd=here)["why"] == "incident 17"
         (held,) = ortet.json("hold", cwd=here)
@@ -145,7 +149,7 @@ class TestHold:
 
 
 class TestRetention:
-    def test_show_and_set(self, ortet: Ortet, here: Path) -> None:
+    def test_retention_policies_are_set_per_agent_and_shown(self, ortet: Ortet, here: Path) -> None:
         assert ortet("retention", cwd=here).out.startswith("no policy")
         ortet("retention", "--keep-messages", "30", cwd=here)
         ortet("retention", "--archive-after", "90", cwd=here)  # and the first stays
@@ -160,7 +164,7 @@ class TestRetention:
         (other,) = ortet.json("retention", "--agent", "new", cwd=here)
         assert other == {"agent": "new", "keep_messages": None, "archive_after": None}
 
-    def test_bad_input(self, ortet: Ortet, here: Path) -> None:
+    def test_invalid_retention_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
         for value in ("long", "-1", "nan"):
             words = ["retention", f"--keep-messages={value}"]
             assert ortet.kind(*words, cwd=here, code=2) == "bad_age", value
@@ -168,7 +172,7 @@ class TestRetention:
 
 
 class TestDataset:
-    def test_all_and_some(self, ortet: Ortet, here: Path) -> None:
+    def test_dataset_exports_all_or_selected_sessions(self, ortet: Ortet, here: Path) -> None:
         ortet("session", "new", "t", cwd=here)
         assert ortet.json("dataset", "all.jsonl", cwd=here)["sessions"] == 2
         assert ortet("dataset", "one.jsonl", "s", cwd=here).out == "1 session -> one.jsonl\n"
@@ -182,7 +186,9 @@ class TestDataset:
 
 
 class TestCommit:
-    def test_mind_and_files_together(self, ortet: Ortet, proj: Path) -> None:
+    def test_commit_and_restore_cover_session_state_and_files(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         ortet("session", "new", "w", "-w", ".", "--goal", "g", cwd=proj)
         ortet("say", "one", cwd=proj)
         first = ortet.json("commit", "-m", "both", cwd=proj)
@@ -198,7 +204,7 @@ class TestCommit:
         ortet("verify", cwd=proj)
 
 
-def test_quiet(ortet: Ortet, here: Path) -> None:
+def test_quiet_upkeep_commands_print_nothing(ortet: Ortet, here: Path) -> None:
     for words in (
         *(["compact", "s"], ["checkpoint", "s"], ["checkpoint", "s", "-o", "f"], ["hold", "s"]),
         *(["hold"], ["release", "s"], ["retention"], ["retention", "--keep-messages", "9"]),

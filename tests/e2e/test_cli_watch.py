@@ -103,7 +103,7 @@ def log(ortet: Ortet, proj: Path) -> list[str]:
     return [one["message"] for one in ortet.json("log", cwd=proj)]
 
 
-def test_whenever_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> None:
+def test_watch_commits_when_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> None:
     watch = start("--settle", "0.1")
     assert watch.made()["message"] == "2 files added: a.txt, src/main.py"  # which were there
     put(proj, "a.txt", "two\n")
@@ -116,14 +116,14 @@ def test_whenever_files_have_settled(start: Start, ortet: Ortet, proj: Path) -> 
     ortet("verify", cwd=proj)
 
 
-def test_a_line_for_each_and_a_message_of_ones_own(ortet: Ortet, proj: Path) -> None:
+def test_watch_prints_a_line_per_commit_and_accepts_a_message(ortet: Ortet, proj: Path) -> None:
     done = ortet("watch", "--once", "--settle", "0", "-m", "by itself", cwd=proj)
     assert "[proj " in done.out and "] by itself  (" in done.out and done.out.count("\n") == 1
     assert done.err.startswith(f"watching {proj}: a commit when nothing has changed for 0 s")
     assert log(ortet, proj) == ["by itself"]
 
 
-def test_what_is_ignored_does_not_count(
+def test_watch_ignores_changes_to_ignored_files(
     start: Start, ortet: Ortet, proj: Path, commit: Commit
 ) -> None:
     commit("first", **{".ortetignore": "*.log\nout/\n"})
@@ -139,7 +139,7 @@ def test_what_is_ignored_does_not_count(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_asked_to_end_it_commits_what_is_there(
+def test_watch_commits_pending_changes_when_it_is_terminated(
     start: Start, ortet: Ortet, proj: Path, commit: Commit, number: int
 ) -> None:
     commit("first")
@@ -155,7 +155,9 @@ def test_asked_to_end_it_commits_what_is_there(
     assert log(ortet, proj)[0] == "1 file added: c.txt"
 
 
-def test_changes_that_never_end(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_watch_commits_after_at_most_when_changes_never_end(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     watch, done = start("--settle", _NEVER, "--at-most", "0.3"), threading.Event()
     put(proj, "server.log", "line\n")
@@ -180,7 +182,9 @@ def _size(ortet: Ortet, oid: str) -> int:
     return len(ortet("show", oid, "server.log", cwd=ortet.home).out)
 
 
-def test_deep_in_new_directories(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_watch_sees_changes_deep_in_new_directories(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     watch = start("--settle", "0.1")
     deep = proj / "one" / "two" / "three"
@@ -191,7 +195,7 @@ def test_deep_in_new_directories(start: Start, ortet: Ortet, proj: Path, commit:
     assert watch.made()["message"] == "1 file added: one/two/three/b"
 
 
-def test_events_that_the_kernel_lost(
+def test_watch_finds_changes_whose_events_were_lost(
     start: Start, ortet: Ortet, proj: Path, commit: Commit
 ) -> None:
     commit("first", busy="", busy2="")
@@ -221,7 +225,9 @@ def turn_of(ortet: Ortet, proj: Path) -> Iterator[None]:
         yield
 
 
-def test_somebody_elses_turn(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_watch_waits_while_another_process_holds_the_workspace(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     watch = start("--settle", "0.1")
     put(proj, "b.txt", "b")
@@ -244,7 +250,7 @@ def insist(ortet: Ortet, proj: Path, *words: str) -> None:
         assert "repeat the call" in done.err and time.monotonic() < deadline, done.err
 
 
-def test_others_commit_and_restore_beside_it(
+def test_watch_works_beside_other_commits_and_restores(
     start: Start, ortet: Ortet, proj: Path, commit: Commit
 ) -> None:
     commit("first")
@@ -261,7 +267,9 @@ def test_others_commit_and_restore_beside_it(
     ortet("verify", cwd=proj)
 
 
-def test_a_directory_that_vanishes(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_watch_reports_a_missing_directory_and_continues(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     watch = start("--settle", "0.1")
     put(proj, "b.txt", "b")
@@ -284,7 +292,9 @@ def test_a_directory_that_vanishes(start: Start, ortet: Ortet, proj: Path, commi
     assert watch.made()["message"] == "1 file added: newer.txt"
 
 
-def test_dropped_while_it_watches(start: Start, ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_watch_ends_when_its_workspace_is_dropped(
+    start: Start, ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     commit("first")
     watch = start("--settle", "0.1")
     put(proj, "b.txt", "b")
@@ -307,7 +317,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not privileged(), reason="needs a disk of its own")
-def test_a_full_disk(disk: Path, start: Start, ortet: Ortet, proj: Path) -> None:
+def test_watch_reports_a_full_disk_and_continues(
+    disk: Path, start: Start, ortet: Ortet, proj: Path
+) -> None:
     (proj / ".ortet").unlink()
     ortet("init", "--store", str(disk / "store"), cwd=proj)
     (disk / "store" / "config.toml").write_text("reserve = 0\n")
@@ -326,7 +338,7 @@ def test_a_full_disk(disk: Path, start: Start, ortet: Ortet, proj: Path) -> None
     assert watch.end() == []
 
 
-def test_where_changes_cannot_be_heard_of(
+def test_watch_polls_where_inotify_is_off(
     start: Start, ortet: Ortet, proj: Path, commit: Commit
 ) -> None:
     commit("first")
@@ -346,7 +358,7 @@ def test_a_private_copy_is_not_watched(ortet: Ortet, proj: Path, commit: Commit)
     assert ortet.kind("watch", "-C", "nowhere", cwd=proj, code=4) == "no_directory"
 
 
-def test_messages(tmp_path: Path) -> None:
+def test_watch_messages_name_the_changed_files(tmp_path: Path) -> None:
     with library.open(tmp_path / "store") as hub:
         place = tmp_path / "place"
         place.mkdir()

@@ -25,7 +25,7 @@ class TestInit:
         assert "site" in done.out
         assert (place / ".ortet").read_text() == f"{ortet.store}#site\n"
 
-    def test_json_says_what_was_made(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_init_json_shows_the_workspace_and_store(self, ortet: Ortet, tmp_path: Path) -> None:
         place = tmp_path / "site"
         place.mkdir()
         assert ortet.json("init", cwd=place) == {
@@ -35,7 +35,7 @@ class TestInit:
             "head": None,
         }
 
-    def test_again_goes_on_with_the_same_history(
+    def test_init_again_continues_the_same_history(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         oid = commit("first")
@@ -85,7 +85,7 @@ class TestInit:
         assert not (place / ".ortet").exists()
 
     @pytest.mark.parametrize("text", ["", "two\nlines\n"])
-    def test_a_broken_pointer_says_what_to_do_and_init_mends_it(
+    def test_a_broken_pointer_is_reported_and_repaired_by_init(
         self, ortet: Ortet, proj: Path, commit: Commit, text: str
     ) -> None:
         oid = commit("kept")
@@ -98,7 +98,9 @@ class TestInit:
 
 
 class TestWhichWorkspace:
-    def test_outside_every_workspace(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_commands_outside_of_a_workspace_advise_to_init(
+        self, ortet: Ortet, tmp_path: Path
+    ) -> None:
         for verb in (["commit", "-m", "x"], ["status"], ["run", "true"], ["fork"], ["reflog"]):
             done = ortet("--json", *verb, cwd=tmp_path, code=4)
             assert done.error["kind"] in ("no_workspace", "no_store")
@@ -133,13 +135,15 @@ class TestWhichWorkspace:
         shutil.rmtree(proj)  # with the original gone the copy is still itself
         assert ortet.json("log", cwd=copy)[0]["oid"] == found["oid"]
 
-    def test_by_name_from_anywhere(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+    def test_option_w_names_a_workspace_from_anywhere(
+        self, ortet: Ortet, proj: Path, tmp_path: Path
+    ) -> None:
         found = ortet.json("commit", "-m", "x", "-w", "proj", cwd=tmp_path)
         assert found["changed"] >= 3
         done = ortet("commit", "-w", "nobody", "--json", cwd=tmp_path, code=4)
         assert done.error["kind"] == "no_workspace"
 
-    def test_the_environment_chooses_the_store(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_ortet_url_chooses_the_store_of_init(self, ortet: Ortet, tmp_path: Path) -> None:
         place = tmp_path / "work"
         place.mkdir()
         url = {"ORTET_URL": str(tmp_path / "chosen")}
@@ -150,7 +154,9 @@ class TestWhichWorkspace:
 
 
 class TestCommit:
-    def test_the_fixed_point(self, ortet: Ortet, proj: Path, tmp_path: Path) -> None:
+    def test_commit_json_shows_ids_message_author_and_parents(
+        self, ortet: Ortet, proj: Path, tmp_path: Path
+    ) -> None:
         found = ortet("-C", str(proj), "commit", "-m", "first", "--json", cwd=tmp_path).data
         assert len(found["oid"]) == len(found["state"]) == 64
         assert (found["message"], found["author"], found["parents"]) == ("first", "tester", [])
@@ -165,7 +171,9 @@ class TestCommit:
         assert (found["oid"], found["created"], found["changed"]) == (first, False, 0)
         assert "nothing changed" in ortet("commit", "-m", "again", cwd=proj).out
 
-    def test_the_line_for_people(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_commit_prints_one_line_with_id_and_counts(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         commit("first")
         (proj / "a.txt").write_text("two\n")
         done = ortet("commit", "-m", "more\n\nand why", cwd=proj)
@@ -188,7 +196,7 @@ class TestCommit:
         assert ortet.json("commit", "-m", "y", cwd=proj)["state"] == first
         assert ".ortet" not in ortet("show", cwd=proj).out
 
-    def test_two_processes_at_once_lose_nothing(
+    def test_two_concurrent_commits_lose_nothing(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         commit("base")
@@ -209,12 +217,16 @@ class TestCommit:
 
 
 class TestStatus:
-    def test_before_the_first_commit(self, ortet: Ortet, proj: Path) -> None:
+    def test_status_before_the_first_commit_lists_every_file(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         found = ortet.json("status", cwd=proj)
         assert (found["name"], found["head"], found["clean"]) == ("proj", None, False)
         assert {change["path"] for change in found["changes"]} >= {"a.txt", "src/main.py"}
 
-    def test_tells_what_changed(self, ortet: Ortet, proj: Path, commit: Commit) -> None:
+    def test_status_lists_modified_added_and_removed_files(
+        self, ortet: Ortet, proj: Path, commit: Commit
+    ) -> None:
         oid = commit("first")
         assert ortet.json("status", cwd=proj)["clean"] is True
         (proj / "a.txt").write_text("changed\n")
@@ -245,10 +257,10 @@ class TestRun:
         done = ortet("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3", cwd=proj, code=3)
         assert (done.out, done.err) == ("out\n", "err\n")
 
-    def test_one_word_goes_to_the_shell(self, ortet: Ortet, proj: Path) -> None:
+    def test_run_passes_a_single_argument_to_the_shell(self, ortet: Ortet, proj: Path) -> None:
         assert ortet("run", "cat a.txt | tr o O", cwd=proj).out == "One\n"
 
-    def test_json(self, ortet: Ortet, proj: Path) -> None:
+    def test_run_json_returns_exit_code_and_output(self, ortet: Ortet, proj: Path) -> None:
         done = ortet("run", "--json", "--", "sh", "-c", "echo hi; exit 4", cwd=proj, code=4)
         assert (done.data["exit_code"], done.data["stdout"]) == (4, "hi\n")
         assert done.data["timed_out"] is False
@@ -256,7 +268,9 @@ class TestRun:
     def test_options_after_the_command_are_the_commands(self, ortet: Ortet, proj: Path) -> None:
         assert ortet("run", "echo", "--json", "-q", cwd=proj).out == "--json -q\n"
 
-    def test_starts_at_the_top_with_the_variables_given(self, ortet: Ortet, proj: Path) -> None:
+    def test_run_starts_in_the_workspace_root_with_the_given_environment(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         done = ortet("-C", "src", "run", "--env", "X=a=b", "echo $X; pwd", cwd=proj)
         assert done.out.splitlines() == ["a=b", str(proj)]
         assert ortet("run", "--cwd", "src", "pwd", cwd=proj).out == f"{proj / 'src'}\n"
@@ -269,11 +283,11 @@ class TestRun:
         done = ortet("run", "--timeout", "0.2", "sleep 60 & sleep 60", cwd=proj, code=124)
         assert "killed after 0.2 s" in done.err
 
-    def test_standard_input_on_request(self, ortet: Ortet, proj: Path) -> None:
+    def test_run_passes_stdin_only_on_request(self, ortet: Ortet, proj: Path) -> None:
         assert ortet("run", "-i", "cat", cwd=proj, stdin=b"given").out == "given"
         assert ortet("run", "cat", cwd=proj, stdin=b"kept").out == ""
 
-    def test_what_cannot_be_started(self, ortet: Ortet, proj: Path) -> None:
+    def test_run_of_a_missing_program_ends_with_127(self, ortet: Ortet, proj: Path) -> None:
         done = ortet("run", "--", "no-such-program", "x", cwd=proj, code=127)
         assert "no-such-program" in done.err
 

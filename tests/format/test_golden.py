@@ -47,7 +47,7 @@ def test_the_document_publishes_every_vector() -> None:
 
 
 @pytest.mark.parametrize("name", list(vectors.VECTORS))
-def test_encoding(name: str) -> None:
+def test_encodings_match_the_published_bytes_and_ids(name: str) -> None:
     data, oid = read_document()[name]
     assert vectors.VECTORS[name] == data
     assert vectors.HASH(data).hex() == oid
@@ -66,7 +66,9 @@ def test_encoding(name: str) -> None:
         ("memory", Memory, vectors.MEMORY),
     ],
 )
-def test_decoding(name: str, type_: type, value: object) -> None:
+def test_published_bytes_decode_to_the_expected_records(
+    name: str, type_: type, value: object
+) -> None:
     assert decode(type_, read_document()[name][0]) == value
 
 

@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_it_verifies_and_its_history_is_there(store: Path) -> None:
+def test_a_store_of_an_earlier_release_verifies_with_its_history(store: Path) -> None:
     with ortet.open(store) as hub:
         assert hub.verify().problems == []
         assert [info.oid for info in hub.log("project")] == [FIRST]
@@ -33,7 +33,9 @@ def test_it_verifies_and_its_history_is_there(store: Path) -> None:
         assert hub.show("project@{1}").oid == SECOND
 
 
-def test_its_files_come_back_with_the_state_they_had(store: Path, tmp_path: Path) -> None:
+def test_a_store_of_an_earlier_release_restores_its_files_exactly(
+    store: Path, tmp_path: Path
+) -> None:
     with ortet.open(store) as hub:
         hub.restore(SECOND, to=tmp_path / "second")
         hub.restore("golden", to=tmp_path / "first")
@@ -47,7 +49,7 @@ def test_its_files_come_back_with_the_state_they_had(store: Path, tmp_path: Path
             assert ws.commit("again").state == STATE
 
 
-def test_it_goes_on(store: Path, tmp_path: Path) -> None:
+def test_a_store_of_an_earlier_release_accepts_new_commits(store: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new/file").write_text("x")
     with ortet.open(store) as hub:

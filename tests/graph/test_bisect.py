@@ -32,7 +32,7 @@ def drive(search: Bisect, verdict: Callable[[str], str]) -> tuple[Answer, int]:
 
 @settings(deadline=None)
 @given(size=st.integers(2, 2000), data=st.data())
-def test_finds_it_on_a_line_in_log2_steps(size: int, data: st.DataObject) -> None:
+def test_bisect_finds_the_first_bad_commit_in_log2_steps(size: int, data: st.DataObject) -> None:
     culprit = data.draw(st.integers(1, size - 1))
     graph = chain(size)
     search = Bisect(graph.__getitem__, BisectState(bad=str(size - 1), good=["0"]))
@@ -41,7 +41,7 @@ def test_finds_it_on_a_line_in_log2_steps(size: int, data: st.DataObject) -> Non
     assert steps <= math.ceil(math.log2(size))
 
 
-def test_goes_on_where_another_process_stopped() -> None:
+def test_bisect_continues_the_search_of_another_process() -> None:
     graph = chain(1000)
     state = BisectState(bad="999", good=["0"])
     for _ in range(20):
@@ -55,7 +55,7 @@ def test_goes_on_where_another_process_stopped() -> None:
     assert state.tested <= 10
 
 
-def test_skipped_commits_are_gone_around() -> None:
+def test_bisect_searches_around_skipped_commits() -> None:
     search = Bisect(chain(100).__getitem__, BisectState(bad="99", good=["0"]))
     answer, _ = drive(
         search,
@@ -64,7 +64,7 @@ def test_skipped_commits_are_gone_around() -> None:
     assert answer.first_bad == "20"
 
 
-def test_skipped_culprit_leaves_suspects() -> None:
+def test_a_skipped_first_bad_commit_leaves_suspects() -> None:
     search = Bisect(chain(100).__getitem__, BisectState(bad="99", good=["0"]))
     answer, _ = drive(
         search, lambda oid: "skip" if oid in ("40", "41") else "bad" if int(oid) >= 41 else "good"
@@ -94,7 +94,7 @@ MERGED: Graph = {
         ({"tip"}, "tip"),
     ],
 )
-def test_looks_into_merged_branches(broken: set[str], expected: str) -> None:
+def test_bisect_searches_merged_branches(broken: set[str], expected: str) -> None:
     search = Bisect(MERGED.__getitem__, BisectState(bad="tip", good=["root"]))
     answer, _ = drive(search, lambda oid: "bad" if oid in broken else "good")
     assert answer.first_bad == expected
@@ -114,7 +114,9 @@ def test_untestable_merged_branch_is_a_suspect() -> None:
         (BisectState(bad="3", good=["3"]), "contradiction"),
     ],
 )
-def test_refuses_a_search_that_makes_no_sense(state: BisectState, kind: str) -> None:
+def test_bisect_without_a_good_commit_or_with_contradicting_ends_is_refused(
+    state: BisectState, kind: str
+) -> None:
     with pytest.raises(Invalid) as caught:
         Bisect(chain(10).__getitem__, state)
     assert caught.value.kind == kind

@@ -159,7 +159,7 @@ def local(path: Path) -> LocalObjects:
 # there and back
 
 
-def test_there_and_back(source: Shelf, tmp_path: Path) -> None:
+def test_an_exported_bundle_imports_all_objects_and_refs(source: Shelf, tmp_path: Path) -> None:
     oid, path = sample(source), tmp_path / "b"
     report = bundle.export(source, {"main": oid, "tag/x": oid}, references, path)
     assert report.objects == len(source.held)
@@ -172,7 +172,7 @@ def test_there_and_back(source: Shelf, tmp_path: Path) -> None:
     assert target.held == source.held
 
 
-def test_between_stores(tmp_path: Path) -> None:
+def test_a_bundle_copies_a_commit_between_local_stores(tmp_path: Path) -> None:
     source, target = local(tmp_path / "one"), local(tmp_path / "two")
     oid, path = sample(source), tmp_path / "b"
     source.flush()
@@ -187,7 +187,7 @@ def test_between_stores(tmp_path: Path) -> None:
     target.close()
 
 
-def test_only_what_the_refs_need_is_written(source: Shelf, tmp_path: Path) -> None:
+def test_export_writes_only_objects_reachable_from_the_refs(source: Shelf, tmp_path: Path) -> None:
     commit_files(source, {b"other": b"unrelated"})
     oid = commit_files(source, {b"a": b"wanted"})
     report = bundle.export(source, {"main": oid}, references, tmp_path / "b")
@@ -197,7 +197,7 @@ def test_only_what_the_refs_need_is_written(source: Shelf, tmp_path: Path) -> No
     assert b"unrelated" not in [data for _, data in target.held.values()]
 
 
-def test_import_puts_only_what_is_not_there(source: Shelf, small: Path) -> None:
+def test_import_puts_only_missing_objects(source: Shelf, small: Path) -> None:
     target = Shelf()
     for oid, (kind, data) in list(source.held.items())[:2]:
         assert target.put(kind, data) == oid
@@ -207,7 +207,7 @@ def test_import_puts_only_what_is_not_there(source: Shelf, small: Path) -> None:
     assert target.puts == len(source.held)
 
 
-def test_children_come_before_what_refers_to_them(source: Shelf, tmp_path: Path) -> None:
+def test_import_puts_referenced_objects_before_their_parents(source: Shelf, tmp_path: Path) -> None:
     bundle.export(source, {"main": sample(source)}, references, tmp_path / "b")
     target = Shelf()
     bundle.import_(target, tmp_path / "b", references)
@@ -217,7 +217,7 @@ def test_children_come_before_what_refers_to_them(source: Shelf, tmp_path: Path)
         seen.add(oid)
 
 
-def test_one_object_in_two_roles(source: Shelf, tmp_path: Path) -> None:
+def test_an_object_that_is_both_blob_and_tree_is_imported(source: Shelf, tmp_path: Path) -> None:
     tree = Trees(source).build([file_entry(source, b"inner", b"x")])
     page = source.get(tree.oid)
     entries = [
@@ -232,7 +232,9 @@ def test_one_object_in_two_roles(source: Shelf, tmp_path: Path) -> None:
     assert target.held.keys() == source.held.keys()
 
 
-def test_deep_histories_and_directories(source: Shelf, tmp_path: Path) -> None:
+def test_deep_histories_and_directories_are_exported_and_imported(
+    source: Shelf, tmp_path: Path
+) -> None:
     tree = Trees(source).build([])
     for _ in range(2000):
         below = Entry(b"d", DIRECTORY, 1, data=tree.oid, cid=tree.cid)
@@ -246,7 +248,7 @@ def test_deep_histories_and_directories(source: Shelf, tmp_path: Path) -> None:
     assert len(target.held) == report.objects > 4000
 
 
-def test_progress_ends_where_it_said(source: Shelf, tmp_path: Path) -> None:
+def test_export_and_import_progress_reach_their_total(source: Shelf, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:
@@ -371,7 +373,7 @@ def killed(verb: str, store: Path, path: Path, oid: Oid, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["export.after-frame:kill:2", "export.before-rename:kill"])
-def test_export_killed(tmp_path: Path, fault: str) -> None:
+def test_a_killed_export_is_resumed(tmp_path: Path, fault: str) -> None:
     source = local(tmp_path / "one")
     oid = sample(source)
     source.flush()
@@ -381,7 +383,7 @@ def test_export_killed(tmp_path: Path, fault: str) -> None:
     source.close()
 
 
-def test_import_killed(source: Shelf, tmp_path: Path) -> None:
+def test_a_killed_import_can_be_repeated(source: Shelf, tmp_path: Path) -> None:
     oid = sample(source)
     bundle.export(source, {"main": oid}, references, tmp_path / "b")
     killed("import", tmp_path / "two", tmp_path / "b", oid, "import.after-frame:kill:2")
@@ -392,7 +394,7 @@ def test_import_killed(source: Shelf, tmp_path: Path) -> None:
     target.close()
 
 
-def test_two_exports_to_one_file(source: Shelf, tmp_path: Path) -> None:
+def test_a_second_export_to_the_same_file_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b""})
     with open(tmp_path / "b.part", "wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -425,7 +427,7 @@ def test_export_to_a_full_disk_goes_on_when_there_is_room(source: Shelf, disk: P
 # wrong
 
 
-def test_what_is_no_bundle(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_bundle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "garbage").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "directory").mkdir()
@@ -456,7 +458,7 @@ def test_every_changed_byte_is_found(small: Path) -> None:
         assert str(small) in error.message
 
 
-def test_newer_bundle(small: Path) -> None:
+def test_a_bundle_of_a_newer_format_is_refused(small: Path) -> None:
     whole = bytearray(small.read_bytes())
     whole[8] = bundlefile.VERSION + 1
     small.write_bytes(whole)
@@ -466,7 +468,7 @@ def test_newer_bundle(small: Path) -> None:
     assert "upgrade" in error.message
 
 
-def test_another_key(small: Path) -> None:
+def test_a_bundle_of_another_key_is_refused(small: Path) -> None:
     target = Shelf(key=b"k" * 32)
     with pytest.raises(Unsupported) as caught:
         bundle.import_(target, small, references)
@@ -474,7 +476,7 @@ def test_another_key(small: Path) -> None:
     assert target.held == {}
 
 
-def test_a_frame_under_another_key(source: Shelf, tmp_path: Path) -> None:
+def test_a_frame_under_another_key_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b"first"})
     path = write(tmp_path / "b", {"main": oid}, [items(source)])
     whole = path.read_bytes()
@@ -488,7 +490,7 @@ def test_a_frame_under_another_key(source: Shelf, tmp_path: Path) -> None:
     bundle.import_(Shelf(), path, references)
 
 
-def test_wrong_hash(source: Shelf, tmp_path: Path) -> None:
+def test_an_object_with_a_wrong_hash_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b"first"})
     lying = [
         (held, kind, b"FIRST" if data == b"first" else data) for held, kind, data in items(source)
@@ -498,7 +500,7 @@ def test_wrong_hash(source: Shelf, tmp_path: Path) -> None:
     assert "hash" in error.message
 
 
-def test_missing_objects(source: Shelf, tmp_path: Path) -> None:
+def test_a_bundle_with_a_missing_object_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b"first"}, commit_files(source, {b"a": b"parent"}))
     for left_out in source.held:
         rest = [item for item in items(source) if item[0] != left_out]
@@ -507,19 +509,21 @@ def test_missing_objects(source: Shelf, tmp_path: Path) -> None:
         assert f"{left_out.hex()} is missing" in error.message
 
 
-def test_objects_of_no_commit(source: Shelf, tmp_path: Path) -> None:
+def test_a_bundle_with_unreachable_objects_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b"first"})
     source.put(Kind.BLOB, b"stray")
     assert "no commit" in refused(write(tmp_path / "b", {"main": oid}, [items(source)])).message
 
 
-def test_objects_twice(source: Shelf, tmp_path: Path) -> None:
+def test_a_bundle_with_a_duplicate_object_is_refused(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b"first"})
     path = write(tmp_path / "b", {"main": oid}, [items(source), items(source)[:1]])
     assert "twice" in refused(path).message
 
 
-def test_wrong_kinds(source: Shelf, tmp_path: Path) -> None:
+def test_a_bundle_with_an_object_of_the_wrong_kind_is_refused(
+    source: Shelf, tmp_path: Path
+) -> None:
     blob = source.put(Kind.BLOB, b"I am no commit")
     for entry in (
         Entry(b"a", DIRECTORY, 1, data=blob, cid=bytes(32)),
@@ -537,7 +541,9 @@ def test_wrong_kinds(source: Shelf, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [b"../escape", b"..", b".", b"", b"/etc/passwd", b"a/b", b"nul\0", b"a/../../b"]
 )
-def test_names_that_leave_their_directory(tmp_path: Path, name: bytes) -> None:
+def test_a_bundle_with_names_outside_their_directory_is_refused(
+    tmp_path: Path, name: bytes
+) -> None:
     shelf = Shelf()
     page = Page(0, [file_entry(shelf, name, b"evil")])
     oid = commit_tree(shelf, shelf.put(Kind.TREE, encode(page)))
@@ -547,12 +553,14 @@ def test_names_that_leave_their_directory(tmp_path: Path, name: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a..b", "", "-x", "a\0", "a\n", "\x1b[31m", "HEAD"])
-def test_ref_names_no_branch_could_have(source: Shelf, tmp_path: Path, name: str) -> None:
+def test_a_bundle_with_invalid_ref_names_is_refused(
+    source: Shelf, tmp_path: Path, name: str
+) -> None:
     oid = commit_files(source, {b"a": b"first"})
     assert refused(write(tmp_path / "b", {name: oid}, [items(source)])).kind == "bad_name"
 
 
-def test_a_bundle_without_refs_or_with_bad_ids(source: Shelf, tmp_path: Path) -> None:
+def test_a_bundle_without_refs_or_with_bad_ids_is_refused(source: Shelf, tmp_path: Path) -> None:
     assert refused(write(tmp_path / "b", {}, [])).kind == "bad_bundle"
     assert refused(write(tmp_path / "b", {"main": Oid(b"short")}, [])).kind == "bad_bundle"
 
@@ -564,13 +572,13 @@ def test_a_bundle_without_refs_or_with_bad_ids(source: Shelf, tmp_path: Path) ->
     "limits",
     [Limits(objects=4), Limits(raw_bytes=100), Limits(room=100), Limits(files=1)],
 )
-def test_limits(small: Path, limits: Limits) -> None:
+def test_a_bundle_over_an_import_limit_is_refused(small: Path, limits: Limits) -> None:
     error = refused(small, limits=limits)
     assert isinstance(error, Refused)
     assert error.kind == "bundle_too_large"
 
 
-def test_a_little_that_expands_to_a_lot(source: Shelf, tmp_path: Path) -> None:
+def test_a_compressed_bomb_in_a_bundle_is_refused(source: Shelf, tmp_path: Path) -> None:
     zeros = bytes(12 * 1024 * 1024)
     body = frame.build([(source.hasher.oid(zeros), Kind.BLOB, zeros)], bytes(8), Compressor())
     head = bundlefile.build_head(bytes(8), {"main": Oid(bytes(32))})
@@ -581,7 +589,7 @@ def test_a_little_that_expands_to_a_lot(source: Shelf, tmp_path: Path) -> None:
     assert "expand" in refused(tmp_path / "b").message
 
 
-def test_a_frame_larger_than_it_says(small: Path) -> None:
+def test_a_frame_larger_than_its_header_says_is_refused(small: Path) -> None:
     with bundlefile.BundleFile(small, Limits()) as file:
         offset = file.leads[0].offset
     whole = bytearray(small.read_bytes())
@@ -609,7 +617,7 @@ def _forge(body: bytes, payload: bytes) -> bytes:
     return bytes(start) + checksum(bytes(start), table) + table + payload
 
 
-def test_a_small_tree_with_more_files_than_atoms(tmp_path: Path) -> None:
+def test_a_small_tree_that_expands_to_countless_files_is_refused(tmp_path: Path) -> None:
     shelf = Shelf()
     tree = Trees(shelf).build([file_entry(shelf, b"%02d" % n, b"ha") for n in range(40)])
     for _ in range(30):
@@ -623,7 +631,7 @@ def test_a_small_tree_with_more_files_than_atoms(tmp_path: Path) -> None:
     assert "files" in error.message
 
 
-def test_a_long_history_is_no_bomb(source: Shelf, tmp_path: Path) -> None:
+def test_a_long_history_is_not_refused_as_a_bomb(source: Shelf, tmp_path: Path) -> None:
     files = {b"%02d" % n: b"%d" % n for n in range(20)}
     oid = commit_files(source, files)
     for n in range(50):
@@ -632,7 +640,7 @@ def test_a_long_history_is_no_bomb(source: Shelf, tmp_path: Path) -> None:
     bundle.import_(Shelf(), path, references, limits=Limits(files=21))
 
 
-def test_file_changed_between_proof_and_import(
+def test_a_bundle_changed_between_check_and_import_is_refused(
     source: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle.export(source, {"main": sample(source)}, references, tmp_path / "b")

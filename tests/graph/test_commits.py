@@ -58,7 +58,9 @@ def test_read_refuses_what_is_no_commit(history: History, objects: Objects) -> N
         history.read(objects.put(Kind.STATE, encode(State())))
 
 
-def test_image(history: History, objects: Objects, trees: Trees) -> None:
+def test_image_returns_the_image_of_a_commit(
+    history: History, objects: Objects, trees: Trees
+) -> None:
     tree = trees.empty()
     root = Entry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid)
     image = objects.put(Kind.IMAGE, encode(Image(root)))
@@ -67,13 +69,15 @@ def test_image(history: History, objects: Objects, trees: Trees) -> None:
     assert history.image(oid) == Image(root)
 
 
-def test_image_of_a_mind_only_commit(history: History, commit: MakeCommit) -> None:
+def test_image_of_a_commit_without_files_raises_no_files(
+    history: History, commit: MakeCommit
+) -> None:
     with pytest.raises(NotFound) as caught:
         history.image(commit("a"))
     assert caught.value.kind == "no_files"
 
 
-def test_log_of_a_line_reads_only_what_is_asked_for(
+def test_log_reads_only_as_many_commits_as_its_limit(
     history: History, commit: MakeCommit, reads: list[Oid]
 ) -> None:
     tip = commit("0")
@@ -98,7 +102,7 @@ def test_log_shows_children_first_whatever_the_clocks_say(
     assert messages(history.log(m, limit=2)) == "md"
 
 
-def test_parents_and_steps_back(history: History, commit: MakeCommit) -> None:
+def test_parent_and_ancestor_steps_are_resolved(history: History, commit: MakeCommit) -> None:
     a = commit("a")
     b = commit("b", a)
     c = commit("c", a, time=1)
@@ -111,7 +115,9 @@ def test_parents_and_steps_back(history: History, commit: MakeCommit) -> None:
         history.nth_parent(m, 3)
 
 
-def test_merge_base_of_a_line_and_of_nothing(history: History, commit: MakeCommit) -> None:
+def test_merge_base_is_the_ancestor_or_none_for_unrelated_commits(
+    history: History, commit: MakeCommit
+) -> None:
     a = commit("a")
     b = commit("b", a)
     other = commit("other")
@@ -158,7 +164,7 @@ def shapes(draw: st.DrawFn) -> list[tuple[list[int], int]]:
 
 @REUSED
 @given(shape=shapes())
-def test_against_plain_sets(
+def test_history_queries_agree_with_a_set_model(
     history: History, commit: MakeCommit, shape: list[tuple[list[int], int]]
 ) -> None:
     oids: list[Oid] = []

@@ -23,13 +23,13 @@ def told(changes: list[Change]) -> list[tuple[str, str]]:
     return [(change.kind, change.path) for change in changes]
 
 
-def test_nothing_and_the_same(trees: Trees, make_root: MakeRoot) -> None:
+def test_the_diff_of_equal_trees_is_empty(trees: Trees, make_root: MakeRoot) -> None:
     root = make_root({"a": b"1"})
     assert diff_trees(trees, root, root) == []
     assert diff_trees(trees, None, None) == []
 
 
-def test_from_and_to_nothing(trees: Trees, make_root: MakeRoot) -> None:
+def test_the_diff_against_no_tree_lists_every_path(trees: Trees, make_root: MakeRoot) -> None:
     root = make_root({"a/b": b"1", "c": b"2"})
     added = [("added", "a"), ("added", "a/b"), ("added", "c")]
     assert told(diff_trees(trees, None, root)) == added
@@ -37,7 +37,9 @@ def test_from_and_to_nothing(trees: Trees, make_root: MakeRoot) -> None:
     assert told(diff_trees(trees, root, None)) == removed
 
 
-def test_each_kind(trees: Trees, make_root: MakeRoot) -> None:
+def test_the_diff_tells_added_removed_modified_and_metadata_changes(
+    trees: Trees, make_root: MakeRoot
+) -> None:
     old = make_root({"gone": b"1", "edit": b"2", "mode": b"3", "deep/same": b"4", "l": link("x")})
     new = make_root(
         {
@@ -69,7 +71,7 @@ def link(target: str) -> Entry:
     return Entry(b"", stat.S_IFLNK | 0o777, 1, data=target.encode())
 
 
-def test_mtime_of_a_directory_is_told_only_when_nothing_else_tells(
+def test_a_directory_mtime_is_listed_only_without_other_changes(
     trees: Trees, make_root: MakeRoot
 ) -> None:
     old = make_root({"d/a": b"1"})
@@ -81,7 +83,9 @@ def test_mtime_of_a_directory_is_told_only_when_nothing_else_tells(
     assert told(diff_trees(trees, old, root)) == [("metadata", ".")]
 
 
-def test_file_becomes_directory(trees: Trees, make_root: MakeRoot) -> None:
+def test_a_file_replaced_by_a_directory_is_removed_and_added(
+    trees: Trees, make_root: MakeRoot
+) -> None:
     old, new = make_root({"x": b"1"}), make_root({"x/y": b"2"})
     assert sorted(told(diff_trees(trees, old, new))) == [
         ("added", "x"),
@@ -90,7 +94,7 @@ def test_file_becomes_directory(trees: Trees, make_root: MakeRoot) -> None:
     ]
 
 
-def test_file_becomes_symlink(trees: Trees, make_root: MakeRoot) -> None:
+def test_a_file_replaced_by_a_symlink_is_modified(trees: Trees, make_root: MakeRoot) -> None:
     changes = diff_trees(trees, make_root({"x": b"1"}), make_root({"x": link("1")}))
     assert told(changes) == [("modified", "x")]
     assert changes[0].content_changed
@@ -103,7 +107,7 @@ def test_device_number_is_content(trees: Trees, make_root: MakeRoot) -> None:
     assert told(changes) == [("modified", "x")]
 
 
-def test_names_that_are_not_text(trees: Trees, make_root: MakeRoot) -> None:
+def test_the_diff_shows_names_that_are_not_utf8(trees: Trees, make_root: MakeRoot) -> None:
     changes = diff_trees(trees, None, make_root({"\udcff\n": b"1"}))
     assert told(changes) == [("added", "\udcff\n")]
 
@@ -111,7 +115,9 @@ def test_names_that_are_not_text(trees: Trees, make_root: MakeRoot) -> None:
 # images
 
 
-def test_images_tell_changed_hardlinks(trees: Trees, objects: Objects, make_root: MakeRoot) -> None:
+def test_the_diff_of_images_reports_changed_hardlinks(
+    trees: Trees, objects: Objects, make_root: MakeRoot
+) -> None:
     root = make_root({"a": b"1", "b": b"1", "c": b"1"})
     two = objects.put(Kind.META, encode([[b"a", b"b"]]))
     three = objects.put(Kind.META, encode([[b"a", b"b", b"c"]]))
@@ -132,7 +138,9 @@ def entry(trees: Trees, root: Entry, path: bytes) -> Entry:
     return found
 
 
-def test_file_diff(trees: Trees, objects: Objects, make_root: MakeRoot) -> None:
+def test_file_diff_returns_a_unified_diff_with_both_paths(
+    trees: Trees, objects: Objects, make_root: MakeRoot
+) -> None:
     old = entry(trees, make_root({"f": b"one\ntwo\n"}), b"f")
     new = entry(trees, make_root({"f": b"one\n2\n"}), b"f")
     assert file_diff(objects, old, new, path="f") == (
@@ -144,7 +152,7 @@ def test_file_diff(trees: Trees, objects: Objects, make_root: MakeRoot) -> None:
     assert file_diff(objects, old, new, path="g", old_path="f").startswith("--- a/f\n+++ b/g\n")
 
 
-def test_file_diff_of_links_and_of_empty_files(
+def test_file_diff_shows_symlink_targets_and_is_empty_for_empty_files(
     trees: Trees, objects: Objects, make_root: MakeRoot
 ) -> None:
     text = file_diff(objects, link("x"), link("y"), path="l")
@@ -164,11 +172,11 @@ def test_file_diff_of_binary_and_huge_files_is_one_line(
     assert file_diff(objects, old, new, path="f") == expected
 
 
-def test_file_diff_of_a_pipe(objects: Objects) -> None:
+def test_file_diff_of_a_fifo_is_one_binary_line(objects: Objects) -> None:
     pipe = Entry(b"p", stat.S_IFIFO | 0o644, 1)
     assert file_diff(objects, None, pipe, path="p") == "Binary file p differs (0 -> 0 bytes)\n"
 
 
-def test_change_is_plain_data() -> None:
+def test_a_change_converts_to_plain_data() -> None:
     change = Change("a", "added", content_changed=True)
     assert msgspec.to_builtins(change)["path"] == "a"

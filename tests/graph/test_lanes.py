@@ -49,11 +49,11 @@ FAR: Commits = [
         ([("b", ["a", "a"])], ["* b"]),
     ],
 )
-def test_drawing(commits: Commits, lines: list[str]) -> None:
+def test_forks_and_merges_are_drawn_in_lanes(commits: Commits, lines: list[str]) -> None:
     assert picture(commits) == lines
 
 
-def test_one_string_a_row() -> None:
+def test_render_text_returns_one_string_per_row() -> None:
     rows = list(lay_out(FORK_AND_MERGE))
     assert list(render_text(rows)) == ["*\n|\\", "| *", "* |\n|/", "*"]
 

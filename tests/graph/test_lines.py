@@ -105,5 +105,7 @@ def test_patch_applies_the_output(
         (b"same\n", b"same\n", []),
     ],
 )
-def test_unified(a: bytes, b: bytes, expected: list[str]) -> None:
+def test_unified_handles_empty_files_missing_newlines_and_raw_bytes(
+    a: bytes, b: bytes, expected: list[str]
+) -> None:
     assert unified(split(a), split(b)) == expected

@@ -72,7 +72,7 @@ def kinds(merged: Merged) -> list[tuple[str, str]]:
 BASE: Spec = {"a": b"1\n2\n3\n", "d/x": b"x", "d/y": b"y", "gone": b"g"}
 
 
-def test_one_side_only(bench: Bench) -> None:
+def test_changes_of_one_side_only_are_taken(bench: Bench) -> None:
     changed = {"a": b"new", "d/x": b"x", "d/z": b"z", "e/f/g": b"deep"}
     for ours, theirs in ((BASE, changed), (changed, BASE)):
         merged = bench.merge(BASE, ours, theirs)
@@ -80,7 +80,7 @@ def test_one_side_only(bench: Bench) -> None:
         assert merged.image.root == bench.root(changed)
 
 
-def test_both_sides_apart(bench: Bench) -> None:
+def test_changes_of_both_sides_to_different_files_are_merged(bench: Bench) -> None:
     ours = {**BASE, "d/x": b"ours", "new1": b"1"}
     theirs = {**BASE, "d/y": b"theirs", "new2": b"2"}
     del theirs["gone"]
@@ -124,7 +124,7 @@ def test_favor_settles_lines_and_keeps_the_rest_of_both(bench: Bench, favor: Fav
     assert [conflict.settled for conflict in merged.conflicts] == [True]
 
 
-def test_binary_conflict(bench: Bench) -> None:
+def test_a_binary_file_changed_on_both_sides_is_a_conflict(bench: Bench) -> None:
     sides: tuple[Spec, Spec, Spec] = ({"a": b"\0" + b"1"}, {"a": b"\0" + b"2"}, {"a": b"\0" + b"3"})
     assert kinds(bench.merge(*sides)) == [("content", "a")]
     assert bench.files(bench.merge(*sides)) == {"a": b"\0" + b"2"}
@@ -132,7 +132,7 @@ def test_binary_conflict(bench: Bench) -> None:
     assert bench.files(bench.merge(*sides, "ours")) == {"a": b"\0" + b"2"}
 
 
-def test_both_added(bench: Bench) -> None:
+def test_a_file_added_differently_on_both_sides_is_a_conflict(bench: Bench) -> None:
     assert bench.merge({}, {"a": b"same"}, {"a": b"same"}).conflicts == []
     merged = bench.merge({}, {"a": b"one\n"}, {"a": b"two\n"})
     assert kinds(merged) == [("added", "a")]
@@ -140,13 +140,13 @@ def test_both_added(bench: Bench) -> None:
     assert bench.files(merged) == {"a": b"one\n"}
 
 
-def test_no_common_base(bench: Bench) -> None:
+def test_trees_without_a_common_base_are_united(bench: Bench) -> None:
     merged = bench.merge(None, {"d/a": b"1"}, {"d/b": b"2", "c": b"3"})
     assert merged.conflicts == []
     assert bench.files(merged) == {"c": b"3", "d": None, "d/a": b"1", "d/b": b"2"}
 
 
-def test_delete_against_change(bench: Bench) -> None:
+def test_a_deletion_against_a_change_is_a_conflict(bench: Bench) -> None:
     base: Spec = {"a": b"1", "k": b"k"}
     gone: Spec = {"k": b"k"}
     changed: Spec = {"a": b"2", "k": b"k"}
@@ -162,7 +162,7 @@ def test_delete_against_change(bench: Bench) -> None:
     assert bench.files(bench.merge(base, changed, gone, "ours")) == {"a": b"2", "k": b"k"}
 
 
-def test_deleted_directory_against_a_change_inside(bench: Bench) -> None:
+def test_a_deleted_directory_against_a_change_inside_is_a_conflict(bench: Bench) -> None:
     base: Spec = {"d/a": b"1", "d/b": b"2", "k": b"k"}
     changed: Spec = {"d/a": b"changed", "d/b": b"2", "k": b"k"}
     merged = bench.merge(base, {"k": b"k"}, changed)
@@ -183,11 +183,11 @@ def test_touching_does_not_keep_what_the_other_side_deleted(bench: Bench, path: 
         assert bench.files(merged) == {"k": b"k"}
 
 
-def test_both_deleted(bench: Bench) -> None:
+def test_a_file_deleted_on_both_sides_is_no_conflict(bench: Bench) -> None:
     assert bench.merge({"a": b"1"}, {}, {}).conflicts == []
 
 
-def test_file_against_directory(bench: Bench) -> None:
+def test_a_file_against_a_directory_is_a_type_conflict(bench: Bench) -> None:
     merged = bench.merge({}, {"x": b"file"}, {"x/y": b"in a directory"})
     assert kinds(merged) == [("type", "x")]
     assert bench.files(merged) == {"x": b"file"}
@@ -201,7 +201,7 @@ def test_file_against_directory(bench: Bench) -> None:
     assert bench.files(both) == {"x": None, "x/a": b"a", "x/b": b"b"}
 
 
-def test_symlinks(bench: Bench) -> None:
+def test_a_symlink_changed_on_both_sides_is_a_conflict(bench: Bench) -> None:
     def link(target: bytes) -> Entry:
         return Entry(b"", stat.S_IFLNK | 0o777, 1, data=target)
 
@@ -219,7 +219,7 @@ def mode(bits: int) -> dict[str, int]:
     return {"mode": stat.S_IFREG | bits}
 
 
-def test_metadata_and_content_from_different_sides(bench: Bench) -> None:
+def test_metadata_of_one_side_and_content_of_the_other_are_merged(bench: Bench) -> None:
     ours: Spec = {"a": b"1", "/a": {**mode(0o755), "mtime": 5}}
     theirs: Spec = {"a": b"22", "/a": {"uid": 7, "mtime": 9}}
     merged = bench.merge({"a": b"1"}, ours, theirs)
@@ -229,7 +229,7 @@ def test_metadata_and_content_from_different_sides(bench: Bench) -> None:
     assert bench.read(entry) == b"22"
 
 
-def test_metadata_changed_twice(bench: Bench) -> None:
+def test_metadata_changed_on_both_sides_is_a_conflict(bench: Bench) -> None:
     sides: tuple[Spec, Spec, Spec] = (
         {"a": b"1"},
         {"a": b"1", "/a": mode(0o600)},
@@ -260,7 +260,7 @@ def test_a_time_set_back_on_one_side_stays(bench: Bench) -> None:
         assert bench.entry(bench.merge(base, *sides), b"a").mtime == 3
 
 
-def test_directory_modes(bench: Bench) -> None:
+def test_directory_modes_are_merged_or_conflict_like_file_modes(bench: Bench) -> None:
     def folder(bits: int, **files: bytes) -> Spec:
         paths = {f"d/{name}": content for name, content in files.items()}
         return {"d": None, **paths, "/d": {"mode": stat.S_IFDIR | bits}}
@@ -289,7 +289,7 @@ def test_holes_go_with_their_content(bench: Bench) -> None:
 # the rest of the image
 
 
-def test_environment_and_cwd(bench: Bench) -> None:
+def test_environment_and_cwd_are_merged_by_key_and_ours_wins(bench: Bench) -> None:
     root = bench.root({})
     base = Image(root, env={"A": "1", "B": "1", "C": "1"}, cwd="x")
     ours = Image(root, env={"A": "2", "B": "1", "D": "ours"}, cwd="x", processes=b"p" * 32)
@@ -319,7 +319,9 @@ def specs(draw: st.DrawFn) -> Spec:
 
 @REUSED
 @given(base=specs(), ours=specs(), theirs=specs())
-def test_laws(bench: Bench, base: Spec, ours: Spec, theirs: Spec) -> None:
+def test_merge_is_symmetric_and_keeps_ours_at_conflicts(
+    bench: Bench, base: Spec, ours: Spec, theirs: Spec
+) -> None:
     assert bench.merge(base, base, theirs).image.root == bench.root(theirs)
     assert bench.merge(base, ours, base).image.root == bench.root(ours)
     assert bench.merge(base, ours, ours).image.root == bench.root(ours)

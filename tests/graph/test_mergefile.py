@@ -44,7 +44,9 @@ entries = st.builds(
 
 @settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
-def test_laws(base: Entry, ours: Entry, theirs: Entry) -> None:
+def test_entry_merge_is_symmetric_and_keeps_ours_at_conflicts(
+    base: Entry, ours: Entry, theirs: Entry
+) -> None:
     assert merge(base, base, theirs) == Verdict(theirs)
     assert merge(base, ours, base) == Verdict(ours)
     one, two = merge(base, ours, theirs), merge(base, theirs, ours)
@@ -58,7 +60,9 @@ def test_laws(base: Entry, ours: Entry, theirs: Entry) -> None:
 
 @settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
-def test_favor_always_settles(base: Entry, ours: Entry, theirs: Entry) -> None:
+def test_favor_settles_every_conflict_for_the_favored_side(
+    base: Entry, ours: Entry, theirs: Entry
+) -> None:
     mine = merge(base, ours, theirs, favor="ours")
     other = merge(base, theirs, ours, favor="theirs")
     assert mine == other
@@ -83,7 +87,7 @@ def test_base_of_another_type_counts_as_none() -> None:
     assert verdict.conflict == "added"
 
 
-def test_metadata_without_a_base() -> None:
+def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
     ours, theirs = changed(mtime=3), changed(mtime=4)
     assert metadata(None, ours, theirs) == Verdict(theirs)
     clash = metadata(None, changed(uid=1), changed(uid=2))
@@ -102,5 +106,5 @@ def test_metadata_without_a_base() -> None:
         (changed(mode=stat.S_IFLNK | 0o644), False),
     ],
 )
-def test_only_touched(entry: Entry, expected: bool) -> None:
+def test_only_touched_is_true_for_time_and_hole_changes_alone(entry: Entry, expected: bool) -> None:
     assert only_touched(BASE, entry) is expected

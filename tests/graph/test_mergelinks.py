@@ -55,7 +55,7 @@ def merge(trees: Trees, objects: Objects, make_root: Callable[..., Entry]) -> Me
     return run
 
 
-def test_no_links_at_all(merge: Merge) -> None:
+def test_a_merge_without_hardlinks_has_no_groups(merge: Merge) -> None:
     assert merge("a:1", "a:1", "a:2") == ({"a": "2"}, [])
 
 
@@ -63,22 +63,22 @@ def test_unchanged_groups_stay(merge: Merge) -> None:
     assert merge("a=b:1", "a=b:1 x:1", "a=b:1 y:1")[1] == ["a=b"]
 
 
-def test_group_written_by_them(merge: Merge) -> None:
+def test_a_hardlink_group_written_by_theirs_stays_one_file(merge: Merge) -> None:
     assert merge("a=b:1", "a=b:1 x:1", "a=b:2") == ({"a": "2", "b": "2", "x": "1"}, ["a=b"])
 
 
-def test_link_added_by_either_side(merge: Merge) -> None:
+def test_a_hardlink_added_by_either_side_is_kept(merge: Merge) -> None:
     assert merge("a:1", "a=b:1", "a:1 x:1")[1] == ["a=b"]
     assert merge("a:1", "a:1 x:1", "a=b:1")[1] == ["a=b"]
     assert merge("a=b:1", "a=b=c:1", "a=b=d:1")[1] == ["a=b=c=d"]
 
 
-def test_new_name_follows_what_the_other_side_wrote(merge: Merge) -> None:
+def test_a_new_hardlink_follows_the_content_written_by_the_other_side(merge: Merge) -> None:
     assert merge("a:1", "a=b:1", "a:2") == ({"a": "2", "b": "2"}, ["a=b"])
     assert merge("a:1", "a:2", "a=b:1") == ({"a": "2", "b": "2"}, ["a=b"])
 
 
-def test_link_broken_by_one_side(merge: Merge) -> None:
+def test_a_hardlink_broken_by_one_side_stays_broken(merge: Merge) -> None:
     assert merge("a=b:1", "a:1 b:2", "a=b:1 x:1") == ({"a": "1", "b": "2", "x": "1"}, [])
     assert merge("a=b=c:1", "a=b=c:1 x:1", "a=c:1 b:2")[1] == ["a=c"]
     assert merge("a=b:1", "a=b:1", "a:1 b:1")[1] == []
@@ -89,19 +89,19 @@ def test_deleted_names_leave_their_group(merge: Merge) -> None:
     assert merge("a=b:1", "a=b:1 x:1", "a:1")[1] == []
 
 
-def test_both_wrote_one_file_differently(merge: Merge) -> None:
+def test_a_hardlinked_file_changed_on_both_sides_keeps_ours_under_all_names(merge: Merge) -> None:
     """A conflict: ours stays, under all names, as one file."""
     assert merge("a=b:1", "a=b:2", "a=b:3") == ({"a": "2", "b": "2"}, ["a=b"])
 
 
-def test_text_merged_inside_a_group(merge: Merge) -> None:
+def test_text_merged_inside_a_hardlink_group_stays_one_file(merge: Merge) -> None:
     text = "A\n2\nC"
     assert merge("a=b:1|2|3", "a=b:A|2|3", "a=b:1|2|C") == ({"a": text, "b": text}, ["a=b"])
 
 
-def test_without_a_base(merge: Merge) -> None:
+def test_without_a_base_the_hardlink_groups_of_both_sides_stay(merge: Merge) -> None:
     assert merge(None, "a=b:1", "c=d:2")[1] == ["a=b", "c=d"]
 
 
-def test_groups_in_directories_that_moved_away(merge: Merge) -> None:
+def test_hardlink_groups_follow_a_renamed_directory(merge: Merge) -> None:
     assert merge("d/a=d/b:1", "d/a=d/b:1 x:1", "e/a=e/b:1")[1] == ["e/a=e/b"]

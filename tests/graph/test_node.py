@@ -20,7 +20,7 @@ def numbered(count: int) -> list[Entry]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 48, 300, 65_535, 65_536])
-def test_packed_is_what_the_codec_makes(count: int) -> None:
+def test_a_packed_leaf_equals_the_codec_output(count: int) -> None:
     entries = numbered(count)
     packed = leaf(entries).packed()
     assert packed.data == encode(Page(0, entries))
@@ -28,7 +28,7 @@ def test_packed_is_what_the_codec_makes(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 300])
-def test_packed_references_are_what_the_codec_makes(count: int) -> None:
+def test_packed_page_references_equal_the_codec_output(count: int) -> None:
     refs = [PageRef(b"f%05d" % number, b"o" * 32, b"c" * 32) for number in range(count)]
     packed = Node(1, [ref.last for ref in refs], refs).packed()
     assert packed.data == encode(Page(1, [], refs))
@@ -37,7 +37,9 @@ def test_packed_references_are_what_the_codec_makes(count: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 1 << 40])  # as many bytes as before, and more
 @pytest.mark.parametrize("names", [[b"f00000"], [b"f00047"], [b"f00020", b"f00003"]])
-def test_replacing_equals_making_anew(names: list[bytes], size: int) -> None:
+def test_a_node_with_replaced_entries_equals_a_newly_built_node(
+    names: list[bytes], size: int
+) -> None:
     node = leaf(numbered(48))
     changed = node.replaced({name: file(name, size) for name in names})
     entries = [file(e.name, size if e.name in names else 1) for e in numbered(48)]

@@ -60,7 +60,7 @@ THEIRS = {**FILES, b"f0007": b"7\n7\ntheirs\n", b"f0009": b"nine\n"}
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "keyed"])
-def test_commit_close_reopen_merge(tmp_path: Path, key: bytes | None) -> None:
+def test_commits_on_disk_are_merged_after_reopening(tmp_path: Path, key: bytes | None) -> None:
     root = tmp_path / "store"
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     with opened(root, key) as objects:
@@ -107,7 +107,7 @@ def reachable(objects: LocalObjects, heads: list[Oid]) -> set[Link]:
     return found
 
 
-def test_another_key_sees_nothing(tmp_path: Path) -> None:
+def test_ids_of_one_key_mean_nothing_in_a_store_with_another_key(tmp_path: Path) -> None:
     """Ids of one tenant mean nothing to a store with another key."""
     with opened(tmp_path / "a", b"a" * 32) as objects:
         mine = commit(objects, image(objects, {b"f": b"same"}), time=1)

@@ -61,7 +61,7 @@ def test_names_that_never_end_a_page_stay_one(
         Entry(b"a", stat.S_IFIFO | 0o644, 1),
     ],
 )
-def test_content_row_is_what_entry_says(entry: Entry) -> None:
+def test_content_row_equals_the_content_of_the_entry(entry: Entry) -> None:
     assert content_row(entry) == (entry.name, *entry.content)
 
 

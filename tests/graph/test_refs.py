@@ -62,7 +62,7 @@ def kind_of(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     "name", ["main", "proj/1", "fix-42", "a.b", "émile", "x" * 200, "deadbeef", "a@b"]
 )
-def test_good_names(name: str) -> None:
+def test_valid_ref_names_are_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
@@ -98,12 +98,12 @@ def test_good_names(name: str) -> None:
         "f" * 64,
     ],
 )
-def test_bad_names(refs: Refs, line: list[Oid], name: str) -> None:
+def test_invalid_ref_names_are_refused(refs: Refs, line: list[Oid], name: str) -> None:
     assert kind_of(lambda: check_name(name)) == "bad_name"
     assert kind_of(lambda: refs.create(name, line[0])) == "bad_name"
 
 
-def test_branches_and_tags_are_apart(refs: Refs, line: list[Oid]) -> None:
+def test_a_branch_and_a_tag_may_have_the_same_name(refs: Refs, line: list[Oid]) -> None:
     refs.create("b", line[1])
     refs.create("a", line[2])
     refs.create("a", line[3], kind="tag")
@@ -115,7 +115,7 @@ def test_branches_and_tags_are_apart(refs: Refs, line: list[Oid]) -> None:
     assert refs.get("nope") is None
 
 
-def test_more_branches_than_one_page(refs: Refs, line: list[Oid]) -> None:
+def test_branches_lists_more_than_one_page(refs: Refs, line: list[Oid]) -> None:
     for number in range(1005):
         refs.create(f"b{number:04}", line[0])
     assert len(refs.branches()) == 1005
@@ -129,7 +129,7 @@ def test_create_is_exclusive_and_needs_a_commit(refs: Refs, line: list[Oid]) -> 
         refs.create("b", Oid(b"x" * 32))
 
 
-def test_move_compares_first(refs: Refs, line: list[Oid]) -> None:
+def test_move_with_a_stale_expectation_is_refused(refs: Refs, line: list[Oid]) -> None:
     refs.create("a", line[0])
     refs.move("a", line[1], expect=line[0], verb="commit")
     with pytest.raises(Conflict):
@@ -153,7 +153,7 @@ def test_delete_leaves_the_reflog(refs: Refs, line: list[Oid]) -> None:
     assert kind_of(lambda: refs.delete("a")) == "no_ref"
 
 
-def test_resolve_ids(refs: Refs, line: list[Oid]) -> None:
+def test_resolve_accepts_full_ids_and_prefixes(refs: Refs, line: list[Oid]) -> None:
     text = line[4].hex()
     assert refs.resolve(text) == line[4]
     assert refs.resolve(text.upper()) == line[4]
@@ -182,7 +182,9 @@ def test_resolve_counts_only_commits(
     assert kind_of(lambda: refs.resolve("cccc")) == "no_commit"
 
 
-def test_resolve_names(refs: Refs, line: list[Oid], merge: Oid) -> None:
+def test_resolve_accepts_branches_tags_head_and_parent_steps(
+    refs: Refs, line: list[Oid], merge: Oid
+) -> None:
     refs.create("main", merge)
     refs.create("v1", line[5], kind="tag")
     refs.create("both", line[1])
@@ -209,7 +211,7 @@ def test_a_name_wins_over_a_prefix(refs: Refs, line: list[Oid]) -> None:
     assert refs.resolve(line[4].hex()[:8]) == line[4]
 
 
-def test_resolve_reflog(refs: Refs, line: list[Oid]) -> None:
+def test_resolve_accepts_reflog_positions(refs: Refs, line: list[Oid]) -> None:
     refs.create("main", line[0])
     for old, new in pairwise(line[:6]):
         refs.move("main", new, expect=old)
@@ -234,7 +236,7 @@ def test_trimmed_reflog_still_knows_where_the_branch_came_from(
     assert kind_of(lambda: refs.resolve("main@{2}")) == "no_reflog"
 
 
-def test_long_reflog(refs: Refs, line: list[Oid]) -> None:
+def test_a_reflog_longer_than_one_page_is_resolved(refs: Refs, line: list[Oid]) -> None:
     refs.create("main", line[0])
     for number in range(1100):
         refs.move("main", line[(number + 1) % 10], expect=line[number % 10])
@@ -242,7 +244,7 @@ def test_long_reflog(refs: Refs, line: list[Oid]) -> None:
     assert refs.resolve("main@{1100}") == line[0]
 
 
-def test_head_without_a_branch(refs: Refs, line: list[Oid]) -> None:
+def test_head_without_a_branch_needs_exactly_one_branch(refs: Refs, line: list[Oid]) -> None:
     assert kind_of(lambda: refs.resolve("HEAD")) == "no_commit"
     refs.create("only", line[1])
     assert refs.resolve("HEAD") == line[1]
@@ -260,19 +262,21 @@ def test_unknown_names_come_with_near_ones(refs: Refs, line: list[Oid]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a b", "\0", "~", "x" * 10_000, "main@{x}", "\udcff", "a:b:c"])
-def test_nonsense_is_not_found(refs: Refs, line: list[Oid], text: str) -> None:
+def test_a_malformed_ref_is_refused(refs: Refs, line: list[Oid], text: str) -> None:
     refs.create("main", line[0])
     refs.create("other", line[0])
     with pytest.raises((NotFound, Invalid)):
         refs.resolve(text)
 
 
-def test_a_commit_as_it_was_returned(refs: Refs, objects: Objects, line: list[Oid]) -> None:
+def test_resolve_accepts_a_commit_info(refs: Refs, objects: Objects, line: list[Oid]) -> None:
     assert refs.resolve(History(objects).info(line[3])) == line[3]
 
 
 @pytest.mark.parametrize("wrong", ["", None, 5, b"main", ["main"]])
-def test_what_names_no_commit(refs: Refs, line: list[Oid], wrong: Any) -> None:
+def test_a_ref_that_is_empty_or_not_text_is_refused(
+    refs: Refs, line: list[Oid], wrong: Any
+) -> None:
     refs.create("main", line[1])
     assert kind_of(lambda: refs.resolve(wrong, "main")) == "bad_ref"
 

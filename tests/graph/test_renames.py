@@ -25,7 +25,9 @@ def renamed(changes: list[Change]) -> list[tuple[str | None, str]]:
     return [(change.old_path, change.path) for change in changes if change.kind == "renamed"]
 
 
-def test_renamed_file(trees: Trees, make_root: MakeRoot) -> None:
+def test_a_file_with_equal_content_is_reported_as_renamed(
+    trees: Trees, make_root: MakeRoot
+) -> None:
     old = make_root({"a/x": b"same", "b/keep": b"1"})
     new = make_root({"a": None, "b/keep": b"1", "b/y": b"same", "/b/y": {"mtime": 5}})
     changes = diff_trees(trees, old, new)
@@ -39,7 +41,7 @@ def test_empty_files_are_no_renames(trees: Trees, make_root: MakeRoot) -> None:
     assert told(changes) == [("removed", "a"), ("added", "b")]
 
 
-def test_same_name_goes_first(trees: Trees, make_root: MakeRoot) -> None:
+def test_a_rename_prefers_the_same_file_name(trees: Trees, make_root: MakeRoot) -> None:
     old = make_root({"p/one": b"same", "p/two": b"same", "p/z": b"z"})
     new = make_root({"q/two": b"same", "q/uno": b"same"})
     assert renamed(diff_trees(trees, old, new)) == [("p/two", "q/two"), ("p/one", "q/uno")]
@@ -56,7 +58,9 @@ def test_renamed_directory_is_one_change_and_not_read(
     assert len(reads) == 2
 
 
-def test_directory_moved_into_a_new_one(trees: Trees, make_root: MakeRoot) -> None:
+def test_a_directory_moved_into_a_new_directory_is_one_rename(
+    trees: Trees, make_root: MakeRoot
+) -> None:
     changes = diff_trees(trees, make_root({"a/x": b"1"}), make_root({"deep/new/x": b"1"}))
     assert told(changes) == [("added", "deep"), ("renamed", "deep/new")]
 

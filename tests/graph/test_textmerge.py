@@ -15,7 +15,7 @@ texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\r\n", b"\n", b"z"]), max_s
 
 @settings(deadline=None)
 @given(base=texts, side=texts)
-def test_a_side_that_changed_nothing_gives_way(base: bytes, side: bytes) -> None:
+def test_an_unchanged_side_takes_the_text_of_the_other(base: bytes, side: bytes) -> None:
     assert merge_text(base, base, side).data == side
     assert merge_text(base, side, base).data == side
     assert merge_text(base, side, side).data == side
@@ -24,7 +24,7 @@ def test_a_side_that_changed_nothing_gives_way(base: bytes, side: bytes) -> None
 
 @settings(deadline=None)
 @given(base=texts, ours=texts, theirs=texts)
-def test_sides_can_be_exchanged(base: bytes, ours: bytes, theirs: bytes) -> None:
+def test_text_merge_is_symmetric(base: bytes, ours: bytes, theirs: bytes) -> None:
     one, two = merge_text(base, ours, theirs), merge_text(base, theirs, ours)
     assert [(c.base, c.ours, c.theirs) for c in one.conflicts] == [
         (c.base, c.theirs, c.ours) for c in two.conflicts
@@ -80,7 +80,9 @@ BASE = b"one\ntwo\nthree\n"
         (b"one\n2\nthree\n", b"one\n2\nthree\nfour\n", b"one\n2\nthree\nfour\n"),
     ],
 )
-def test_clean(ours: bytes, theirs: bytes, expected: bytes) -> None:
+def test_changes_to_different_lines_merge_without_conflict(
+    ours: bytes, theirs: bytes, expected: bytes
+) -> None:
     merged = merge_text(BASE, ours, theirs)
     assert merged.data == expected
     assert merged.conflicts == []
@@ -92,7 +94,7 @@ def test_line_ends_stay() -> None:
     assert merged.data == b"ONE\r\ntwo\r\nTHREE\r\n"
 
 
-def test_the_same_line_changed_twice() -> None:
+def test_a_line_changed_on_both_sides_is_a_conflict() -> None:
     merged = merge_text(BASE, b"one\nzwei\nthree\n", b"one\ndeux\nthree\n")
     assert merged.conflicts == [TextConflict((1, 2), (1, 2), (1, 2))]
     assert merged.data == b"one\nzwei\nthree\n"
@@ -100,7 +102,7 @@ def test_the_same_line_changed_twice() -> None:
     assert favored.data == b"one\ndeux\nthree\nfour\n"
 
 
-def test_different_insertions_at_one_place() -> None:
+def test_different_insertions_at_one_place_are_a_conflict() -> None:
     merged = merge_text(BASE, BASE + b"ours\n", BASE + b"theirs\n")
     assert merged.conflicts == [TextConflict((3, 3), (3, 4), (3, 4))]
 

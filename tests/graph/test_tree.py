@@ -45,7 +45,7 @@ def numbered(count: int) -> list[Entry]:
 raw_names = st.binary(min_size=1, max_size=3).filter(lambda name: b"/" not in name)
 
 
-def test_empty(trees: Trees) -> None:
+def test_the_empty_tree_has_no_entries(trees: Trees) -> None:
     empty = trees.empty()
     assert names(trees, empty.oid) == []
     assert trees.lookup(empty.oid, b"a") is None
@@ -127,7 +127,9 @@ def test_patch_equals_build_in_a_directory_of_10000(trees: Trees, seed: int) -> 
 
 @settings(REUSED, max_examples=10)
 @given(keep=st.integers(0, 60), seed=st.integers(0, 99))
-def test_shrinking_gives_the_small_form_again(trees: Trees, keep: int, seed: int) -> None:
+def test_removing_entries_gives_the_same_tree_as_building_the_rest(
+    trees: Trees, keep: int, seed: int
+) -> None:
     entries = numbered(5000)
     random.Random(seed).shuffle(entries)
     tree = trees.build(entries)
@@ -166,7 +168,7 @@ def paths(trees: Trees, root: Entry) -> list[bytes]:
     return [path for path, _ in trees.walk(root)]
 
 
-def test_resolve_and_walk(trees: Trees, root: Entry) -> None:
+def test_resolve_finds_every_path_of_a_walk(trees: Trees, root: Entry) -> None:
     assert paths(trees, root) == [b"a", b"a/b", b"a/b/c.txt", b"a/d.txt", b"e.txt"]
     assert trees.resolve(root, b"") == root
     found = trees.resolve(root, b"a/b/c.txt")
@@ -239,7 +241,7 @@ def test_patch_paths_new_directories_and_file_to_directory(trees: Trees, root: E
         ({b"a/..": None}, "bad_path"),
     ],
 )
-def test_patch_paths_refuses(
+def test_patch_paths_refuses_bad_paths_and_missing_parents(
     trees: Trees, root: Entry, changes: dict[bytes, Entry | None], kind: str
 ) -> None:
     with pytest.raises(Invalid) as caught:
@@ -306,7 +308,9 @@ def expected_difference(
     old=st.dictionaries(raw_names, st.integers(0, 1), max_size=300),
     new=st.dictionaries(raw_names, st.integers(0, 1), max_size=300),
 )
-def test_difference_is_exact(trees: Trees, old: dict[bytes, int], new: dict[bytes, int]) -> None:
+def test_difference_lists_exactly_the_changed_entries(
+    trees: Trees, old: dict[bytes, int], new: dict[bytes, int]
+) -> None:
     a = {name: file(name, mtime=mtime) for name, mtime in old.items()}
     b = {name: file(name, mtime=mtime) for name, mtime in new.items()}
     got = trees.difference(trees.build(a.values()).oid, trees.build(b.values()).oid)

@@ -48,7 +48,7 @@ def folder(name: bytes, **fields: Any) -> Entry:
 ROOT = folder(b"")
 
 
-def test_commit() -> None:
+def test_references_of_a_commit_are_its_state_and_parents() -> None:
     data = encode(Commit(A, [B, C], "message", 1, "me"))
     assert references(Kind.COMMIT, data) == [
         Link(A, Kind.STATE),
@@ -57,12 +57,12 @@ def test_commit() -> None:
     ]
 
 
-def test_state() -> None:
+def test_references_of_a_state_are_its_image() -> None:
     assert references(Kind.STATE, encode(State(machine=A))) == [Link(A, Kind.IMAGE)]
     assert references(Kind.STATE, encode(State())) == []
 
 
-def test_image_with_links_xattrs_and_system() -> None:
+def test_references_of_an_image_include_links_xattrs_and_system() -> None:
     layer = Layer(b"/", folder(b"", data=C, xattrs=D), links=B)
     image = Image(root=ROOT, links=C, system=System("base", [layer]), cwd="src/deep")
     assert references(Kind.IMAGE, encode(image)) == [
@@ -79,7 +79,7 @@ def processes(**fields: Any) -> Processes:
     return Processes(**{**made, "cpu": [], "files": [], **fields})
 
 
-def test_processes_of_an_image() -> None:
+def test_references_of_processes_include_files_and_page_maps() -> None:
     image = Image(root=ROOT, processes=C)
     assert references(Kind.IMAGE, encode(image))[-1] == Link(C, Kind.PROCESSES)
     files = [("core-1.img", 5, A), ("empty.img", 0, b""), ("ghost", BLOCK + 1, B)]
@@ -94,14 +94,14 @@ def test_processes_of_an_image() -> None:
     ]
 
 
-def test_page_maps() -> None:
+def test_references_of_a_page_map_are_its_blobs_or_maps() -> None:
     leaf = PageMap(0, 40, A + B, [(0, 0, 2), (-1, 0, 32), (1, 5, 5), (0, 3, 1)])
     assert references(Kind.PAGES, encode(leaf)) == [Link(A, Kind.BLOB), Link(B, Kind.BLOB)]
     above = PageMap(1, 9, A + B, [(0, 0, 4), (1, 0, 5)])
     assert references(Kind.PAGES, encode(above)) == [Link(A, Kind.PAGES), Link(B, Kind.PAGES)]
 
 
-def test_tree_leaf() -> None:
+def test_references_of_a_tree_leaf_follow_the_type_of_each_entry() -> None:
     entries = [
         folder(b"dir"),
         file(b"empty"),
@@ -120,7 +120,7 @@ def test_tree_leaf() -> None:
     ]
 
 
-def test_tree_page_of_pages() -> None:
+def test_references_of_a_page_of_pages_are_trees() -> None:
     page = Page(1, [], [PageRef(b"f", A, B), PageRef(b"m", C, D)])
     assert references(Kind.TREE, encode(page)) == [Link(A, Kind.TREE), Link(C, Kind.TREE)]
 
@@ -255,7 +255,7 @@ def test_any_bytes_give_links_or_a_clear_error(kind: Kind, data: bytes) -> None:
         assert all(len(link.oid) == 32 for link in links)
 
 
-def test_hardlink_groups(objects: Objects) -> None:
+def test_read_links_refuses_groups_with_unsafe_paths(objects: Objects) -> None:
     assert read_links(objects, b"") == []
     groups = [[b"a", b"b/c"], [b"d", b"e"]]
     assert read_links(objects, objects.put(Kind.META, encode(groups))) == groups

@@ -86,7 +86,7 @@ on_session = pytest.mark.parametrize(
 
 
 @every
-def test_without_a_valid_token_nothing_is_told(scene: Scene, operation: Operation) -> None:
+def test_every_operation_without_a_valid_token_is_401(scene: Scene, operation: Operation) -> None:
     for token in ("", "garbage", NOBODY, scene.expired, scene.revoked, scene.owner[:-1] + "x"):
         reply = asked(scene, token, operation)
         assert reply.status == 401, (token, reply)
@@ -102,7 +102,9 @@ def test_a_reader_writes_nothing(scene: Scene, operation: Operation) -> None:
 
 
 @on_session
-def test_what_one_may_not_see_is_not_there(scene: Scene, operation: Operation) -> None:
+def test_hidden_session_gets_the_same_answer_as_a_missing_one(
+    scene: Scene, operation: Operation
+) -> None:
     missing = "0" * 32
     for token in (scene.other, scene.limited):
         there = asked(scene, token, operation)
@@ -121,7 +123,9 @@ def test_what_one_may_not_see_is_not_there(scene: Scene, operation: Operation) -
     [one for one in OPERATIONS if one.on in (Hub, Rooms) and "{session}" not in one.path],
     ids=ids,
 )
-def test_of_all_agents_a_token_for_some_learns_nothing(scene: Scene, operation: Operation) -> None:
+def test_token_for_some_agents_learns_nothing_of_other_agents(
+    scene: Scene, operation: Operation
+) -> None:
     reply = asked(scene, scene.limited, operation)
     if not operation.filtered:
         assert (reply.status, reply.kind) == (403, "token_agents")

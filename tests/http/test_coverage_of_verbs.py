@@ -210,23 +210,23 @@ def public(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", SURFACES, ids=lambda kind: kind.__name__)
-def test_every_verb_can_be_asked_for(kind: type) -> None:
+def test_every_public_verb_is_an_operation_or_listed_as_local(kind: type) -> None:
     missing = public(kind) - SURFACES[kind].keys()
     assert not missing, f"{kind.__name__}: neither an operation nor a reason for {sorted(missing)}"
 
 
-def test_nothing_is_said_of_verbs_that_are_gone() -> None:
+def test_coverage_table_names_no_removed_verb() -> None:
     for kind, said in ((Session, {**READ, **WRITTEN, **LOCAL}), (Hub, SURFACES[Hub])):
         assert said.keys() <= public(kind)
     assert READ.keys() <= public(View)
 
 
-def test_what_is_said_is_in_the_table() -> None:
+def test_coverage_table_names_only_existing_operations() -> None:
     known = {one.name for one in operations()} | {one.name for one in FLOWS}
     for verb, names in {**READ, **WRITTEN, **STORE}.items():
         assert not set(names.split()) - known, verb
 
 
-def test_nothing_is_both() -> None:
+def test_no_verb_is_both_an_operation_and_local() -> None:
     assert not {**READ, **WRITTEN}.keys() & LOCAL.keys()
     assert not STORE.keys() & LOCAL_STORE.keys()

@@ -21,7 +21,7 @@ import ortet
 # limits
 
 
-def test_who_asks_too_much_is_told_when_to_come_again(serve: Serve) -> None:
+def test_request_over_the_rate_limit_is_429_with_retry_after(serve: Serve) -> None:
     server = serve("--limit", "rate=0.01", "--limit", "burst=3", "--limit", "unknown_rate=0.01")
     first, second = (server.client(server.token(name)) for name in ("ann", "bob"))
     replies = [first.ask("GET", "/me") for _ in range(5)]
@@ -34,7 +34,7 @@ def test_who_asks_too_much_is_told_when_to_come_again(serve: Serve) -> None:
     assert second.ask("GET", "/me").status == 200
 
 
-def test_only_so_much_at_once(serve: Serve) -> None:
+def test_concurrent_requests_over_the_limit_are_429(serve: Serve) -> None:
     """Requests that are being sent count; those that end make room."""
     server = serve("--limit", "requests_each=2")
     token = server.token("ann")
@@ -133,7 +133,7 @@ def test_metrics_are_prometheus_text_and_name_nobody(serve: Serve) -> None:
 # ends
 
 
-def test_stopping_it_is_not_ready_and_lets_sessions_go(serve: Serve) -> None:
+def test_stopping_server_finishes_open_requests_and_releases_sessions(serve: Serve) -> None:
     server = serve("--no-auth", "--limit", "grace=30")
     client = server.client()
     session = client.new("handed-over")

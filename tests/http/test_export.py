@@ -9,7 +9,7 @@ from tests.adapters.transcripts.checking import check_anthropic, check_openai, c
 from .conftest import Client
 
 
-def test_every_format(client: Client) -> None:
+def test_export_supports_every_format(client: Client) -> None:
     path = client.new("said")
     for role, content in (("user", "hello"), ("assistant", "yes?")):
         client.post(f"{path}/messages", {"role": role, "content": content})

@@ -65,7 +65,7 @@ def test_a_body_in_chunks_is_cut_where_it_is_too_large(small: Server) -> None:
 
 
 @pytest.mark.parametrize("size", ["-1", "1e9", "999999999999999999999999", "5, 6", "0x10"])
-def test_a_body_of_no_size_is_refused(small: Server, size: str) -> None:
+def test_request_with_a_bad_content_length_is_refused(small: Server, size: str) -> None:
     with raw(small) as one:
         one.head("POST /sessions", f"Content-Length: {size}", "Connection: close")
         assert one.status() in (400, 413, 422)
@@ -86,7 +86,7 @@ def test_slow_heads_and_bodies_end(hasty: Server) -> None:
     alive(hasty)
 
 
-def test_a_head_that_is_too_large(small: Server) -> None:
+def test_request_head_that_is_too_large_is_431(small: Server) -> None:
     with raw(small) as one, raw(small) as many:
         one.head("GET /sessions", f"X-Large: {'x' * 20_000}")
         assert one.status() == 431
@@ -95,7 +95,7 @@ def test_a_head_that_is_too_large(small: Server) -> None:
     alive(small)
 
 
-def test_who_closes_its_end_gets_its_answer_or_an_end(hasty: Server) -> None:
+def test_half_closed_connection_is_answered_or_ended_without_a_500(hasty: Server) -> None:
     with raw(hasty) as whole, raw(hasty) as half, raw(hasty) as cut:
         whole.head("GET /healthz", "Connection: close")
         half.head("POST /sessions", "Content-Length: 100")
@@ -179,7 +179,7 @@ def deep(depth: int) -> bytes:
     ],
     ids=range(14),
 )
-def test_bad_json_is_said_so(client: Client, body: bytes) -> None:
+def test_bad_json_is_422_and_stores_nothing(client: Client, body: bytes) -> None:
     path = client.new("bad-json")
     reply = client.ask("POST", f"{path}/messages", body)
     assert reply.status == 422, reply.body[:200]
@@ -187,7 +187,7 @@ def test_bad_json_is_said_so(client: Client, body: bytes) -> None:
     assert client.get(f"{path}/messages")["items"] == []
 
 
-def test_text_of_all_kinds_is_kept(client: Client) -> None:
+def test_message_text_with_control_and_special_characters_is_kept(client: Client) -> None:
     path = client.new("text")
     for text in ("\0", "\x1b[31m", "𝄞", "\u202e", "</script><b>"):
         client.post(f"{path}/messages", {"role": "user", "content": text})
@@ -197,7 +197,7 @@ def test_text_of_all_kinds_is_kept(client: Client) -> None:
     assert client.ask("GET", f"{path}/messages").status == 200
 
 
-def test_a_key_is_plain_text(client: Client) -> None:
+def test_idempotency_key_must_be_short_printable_ascii(client: Client) -> None:
     path = client.new("keys")
     for key in ("", "x" * 201, "caf\xe9", "a\tb"):
         reply = client.ask("POST", f"{path}/pause", {}, headers={"Idempotency-Key": key})
@@ -207,7 +207,9 @@ def test_a_key_is_plain_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", ["%C2%B2", "%D9%A1", "9" * 5000, "-1", "1e3", ""])
-def test_numbers_of_pages_may_be_anything(client: Client, number: str) -> None:
+def test_bad_numbers_in_page_queries_never_cause_a_server_error(
+    client: Client, number: str
+) -> None:
     path = client.new("numbered")
     client.post(f"{path}/messages", {"role": "user", "content": "one"})
     oid = client.post(f"{path}/commits")["oid"]
@@ -217,7 +219,7 @@ def test_numbers_of_pages_may_be_anything(client: Client, number: str) -> None:
         assert reply.status < 500, (where, reply)
 
 
-def test_numbers_in_paths_may_be_anything(client: Client) -> None:
+def test_bad_event_numbers_in_paths_are_404_or_422(client: Client) -> None:
     path = client.new("numbers")
     for number in ("0", "-1", "9" * 18, "9" * 30, "9" * 5000, "1e3", "٣"):
         reply = client.ask("GET", f"{path}/events/{number}")
@@ -248,7 +250,9 @@ ESCAPES = (
 
 
 @pytest.mark.parametrize("escape", ESCAPES)
-def test_no_path_leads_out(client: Client, server: Server, tmp_path: Path, escape: str) -> None:
+def test_path_traversal_reads_and_writes_no_file_outside(
+    client: Client, server: Server, tmp_path: Path, escape: str
+) -> None:
     path = client.new("paths")
     client.ask("PUT", f"{path}/artifacts/kept.txt", b"kept")
     commit = client.post(f"{path}/commits", {"message": "kept"})["oid"]
@@ -271,7 +275,9 @@ def test_no_path_leads_out(client: Client, server: Server, tmp_path: Path, escap
     alive(server)
 
 
-def test_what_is_no_bundle_is_said_without_where_it_lies(client: Client, server: Server) -> None:
+def test_upload_that_is_no_bundle_is_refused_without_a_server_path(
+    client: Client, server: Server
+) -> None:
     reply = client.ask("POST", "/bundles", b"no bundle at all", name="theirs")
     assert (reply.status, reply.kind) == (422, "not_a_bundle")
     assert reply.data["message"].startswith("theirs is not a bundle")

@@ -180,7 +180,7 @@ def _fuzzed(scene: Scene, cases: Any) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_it_answers_as_it_says(scene: Scene, name: str) -> None:
+def test_valid_fuzzed_requests_are_answered_as_documented(scene: Scene, name: str) -> None:
     _fuzzed(scene, OPERATIONS[name].as_strategy())
 
 
@@ -188,13 +188,15 @@ def test_it_answers_as_it_says(scene: Scene, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, one in OPERATIONS.items() if one.definition.raw.get("parameters")]
 )
-def test_it_answers_what_it_does_not_ask_for(scene: Scene, name: str) -> None:
+def test_invalid_fuzzed_requests_are_answered_as_documented(scene: Scene, name: str) -> None:
     _fuzzed(scene, OPERATIONS[name].as_strategy(GenerationMode.NEGATIVE))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_it_answers_at_the_edges(scene: Scene, name: str) -> None:
+def test_boundary_values_of_every_parameter_are_answered_as_documented(
+    scene: Scene, name: str
+) -> None:
     """The least, the most, one more, another type, a key too many: of every parameter in turn."""
     cases = SCHEMA.iter_coverage_cases(
         OPERATIONS[name],

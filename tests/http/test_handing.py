@@ -58,7 +58,7 @@ def write(client: Client, path: str, text: str) -> None:
     assert reply.status == 201, reply
 
 
-def test_who_has_it_and_who_waits_are_woken_by_signals(farm: Farm) -> None:
+def test_session_alternates_between_two_servers_by_signals(farm: Farm) -> None:
     clients = started(farm)
     path = clients[0].new("s")
     texts = [f"turn {number}" for number in range(_TURNS)]
@@ -98,14 +98,14 @@ def test_two_who_write_without_a_break_both_go_on(farm: Farm) -> None:
 class TestRooms:
     """In one process, where it is seen who was told what."""
 
-    def test_one_that_is_asked_for_in_its_turn_goes_when_it_rests(self, make: Make) -> None:
+    def test_idle_session_is_handed_over_before_its_turn_ends(self, make: Make) -> None:
         one = make(linger=3600.0, turn=3600.0)
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
         say(two, id_, "two")  # nobody is at work in it
         assert not one.opened()
 
-    def test_not_while_somebody_is_inside(self, make: Make) -> None:
+    def test_session_is_not_handed_over_while_a_request_is_inside(self, make: Make) -> None:
         one = make(linger=3600.0, turn=3600.0)
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
@@ -120,7 +120,7 @@ class TestRooms:
         with two.view(id_) as view:
             assert [message.content for message in view.messages()] == ["one", "two"]
 
-    def test_who_gave_it_away_lets_the_other_come_first(
+    def test_server_that_released_a_session_lets_the_other_take_it_first(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also where it asks for it again at once, and the other is slow to hear."""
@@ -141,7 +141,7 @@ class TestRooms:
         with one.view(id_) as view:
             assert [message.content for message in view.messages()] == ["first", "again"]
 
-    def test_but_not_for_long(self, make: Make) -> None:
+    def test_server_retakes_a_released_session_if_nobody_takes_it(self, make: Make) -> None:
         one = make(linger=3600.0, turn=0.0)
         id_ = begin(one)
         with one.enter(one.row(id_)):

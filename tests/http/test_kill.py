@@ -72,7 +72,7 @@ class Ledger:
 
 
 @pytest.mark.soak
-def test_what_was_answered_is_there_once(serve: Serve, tmp_path: Path) -> None:
+def test_answered_writes_survive_kill_9_exactly_once(serve: Serve, tmp_path: Path) -> None:
     def start() -> Server:
         return serve("--no-auth", "--limit", "patience=60", home=tmp_path / "served")
 

@@ -32,7 +32,7 @@ def test_a_lease_that_could_not_be_given_back_is_taken_again(make: Make, tmp_pat
     assert said(rooms, id_) == ["before", "after", "elsewhere"]
 
 
-def test_hubs_of_rooms_that_were_left_are_used_again(tmp_path: Path) -> None:
+def test_hubs_of_released_sessions_are_reused(tmp_path: Path) -> None:
     opened: list[Hub] = []
 
     def open_hub() -> Hub:

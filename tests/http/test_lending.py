@@ -28,7 +28,7 @@ def say(server: Server, text: str) -> int:
 
 
 @pytest.mark.parametrize("where", ["store", "url"])
-def test_another_process_gets_it(
+def test_open_session_of_a_server_is_lent_to_another_process(
     patient: Server, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lending, "_PATIENCE", 60.0)  # however slow this host is to let it go
@@ -42,7 +42,7 @@ def test_another_process_gets_it(
     assert said == ["hello", "hi", "and back"]
 
 
-def test_one_that_is_not_lent_is_refused_at_once(patient: Server) -> None:
+def test_session_opened_outside_the_server_is_refused_at_once(patient: Server) -> None:
     with ortet.open(str(patient.store)) as hub, hub.session("talk") as session:
         session.say("user", "mine")
         with ortet.open(str(patient.store)) as other:
@@ -52,7 +52,7 @@ def test_one_that_is_not_lent_is_refused_at_once(patient: Server) -> None:
             assert not other.signal.wait("rooms", asked, 0)
 
 
-def test_what_runs_in_it_is_not_ended(patient: Server) -> None:
+def test_session_with_a_running_program_is_not_lent(patient: Server) -> None:
     begin(patient)
     ran = patient.client().ask(
         "POST", "/sessions/talk/jobs", {"name": "sleep", "command": "sleep 600"}

@@ -33,7 +33,9 @@ def listed(client: Client, **query: object) -> list[str]:
     return [one["name"] for one in client.get("/sessions", agent=AGENT, **query)["items"]]
 
 
-def test_each_order_over_pages(client: Client, names: list[str]) -> None:
+def test_session_list_is_complete_over_pages_in_each_order(
+    client: Client, names: list[str]
+) -> None:
     said(client, "a")
     for sort, wanted in (
         ("created", names[::-1]),
@@ -52,7 +54,7 @@ def test_each_order_over_pages(client: Client, names: list[str]) -> None:
     assert listed(client) == names[::-1]
 
 
-def test_what_moves_meanwhile_is_not_told_twice(client: Client, names: list[str]) -> None:
+def test_session_moved_between_pages_is_listed_once(client: Client, names: list[str]) -> None:
     del names
     first = client.get("/sessions", agent=AGENT, sort="activity", limit=2)
     seen = [one["name"] for one in first["items"]]
@@ -62,7 +64,7 @@ def test_what_moves_meanwhile_is_not_told_twice(client: Client, names: list[str]
     assert listed(client, sort="activity")[0] == seen[1]
 
 
-def test_a_restore_is_something_done(client: Client, server: Server) -> None:
+def test_restore_counts_as_activity_in_the_session_list(client: Client, server: Server) -> None:
     with ortet.open(server.store) as hub:
         for name in ("went-back", "stayed"):
             with hub.session(name, agent="back") as session:
@@ -84,7 +86,7 @@ def test_a_cursor_of_another_order_is_refused(client: Client, names: list[str]) 
     assert client.ask("GET", "/sessions", sort="nonsense").status == 422
 
 
-def test_those_of_one_moment_have_an_order(tmp_path: Path) -> None:
+def test_sessions_with_equal_times_have_a_stable_order(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub:
         with hub.session("root") as session:
             for kid in session.fork(12, machine=False):  # all at once

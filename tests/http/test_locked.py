@@ -51,7 +51,7 @@ def here(serve: Serve) -> tuple[Client, Path]:
     return server.client(), server.store / "catalog.db"
 
 
-def test_who_writes_is_told_to_come_again(here: tuple[Client, Path]) -> None:
+def test_write_to_a_locked_store_is_503_and_reads_succeed(here: tuple[Client, Path]) -> None:
     client, catalog = here
     path = client.new("s")
     cold = client.new("cold")
@@ -71,7 +71,7 @@ def test_who_writes_is_told_to_come_again(here: tuple[Client, Path]) -> None:
     assert [one["content"] for one in found] == ["before", "after"]
 
 
-def test_a_key_holds_for_who_comes_again(here: tuple[Client, Path]) -> None:
+def test_idempotency_key_holds_after_a_503(here: tuple[Client, Path]) -> None:
     client, catalog = here
     path = client.new("s")
     client.post(f"{path}/messages", {"role": "user", "content": "before"})
@@ -92,7 +92,7 @@ def test_a_key_holds_for_who_comes_again(here: tuple[Client, Path]) -> None:
     assert [one["content"] for one in found] == ["before", "one"]
 
 
-def test_an_answer_is_kept_as_soon_as_it_can_be(tmp_path: Path) -> None:
+def test_answer_that_could_not_be_stored_is_stored_after_the_lock(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, ExitStack() as lock:
 
         def do() -> Answered:
@@ -118,7 +118,7 @@ def test_an_answer_is_kept_as_soon_as_it_can_be(tmp_path: Path) -> None:
         assert (answer.body, before) == (b"done", True)
 
 
-def test_who_did_not_get_one_lock_waits_for_no_other(tmp_path: Path) -> None:
+def test_request_that_missed_one_lock_does_not_wait_again(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     with locked(tmp_path / "catalog.db"), patient(0.2):
         for _ in range(50):

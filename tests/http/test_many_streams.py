@@ -86,7 +86,7 @@ def test_hundreds_that_are_idle_hear_of_what_happens_and_keep_nobody_waiting(ser
             assert stream.upto("end")[-1].data == {"reason": "stopping"}
 
 
-def test_those_who_never_read_cost_a_page_each_and_keep_nobody(serve: Serve) -> None:
+def test_streams_that_never_read_use_bounded_memory_and_block_nobody(serve: Serve) -> None:
     server = serve("--no-auth", "--limit", "grace=2")
     client = server.client()
     path = client.new("loud")

@@ -84,7 +84,7 @@ def run(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_tokens_from_the_shell(serve: Serve) -> None:
+def test_token_command_creates_lists_and_revokes_tokens(serve: Serve) -> None:
     server = serve()
     made = run(server, "create", "ci", "--allow", "read", "--days", "30", "-q").stdout.strip()
     assert made.startswith("ortet_")

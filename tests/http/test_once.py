@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.http.conftest import Client
 
 
-def test_a_key_holds_also_where_rows_were_dropped_before(client: Client) -> None:
+def test_idempotency_key_holds_after_other_rows_were_dropped(client: Client) -> None:
     path = client.new("keyed")
     for n in range(3):
         headers = {"Idempotency-Key": f"a-key-{n}"}

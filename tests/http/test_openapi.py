@@ -56,7 +56,7 @@ def plain(path: str) -> str:
     return re.sub(r":[a-z]+}", "}", path)
 
 
-def test_it_is_valid(told: dict[str, Any]) -> None:
+def test_openapi_document_is_valid(told: dict[str, Any]) -> None:
     """By the schema that the makers of OpenAPI publish; what lies in it, by JSON Schema's own."""
     schemathesis.openapi.from_dict(told).validate()
     for schema in told["components"]["schemas"].values():
@@ -67,7 +67,7 @@ def test_it_is_valid(told: dict[str, Any]) -> None:
             found = found[step]
 
 
-def test_all_that_can_be_asked_is_in_it(told: dict[str, Any]) -> None:
+def test_openapi_document_lists_every_operation_and_flow(told: dict[str, Any]) -> None:
     there = {(method, path): operation for path, method, operation in described(told)}
     for one in OPERATIONS:
         found = there[one.method, plain(one.path)]
@@ -116,13 +116,13 @@ def test_errors_have_the_shape_that_they_have_everywhere(told: dict[str, Any]) -
                 assert {"409", "413", "422"} <= set(operation["responses"]), path
 
 
-def test_whatever_is_named_may_be_several(told: dict[str, Any]) -> None:
+def test_openapi_document_lists_409_for_every_path_with_a_name(told: dict[str, Any]) -> None:
     for path, method, operation in described(told):
         if "{" in path:
             assert "409" in operation["responses"], (method, path)
 
 
-def test_constraints_are_told(told: dict[str, Any]) -> None:
+def test_openapi_document_shows_parameter_limits_and_bodies(told: dict[str, Any]) -> None:
     listed = told["paths"]["/sessions/{session}/events"]["get"]["parameters"]
     limit = next(one for one in listed if one.get("name") == "limit")
     assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}

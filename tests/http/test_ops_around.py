@@ -16,7 +16,7 @@ TOLD = (
 """What tells of a session."""
 
 
-def test_work_with_others(client: Client) -> None:
+def test_collaborations_are_created_updated_and_listed(client: Client) -> None:
     path = client.new("work")
     made = client.post(
         f"{path}/collaborations", {"name": "pr/7", "kind": "pull_request", "text": "half"}
@@ -29,7 +29,7 @@ def test_work_with_others(client: Client) -> None:
     assert (back.status, back.kind) == (409, "illegal_move")
 
 
-def test_rate_limits_are_the_agents(client: Client) -> None:
+def test_rate_windows_are_shared_by_sessions_of_an_agent(client: Client) -> None:
     path, other = client.new("limited", agent="caller"), client.new("too", agent="caller")
     reset = time.time() + 3600
     client.post(f"{path}/windows", {"service": "git", "remaining": 3, "reset": reset, "limit": 9})
@@ -86,7 +86,7 @@ def test_a_path_on_the_server_is_no_storage_state(client: Client) -> None:
     assert (reply.status, reply.kind) == (422, "bad_request")
 
 
-def test_what_is_handed_over(client: Client) -> None:
+def test_handover_returns_the_generated_files(client: Client) -> None:
     path = client.new("handed", goal="ship it")
     client.put(f"{path}/plan", {"steps": ["build", "test"]})
     files = client.get(f"{path}/handover")["files"]
@@ -94,7 +94,7 @@ def test_what_is_handed_over(client: Client) -> None:
     assert "ship it" in files["BRIEFING.md"]
 
 
-def test_surroundings(client: Client, tmp_path: Path) -> None:
+def test_environment_is_recorded_on_request_and_compared(client: Client, tmp_path: Path) -> None:
     path = client.new("around", workspace=str(tmp_path), environment="asked")
     assert client.get(f"{path}/environment") == {"environment": None}
     seen = client.post(f"{path}/environment")["environment"]
@@ -102,7 +102,7 @@ def test_surroundings(client: Client, tmp_path: Path) -> None:
     assert client.post(f"{path}/environment/compare") == {"items": []}
 
 
-def test_who_runs_nothing_on_the_host_does_not_look_at_it(serve: Serve) -> None:
+def test_tenant_token_cannot_read_the_host_environment(serve: Serve) -> None:
     server = serve()
     tenant = server.client(server.token("t", "--allow", "admin", "--tenant", "t"))
     path = tenant.new("s")

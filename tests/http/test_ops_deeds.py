@@ -12,7 +12,7 @@ def begin(client: Client, path: str, **said: Any) -> Any:
     return client.post(f"{path}/actions", {"name": "mail", **said})
 
 
-def test_a_deed_is_begun_done_and_settled(client: Client) -> None:
+def test_effect_is_begun_then_settled_once(client: Client) -> None:
     path = client.new("deeds")
     begun = begin(client, path, args=["ann"], kwargs={"kind": "hi"}, why="she asked", key="m1")
     effect = begun["effect"]["id"]
@@ -31,7 +31,7 @@ def test_a_deed_is_begun_done_and_settled(client: Client) -> None:
     assert (twice.status, twice.kind) == (409, "settled")
 
 
-def test_a_deed_that_was_begun_is_put_to_the_caller(client: Client) -> None:
+def test_unsettled_effect_is_409_until_the_caller_settles_it(client: Client) -> None:
     path = client.new("unsettled")
     effect = begin(client, path, key="k", replay="once")["effect"]["id"]
     reply = client.ask("POST", f"{path}/actions", {"name": "mail", "key": "k", "replay": "once"})
@@ -43,7 +43,7 @@ def test_a_deed_that_was_begun_is_put_to_the_caller(client: Client) -> None:
     assert begin(client, path, key="k", replay="once")["effect"]["id"] == effect
 
 
-def test_it_is_durable_before_the_answer(serve: Serve) -> None:
+def test_begun_effect_survives_a_killed_server(serve: Serve) -> None:
     """The server dies; another knows what was begun, and the client says what became of it."""
     first = serve("--no-auth")
     path = first.client().new("s")
@@ -57,7 +57,7 @@ def test_it_is_durable_before_the_answer(serve: Serve) -> None:
     assert begin(client, path, key="k")["outcome"] == "sent"
 
 
-def test_begun_once_under_an_idempotency_key(client: Client) -> None:
+def test_action_with_an_idempotency_key_is_begun_once(client: Client) -> None:
     path = client.new("lost-answer")
     body, headers = {"name": "mail"}, {"Idempotency-Key": "lost-answer-1"}
     answers = [client.ask("POST", f"{path}/actions", body, headers=headers) for _ in range(2)]
@@ -66,7 +66,7 @@ def test_begun_once_under_an_idempotency_key(client: Client) -> None:
     assert len(client.get(f"{path}/effects")["items"]) == 1
 
 
-def test_a_human_is_asked(client: Client) -> None:
+def test_approvals_are_requested_listed_and_answered_once(client: Client) -> None:
     path = client.new("asking")
     wish = {"name": "deploy", "approve": "it is Friday"}
     waits = client.ask("POST", f"{path}/actions", wish)
@@ -87,7 +87,7 @@ def test_a_human_is_asked(client: Client) -> None:
     assert client.get(f"{path}/approvals", state="asked")["items"] == []
 
 
-def test_who_may_write_may_not_allow_itself(serve: Serve) -> None:
+def test_write_token_cannot_approve_its_own_request(serve: Serve) -> None:
     server = serve()
     agent = server.client(server.token("agent", "--allow", "write"))
     human = server.client(server.token("human", "--allow", "admin"))
@@ -111,7 +111,7 @@ def test_who_may_write_may_not_allow_itself(serve: Serve) -> None:
         ("/approvals", {"what": ""}, 422, "bad_request"),
     ],
 )
-def test_errors_say_what_to_do(
+def test_bad_effect_requests_return_status_and_kind(
     client: Client, path: str, body: Any, status: int, kind: str
 ) -> None:
     place = client.new("wrong")

@@ -51,7 +51,7 @@ def scene(server: Server, client: Client) -> Scene:
     return Scene(path, made, project)
 
 
-def test_the_commits_of_a_session(client: Client, scene: Scene) -> None:
+def test_commits_of_a_session_are_listed_newest_first(client: Client, scene: Scene) -> None:
     found = client.get(f"{scene.path}/commits")
     assert [one["message"] for one in found["items"]] == ["third", "second", "first"]
     assert [one["oid"] for one in found["items"]] == scene.commits[::-1]
@@ -79,7 +79,7 @@ def test_pages_of_commits_hold_each_once_while_others_commit(client: Client) -> 
     assert client.ask("GET", f"{path}/commits", after="nonsense").kind == "bad_cursor"
 
 
-def test_what_led_to_a_commit(client: Client, scene: Scene) -> None:
+def test_commit_page_lists_reasons_files_and_event_range(client: Client, scene: Scene) -> None:
     found = client.get(f"/commits/{scene.commits[1]}", patch="true")
     assert client.get(f"{scene.path}/commits/HEAD~1", patch="true") == found
     assert found["commit"]["message"] == "second"
@@ -106,7 +106,7 @@ def test_what_led_to_a_commit(client: Client, scene: Scene) -> None:
     assert client.get(f"/commits/{scene.commits[0]}")["commit"]["parents"] == []
 
 
-def test_facts_that_were_learned_and_given_up(server: Server, client: Client) -> None:
+def test_commit_lists_facts_learned_and_superseded(server: Server, client: Client) -> None:
     with ortet.open(server.store) as hub, hub.session("facts") as session:
         session.learn("it is red", about="colour")
         session.commit("red")
@@ -126,7 +126,9 @@ def test_facts_that_were_learned_and_given_up(server: Server, client: Client) ->
     assert [one["text"] for one in between["given_up"]] == ["it is red"]
 
 
-def test_what_differs_between_two_commits(client: Client, scene: Scene) -> None:
+def test_diff_of_two_commits_lists_files_plan_decisions_and_messages(
+    client: Client, scene: Scene
+) -> None:
     first, _, third = scene.commits
     found = client.get("/diff", old=first, new=third, patch="true")
     assert (found["old"], found["new"]) == (first, third)
@@ -145,7 +147,7 @@ def test_what_differs_between_two_commits(client: Client, scene: Scene) -> None:
     assert own["files"]["counts"] == {"removed": 1}
 
 
-def test_what_is_not_committed(client: Client, scene: Scene) -> None:
+def test_present_lists_uncommitted_files_and_messages(client: Client, scene: Scene) -> None:
     (scene.project / "three.txt").write_text("three\n")
     client.post(f"{scene.path}/messages", {"role": "user", "content": "and now?"})
     found = client.get(f"{scene.path}/present", patch="true")
@@ -159,7 +161,7 @@ def test_what_is_not_committed(client: Client, scene: Scene) -> None:
     assert [one["path"] for one in since["files"]["changes"]] == ["one.txt", "three.txt"]
 
 
-def test_forks_and_restores_part(client: Client) -> None:
+def test_diff_of_forked_or_restored_commits_lists_messages_of_each_side(client: Client) -> None:
     path = client.new("parting")
     client.post(f"{path}/messages", {"role": "user", "content": "shared"})
     base = client.post(f"{path}/commits", {})["oid"]
@@ -180,7 +182,9 @@ def test_forks_and_restores_part(client: Client) -> None:
     assert [one["content"] for one in found["come"]["messages"]] == ["again"]
 
 
-def test_branches_tags_and_where_they_have_been(client: Client, scene: Scene) -> None:
+def test_branches_and_tags_are_created_deleted_and_kept_in_the_reflog(
+    client: Client, scene: Scene
+) -> None:
     names = [one["name"] for one in client.get("/branches", prefix="sce")["items"]]
     assert names == ["scene"]
     (own,) = client.get("/branches", prefix="scene")["items"]
@@ -223,7 +227,7 @@ NOTHING: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.usefixtures("scene")
-def test_what_is_not_there_or_no_value(client: Client) -> None:
+def test_unknown_refs_and_bad_values_in_history_are_refused(client: Client) -> None:
     for path, query, status, kind in NOTHING:
         reply = client.ask("GET", path, **query)
         assert (reply.status, reply.kind) == (status, kind), path

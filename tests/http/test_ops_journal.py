@@ -19,7 +19,7 @@ def all_of(client: Client, path: str, **query: Any) -> list[Any]:
         query["after"] = page["next"]
 
 
-def test_what_was_said_is_read_back(client: Client) -> None:
+def test_messages_and_batches_are_read_back_in_order(client: Client) -> None:
     path = client.new("said")
     event = client.post(f"{path}/messages", {"role": "user", "content": "hello"})
     assert event["kind"] == "message"
@@ -45,7 +45,7 @@ def test_pages_of_events_hold_each_once_while_others_append(client: Client) -> N
     assert texts == [f"thought {number}" for number in range(11)]
 
 
-def test_the_newest_first(client: Client) -> None:
+def test_events_newest_first_are_the_reverse_over_pages(client: Client) -> None:
     path = client.new("newest")
     for number in range(7):
         client.post(f"{path}/thoughts", {"text": str(number)})
@@ -56,14 +56,14 @@ def test_the_newest_first(client: Client) -> None:
     assert backwards == forwards[::-1]
 
 
-def test_a_comment_never_conflicts(client: Client) -> None:
+def test_comment_is_stored_with_its_text_and_author(client: Client) -> None:
     path = client.new("commented")
     client.post(f"{path}/comments", {"text": "leave the grammar alone", "by": "ann"})
     (found,) = client.get(f"{path}/comments")["items"]
     assert (found["data"]["text"], found["actor"]) == ("leave the grammar alone", "ann")
 
 
-def test_notes_questions_records(client: Client) -> None:
+def test_notes_questions_and_records_are_stored_and_read(client: Client) -> None:
     path = client.new("noted")
     client.post(f"{path}/notes", {"key": "branch", "value": {"name": "fix"}, "ttl": 3600})
     assert client.get(f"{path}/notes") == {"notes": {"branch": {"name": "fix"}}}
@@ -76,7 +76,7 @@ def test_notes_questions_records(client: Client) -> None:
     assert found["data"] == {"n": 7}
 
 
-def test_compact_leaves_out_and_keeps(client: Client) -> None:
+def test_compact_drops_old_messages_which_stay_readable(client: Client) -> None:
     path = client.new("compacted")
     for number in range(6):
         client.post(f"{path}/messages", {"role": "user", "content": f"message {number}"})
@@ -108,7 +108,7 @@ def test_compact_leaves_out_and_keeps(client: Client) -> None:
         ("GET", "/nothing", None, 404, "no_route"),
     ],
 )
-def test_errors_say_what_to_do(  # noqa: PLR0917 - as the table has them
+def test_bad_journal_requests_return_status_and_kind(  # noqa: PLR0917 - as the table has them
     client: Client, method: str, path: str, body: Any, status: int, kind: str
 ) -> None:
     place = client.new("wrong")
@@ -117,7 +117,7 @@ def test_errors_say_what_to_do(  # noqa: PLR0917 - as the table has them
     assert set(reply.data) == {"error", "kind", "message", "details"}
 
 
-def test_a_session_that_is_not_there(client: Client) -> None:
+def test_events_and_messages_of_an_unknown_session_are_404(client: Client) -> None:
     assert client.ask("GET", "/sessions/nobody/events").kind == "no_session"
     assert (
         client.ask("POST", "/sessions/nobody/messages", {"role": "a", "content": ""}).status == 404

@@ -22,7 +22,7 @@ def run(client: Client, path: str, code: str, name: str = "main", **more: Any) -
 
 
 @engines
-def test_a_namespace_that_stays(client: Client, engine: str) -> None:
+def test_kernel_keeps_its_variables_between_requests(client: Client, engine: str) -> None:
     path = client.new(f"stays-{engine}", engine=engine)
     assert client.get(f"{path}/kernels") == {"items": [], "next": None}
     run(client, path, "x = 41", why="to count on")
@@ -46,7 +46,7 @@ def test_a_namespace_that_stays(client: Client, engine: str) -> None:
 
 
 @engines
-def test_forks_go_on_apart_and_one_is_kept(client: Client, engine: str) -> None:
+def test_kernel_forks_run_separately_and_one_is_kept(client: Client, engine: str) -> None:
     path = client.new(f"forks-{engine}", engine=engine)
     run(client, path, "x = 1; open('file', 'w').write('base')")
     forks = client.post(f"{path}/kernels/main/fork", {"n": 3})["forks"]
@@ -101,7 +101,7 @@ def test_variables_that_are_kept_come_back(client: Client) -> None:
     assert run(client, path, "[table, n]")["value"] == [{"a": [1, 2]}, 7]
 
 
-def test_what_there_is_not(client: Client) -> None:
+def test_verbs_on_an_unknown_kernel_are_404(client: Client) -> None:
     path = client.new("none", engine="overlay")
     for method, where, body in (
         ("POST", "kernels/x/interrupt", {}),

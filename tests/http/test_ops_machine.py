@@ -45,7 +45,9 @@ def eventually(true: Callable[[], bool]) -> None:
 
 class TestRun:
     @pytest.mark.parametrize("engine", ["folder", "overlay", pytest.param("criu", marks=live)])
-    def test_a_command_in_each_engine(self, client: Client, tmp_path: Path, engine: str) -> None:
+    def test_run_executes_commands_in_each_engine(
+        self, client: Client, tmp_path: Path, engine: str
+    ) -> None:
         (tmp_path / "seed").write_text("seed\n")
         files = "inplace" if engine == "folder" else "private"
         path = client.new(f"run-{engine}", workspace=str(tmp_path), engine=engine, files=files)
@@ -64,7 +66,7 @@ class TestRun:
         about = client.get(f"{path}/machine")
         assert (about["engine"], about["live"], about["files"]) == (engine, True, files)
 
-    def test_once_by_its_key(self, client: Client) -> None:
+    def test_run_with_a_key_is_done_once(self, client: Client) -> None:
         path = client.new("keyed", engine="overlay")
         ask = {"command": "echo x >> made; wc -l < made", "key": "one"}
         assert [client.post(f"{path}/run", ask)["stdout"] for _ in range(2)] == ["1\n", "1\n"]
@@ -94,11 +96,11 @@ class TestRun:
             {"command": "x", "env": {"A=B": "c"}},
         ],
     )
-    def test_what_cannot_be_run(self, client: Client, body: Any) -> None:
+    def test_run_with_a_bad_command_is_422(self, client: Client, body: Any) -> None:
         path = client.new("wrong", engine="overlay")
         assert client.ask("POST", f"{path}/run", body).status == 422
 
-    def test_meanwhile_it_can_be_read_and_others_are_served(
+    def test_running_command_blocks_only_writes_to_its_session(
         self, serve: Serve, tmp_path: Path
     ) -> None:
         server = serve("--no-auth", "--limit", "patience=1")
@@ -160,7 +162,9 @@ class TestPrograms:
         assert client.ask("GET", job).kind == "no_job"
 
     @engines
-    def test_signals_and_stopping(self, client: Client, engine: str) -> None:
+    def test_job_receives_signals_and_is_killed_after_the_grace_period(
+        self, client: Client, engine: str
+    ) -> None:
         path = client.new(f"signals-{engine}", engine=engine)
         deaf = "trap 'echo heard' USR1; trap '' TERM; echo ready; while :; do sleep 0.1; done"
         client.post(f"{path}/jobs", {"name": "deaf", "command": deaf})
@@ -237,7 +241,9 @@ class TestPorts:
 
 class TestFiles:
     @pytest.mark.parametrize("engine", ["folder", "overlay", pytest.param("criu", marks=live)])
-    def test_in_and_out(self, client: Client, tmp_path: Path, engine: str) -> None:
+    def test_files_are_uploaded_downloaded_listed_and_committed(
+        self, client: Client, tmp_path: Path, engine: str
+    ) -> None:
         files = "inplace" if engine == "folder" else "private"
         path = client.new(f"files-{engine}", workspace=str(tmp_path), engine=engine, files=files)
         data = os.urandom(3 << 20)
@@ -318,7 +324,7 @@ class TestFiles:
         assert other.kind == "key_reused"
 
 
-def test_who_may_not_run_on_this_host_runs_nothing(serve: Serve) -> None:
+def test_token_without_run_right_cannot_use_the_machine(serve: Serve) -> None:
     server = serve()
     owner = server.token("owner", "--allow", "admin")
     writer = server.token("writer", "--allow", "write")

@@ -45,7 +45,7 @@ def test_a_fact_is_learned_corrected_and_given_up(client: Client) -> None:
     assert (again.status, again.kind) == (404, "no_fact")
 
 
-def test_what_was_believed_then(client: Client) -> None:
+def test_facts_are_queried_by_validity_and_knowledge_time(client: Client) -> None:
     path = client.new("then")
     old = client.post(f"{path}/facts", {"text": "it is red", "until": "2020-01-01"})
     client.post(f"{path}/facts", {"text": "it is blue", "since": "2020-01-01"})
@@ -55,7 +55,7 @@ def test_what_was_believed_then(client: Client) -> None:
     assert texts(client.get(f"{path}/facts", at=old["time"] / 1e9 + 0.000001)) == ["it is red"]
 
 
-def test_contradictions(client: Client) -> None:
+def test_contradicting_facts_are_listed(client: Client) -> None:
     path = client.new("contradicted")
     client.post(f"{path}/facts", {"text": "the default port is 80", "about": "port"})
     client.post(f"{path}/facts", {"text": "the default port is 81", "about": "port"})
@@ -82,7 +82,7 @@ def test_recall_says_where_it_is_from_and_why(client: Client) -> None:
     assert told["id"] == fact["id"]
 
 
-def test_what_others_are_told(client: Client) -> None:
+def test_committed_project_facts_are_visible_to_other_sessions(client: Client) -> None:
     one = client.new("teller", scopes=["project:ships"])
     client.post(f"{one}/facts", {"text": "hulls are oak", "scope": "project:ships"})
     committed(client, one)
@@ -93,7 +93,7 @@ def test_what_others_are_told(client: Client) -> None:
     assert client.post(f"{other}/memory/refresh")["items"]
 
 
-def test_episodes_and_consolidation(client: Client) -> None:
+def test_milestone_writes_an_episode_that_is_consolidated_once(client: Client) -> None:
     path = client.new("lived", agent="historian")
     said = "I always take the night train to Vienna."
     client.post(f"{path}/messages", {"role": "user", "content": said})
@@ -110,7 +110,7 @@ def test_episodes_and_consolidation(client: Client) -> None:
     assert client.post("/memory/consolidate", {"agent": "historian"})["episodes"] == 0
 
 
-def test_memory_between_two_commits_and_as_text(client: Client) -> None:
+def test_memory_diff_and_markdown_show_new_facts(client: Client) -> None:
     path = client.new("compared")
     client.post(f"{path}/facts", {"text": "one"})
     old = committed(client, path)
@@ -139,7 +139,7 @@ def test_memory_between_two_commits_and_as_text(client: Client) -> None:
         ("GET", "/recall?query=x&k=0", None, 422, "bad_request"),
     ],
 )
-def test_errors_say_what_to_do(  # noqa: PLR0917 - as the table has them
+def test_bad_memory_requests_return_status_and_kind(  # noqa: PLR0917 - as the table has them
     client: Client, method: str, path: str, body: Any, status: int, kind: str
 ) -> None:
     place = client.new("wrong")

@@ -8,7 +8,7 @@ import pytest
 from tests.http.conftest import Client
 
 
-def test_spent_and_left(client: Client) -> None:
+def test_spend_and_budget_report_limits_spent_and_left(client: Client) -> None:
     path = client.new("money", budget={"usd": 5})
     done = client.post(f"{path}/spend", {"amounts": {"usd": 2, "tokens": 10}, "model": "m"})
     assert (done["left"], done["stopped"]) == ({"usd": 3}, None)
@@ -21,7 +21,7 @@ def test_spent_and_left(client: Client) -> None:
     }
 
 
-def test_too_much_is_recorded_once_and_stops(client: Client) -> None:
+def test_spend_over_budget_is_recorded_once_and_pauses_the_session(client: Client) -> None:
     path = client.new("spent", budget={"usd": 1})
     headers = {"Idempotency-Key": "spent-1"}
     for _ in range(2):
@@ -36,7 +36,7 @@ def test_too_much_is_recorded_once_and_stops(client: Client) -> None:
     assert client.post(f"{path}/actions", {"name": "buy"})["effect"]["state"] == "begun"
 
 
-def test_calls_of_models(client: Client) -> None:
+def test_model_call_is_stored_with_usage_request_and_response(client: Client) -> None:
     path = client.new("models")
     usage = {"input_tokens": 5, "output_tokens": 2}
     made = client.post(
@@ -59,7 +59,7 @@ def test_calls_of_models(client: Client) -> None:
     assert client.get(f"{path}/model-calls/{bare['event']['seq']}")["request"] is None
 
 
-def test_the_bill(client: Client) -> None:
+def test_bill_groups_by_agent_model_and_session(client: Client) -> None:
     path = client.new("billed", agent="payer")
     client.post(f"{path}/spend", {"amounts": {"usd": 2}, "model": "m1"})
     client.post(f"{path}/spend", {"amounts": {"usd": 1}, "model": "m2"})
@@ -85,7 +85,7 @@ def test_the_bill(client: Client) -> None:
         ("GET", "/model-calls?limit=x", None, "bad_request"),
     ],
 )
-def test_errors_say_what_to_do(
+def test_bad_spend_and_budget_requests_are_422(
     client: Client, method: str, path: str, body: Any, kind: str
 ) -> None:
     place = client.new("wrong")
@@ -93,7 +93,7 @@ def test_errors_say_what_to_do(
     assert (reply.status, reply.kind) == (422, kind), reply
 
 
-def test_what_is_no_call_or_no_bill(client: Client) -> None:
+def test_unknown_model_call_and_bad_bill_queries_are_refused(client: Client) -> None:
     path = client.new("wrong")
     assert client.ask("GET", f"{path}/model-calls/1").kind == "no_call"
     assert client.ask("GET", "/bill", by="colour").kind == "bad_request"

@@ -53,7 +53,7 @@ def test_a_commit_with_nothing_new_is_the_head(client: Client) -> None:
     assert client.get(path)["head"] == made
 
 
-def test_only_from_the_head_that_was_seen(client: Client) -> None:
+def test_move_with_a_stale_if_match_is_412(client: Client) -> None:
     path = client.new("matching")
     seen = etag(client, path)
     said(client, path, "one")
@@ -101,7 +101,9 @@ def test_what_is_asked_twice_with_one_key_is_done_once(client: Client) -> None:
     assert ask("forks", {"n": 3}, "f1").kind == "key_reused"
 
 
-def test_forks_go_on_by_themselves(client: Client, project: Path) -> None:
+def test_forks_are_named_start_at_a_commit_and_are_independent(
+    client: Client, project: Path
+) -> None:
     path = client.new("parent", workspace=str(project))
     first = committed(client, path, "one")
     (project / "a.txt").write_text("two\n")
@@ -128,7 +130,7 @@ def test_forks_go_on_by_themselves(client: Client, project: Path) -> None:
     assert client.ask("POST", f"{path}/forks", {"at": "nonsense"}).status == 404
 
 
-def test_a_restore_is_foreseen_then_done(client: Client, project: Path) -> None:
+def test_restore_dry_run_reports_what_restore_then_does(client: Client, project: Path) -> None:
     path = client.new("restored", workspace=str(project))
     first = committed(client, path, "one")
     (project / "a.txt").write_text("two\n")
@@ -161,7 +163,7 @@ def test_a_restore_is_foreseen_then_done(client: Client, project: Path) -> None:
     assert mind["files"]["total"] == 0
 
 
-def test_forks_from_behind_an_event(client: Client, project: Path) -> None:
+def test_fork_at_an_event_contains_messages_up_to_it(client: Client, project: Path) -> None:
     path = client.new("at-events", workspace=str(project))
     seqs = [
         client.post(f"{path}/messages", {"role": "user", "content": word})["seq"]
@@ -178,7 +180,9 @@ def test_forks_from_behind_an_event(client: Client, project: Path) -> None:
     assert client.ask("POST", f"{path}/forks", {"event": 1, "at": "HEAD"}).status == 422
 
 
-def test_a_dry_run_only_reads(server: Server, client: Client, project: Path) -> None:
+def test_dry_run_of_restore_rewind_and_undo_changes_nothing(
+    server: Server, client: Client, project: Path
+) -> None:
     """Its journal stays as it was, and whoever has it open keeps it."""
     with ortet.open(server.store) as hub:
         with hub.session("looked-at", workspace=project) as session:
@@ -211,7 +215,7 @@ def test_a_dry_run_only_reads(server: Server, client: Client, project: Path) -> 
     assert client.ask("POST", f"{path}/undo", {"dry_run": True}).kind == "session_closed"
 
 
-def test_deeds_stay_done(server: Server, client: Client) -> None:
+def test_restore_lists_effects_that_stay_done(server: Server, client: Client) -> None:
     with ortet.open(server.store) as hub, hub.session("deeds") as session:
         session.say("user", "before")
         first = session.commit("before").oid
@@ -225,7 +229,7 @@ def test_deeds_stay_done(server: Server, client: Client) -> None:
         assert "stay done: len" in found["text"]
 
 
-def test_back_and_forth(client: Client) -> None:
+def test_rewind_undo_and_redo_move_the_head(client: Client) -> None:
     path = client.new("steps")
     oids = [committed(client, path, text) for text in ("one", "two", "three")]
     told = client.post(f"{path}/rewind", {"n": 2, "dry_run": True})
@@ -247,7 +251,7 @@ def test_back_and_forth(client: Client) -> None:
     assert client.ask("POST", f"{empty}/rewind", {"dry_run": True}).kind == "no_commit"
 
 
-def test_two_become_one(client: Client, project: Path) -> None:
+def test_merge_and_adopt_bring_in_a_fork(client: Client, project: Path) -> None:
     path = client.new("ours", workspace=str(project))
     committed(client, path, "base")
     (fork,) = client.post(f"{path}/forks", {"names": ["try"]})["forks"]
@@ -291,7 +295,9 @@ def test_a_conflict_of_files_changes_nothing(server: Server, project: Path, clie
     assert (project / "a.txt").read_text() == "theirs\n"
 
 
-def test_what_a_fork_changed_lands(server: Server, project: Path, client: Client) -> None:
+def test_land_of_a_fork_writes_its_files_to_the_directory(
+    server: Server, project: Path, client: Client
+) -> None:
     with ortet.open(server.store) as hub:
         session = hub.session("home", workspace=project, engine="folder")
         session.commit("base")
@@ -304,7 +310,7 @@ def test_what_a_fork_changed_lands(server: Server, project: Path, client: Client
     assert client.ask("POST", f"/sessions/{session.id}/land", {}).status == 422
 
 
-def test_what_would_have_been(client: Client) -> None:
+def test_whatif_makes_a_fork_with_a_changed_message(client: Client) -> None:
     path = client.new("if")
     event = client.post(f"{path}/messages", {"role": "user", "content": "left"})
     said(client, path, "after")
@@ -322,7 +328,7 @@ def test_what_would_have_been(client: Client) -> None:
         assert client.ask("POST", f"{path}/whatif", body).kind == kind, body
 
 
-def test_bad_refs_and_values(client: Client) -> None:
+def test_restore_and_commit_with_bad_values_are_refused(client: Client) -> None:
     path = client.new("bad")
     committed(client, path, "one")
     for body, status in (

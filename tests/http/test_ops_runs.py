@@ -15,7 +15,7 @@ def spoken(client: Client, name: str, *texts: str, **options: Any) -> str:
     return path
 
 
-def test_artifacts_by_name_and_version(client: Client) -> None:
+def test_artifacts_are_listed_by_name_and_version_with_lineage(client: Client) -> None:
     path = client.new("made")
     effect = client.post(f"{path}/actions", {"name": "write"})["effect"]["id"]
     client.post(f"{path}/artifacts", {"name": "a/report.md", "data": "one", "kind": "report"})
@@ -33,7 +33,9 @@ def test_artifacts_by_name_and_version(client: Client) -> None:
     assert client.ask("GET", f"{path}/lineage", name="nothing").kind == "no_artifact"
 
 
-def test_a_file_of_the_workspace_and_no_other(client: Client, tmp_path: Path) -> None:
+def test_artifact_from_a_file_outside_the_workspace_is_refused(
+    client: Client, tmp_path: Path
+) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "out.txt").write_text("made here")
@@ -52,7 +54,7 @@ def test_a_file_of_the_workspace_and_no_other(client: Client, tmp_path: Path) ->
     assert client.ask("POST", f"{bare}/artifacts", both).kind == "bad_request"
 
 
-def test_two_runs_side_by_side(client: Client) -> None:
+def test_runs_diff_lists_event_pairs_and_the_first_difference(client: Client) -> None:
     one, other = spoken(client, "left", "a", "b", "c"), spoken(client, "right", "a", "x", "c")
     found = client.get("/runs/diff", left="left", right=other.rpartition("/")[2])
     assert (found["same"], found["left"]) == (False, one.rpartition("/")[2])
@@ -68,7 +70,7 @@ def test_two_runs_side_by_side(client: Client) -> None:
     assert (same["same"], same["seq"]) == (True, None)
 
 
-def test_steps_with_what_they_got(client: Client) -> None:
+def test_steps_list_actions_with_their_outcome(client: Client) -> None:
     path = spoken(client, "stepped", "go")
     effect = client.post(f"{path}/actions", {"name": "look", "args": [1]})["effect"]["id"]
     client.post(f"{path}/effects/{effect}/settle", {"outcome": "seen"})
@@ -77,7 +79,7 @@ def test_steps_with_what_they_got(client: Client) -> None:
     assert (kinds["begun"]["state"], kinds["begun"]["outcome"]) == ("done", "seen")
 
 
-def test_a_checkpoint_there_and_back(client: Client) -> None:
+def test_session_is_created_from_a_checkpoint_once(client: Client) -> None:
     path = spoken(client, "point", "remember me", goal="go on")
     client.post(f"{path}/facts", {"text": "it rains"})
     effect = client.post(f"{path}/actions", {"name": "pay", "key": "p"})["effect"]["id"]
@@ -99,7 +101,7 @@ def test_a_checkpoint_there_and_back(client: Client) -> None:
     assert client.ask("POST", "/checkpoints", {"checkpoint": {}}).kind == "bad_checkpoint"
 
 
-def test_sessions_as_examples(client: Client) -> None:
+def test_dataset_lists_sessions_of_an_agent_in_pages(client: Client) -> None:
     for number in range(3):
         spoken(client, f"example-{number}", f"say {number}", agent="examples")
     first = client.get("/dataset", agent="examples", limit=2)
@@ -110,7 +112,7 @@ def test_sessions_as_examples(client: Client) -> None:
     assert one["name"] == "example-1"
 
 
-def test_a_hash_is_no_right_to_read(serve: Serve) -> None:
+def test_checkpoint_with_object_ids_of_another_agent_is_refused(serve: Serve) -> None:
     """A token for some agents: what is another's is not had by naming it in a checkpoint."""
     server = serve()
     owner = server.client(server.token("owner", "--allow", "admin"))

@@ -32,7 +32,7 @@ def said(client: Client, path: str, *texts: str) -> str:
     return oid
 
 
-def test_the_store_is_whole_and_counted(client: Client) -> None:
+def test_store_counts_sessions_and_verify_finds_no_problems(client: Client) -> None:
     path = client.new("counted", agent="counter")
     said(client, path, "hello")
     found = client.get("/store")
@@ -45,7 +45,7 @@ def test_the_store_is_whole_and_counted(client: Client) -> None:
     assert report["commits"] >= 1
 
 
-def test_damage_is_told(serve: Serve) -> None:
+def test_verify_of_a_damaged_store_is_500_corrupt(serve: Serve) -> None:
     server = serve("--no-auth")
     client = server.client()
     said(client, client.new("damaged"), "hello", "x" * 3000)
@@ -91,7 +91,7 @@ def test_an_audit_tells_who_did_what(client: Client) -> None:
     assert client.ask("GET", f"{path}/audit", since="x").status == 422
 
 
-def test_what_is_on_hold_stays(client: Client) -> None:
+def test_session_on_hold_cannot_be_erased_or_archived(client: Client) -> None:
     path = client.new("held")
     said(client, path, "evidence")
     made = client.put(f"{path}/hold", {"why": "incident 17"})
@@ -106,7 +106,7 @@ def test_what_is_on_hold_stays(client: Client) -> None:
     assert client.get("/holds")["items"] == []
 
 
-def test_how_long_what_is_kept(client: Client) -> None:
+def test_retention_policy_is_set_per_agent_and_applied_by_retain(client: Client) -> None:
     assert client.get("/retention/old")["keep_messages"] is None
     made = client.put("/retention/old", {"keep_messages": 0, "archive_after": 90})
     assert made == {"agent": "old", "keep_messages": 0, "archive_after": 90}
@@ -165,7 +165,7 @@ def test_what_a_user_said_is_erased_everywhere(server: Server, client: Client) -
     assert client.ask("POST", "/erase", {"user": ""}).status == 422
 
 
-def test_a_journal_as_lines(client: Client) -> None:
+def test_journal_is_downloaded_as_ndjson_with_an_etag(client: Client) -> None:
     path = client.new("lines")
     said(client, path, "one", "two")
     client.post(f"{path}/comments", {"text": "beside"})
@@ -182,13 +182,15 @@ def test_a_journal_as_lines(client: Client) -> None:
     assert client.ask("GET", f"{path}/journal", since=-1).status == 422
 
 
-def test_what_the_host_can_do(client: Client) -> None:
+def test_host_lists_its_capabilities(client: Client) -> None:
     found = client.get("/host")
     assert found["capabilities"]
     assert {"name", "ok", "detail", "fix"} <= set(found["capabilities"][0])
 
 
-def test_files_of_a_commit_beside_and_workspaces_forgotten(client: Client, tmp_path: Path) -> None:
+def test_commit_files_are_written_to_a_directory_and_workspaces_deleted(
+    client: Client, tmp_path: Path
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "a.txt").write_text("a\n")
@@ -236,14 +238,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), WHOLE, ids=str)
-def test_the_whole_store_is_for_those_who_answer_for_it(
+def test_store_wide_operations_need_an_admin_token_for_all_agents(
     scene: Scene, method: str, path: str, body: Any
 ) -> None:
     assert scene.writer.ask(method, path, body).kind == "token_scope"
     assert scene.limited.ask(method, path, body).kind == "token_agents"
 
 
-def test_a_token_for_one_agent_is_told_of_its_own(scene: Scene) -> None:
+def test_token_for_one_agent_sees_only_its_own_holds_and_retention(scene: Scene) -> None:
     client = scene.limited
     assert [one["session"] for one in client.get("/holds")["items"]] == [scene.own]
     assert [one["agent"] for one in client.get("/retention")["items"]] == ["mine"]
@@ -261,7 +263,7 @@ def test_a_token_for_one_agent_is_told_of_its_own(scene: Scene) -> None:
         assert (reply.status, reply.kind) == (404, "no_session")
 
 
-def test_a_tenant_is_nobody_on_the_host(scene: Scene) -> None:
+def test_tenant_token_cannot_use_the_host(scene: Scene) -> None:
     assert scene.tenant.ask("GET", "/host").kind == "token_host"
     path = scene.tenant.new("apart")
     oid = said(scene.tenant, path, "hello")

@@ -118,7 +118,9 @@ def test_the_best_of_eight_is_adopted_and_every_attempt_is_told(
     assert (wrong.status, wrong.kind) == (422, "bad_cursor")
 
 
-def test_a_stream_is_taken_up_where_it_was(server: Server, client: Client, gate: Gate) -> None:
+def test_swarm_stream_resumes_after_the_last_event_id(
+    server: Server, client: Client, gate: Gate
+) -> None:
     path = client.new("resumed", engine="overlay")
     ask = {"task": gate.task, "n": 4, "parallel": 2, "name": "slow"}
     begun = client.post(f"{path}/swarms", ask)
@@ -150,7 +152,7 @@ def _until_done(stream: Stream, i: int) -> Any:
     raise AssertionError(f"{i} was never done")
 
 
-def test_enough_is_enough(client: Client, gate: Gate) -> None:
+def test_stopped_swarm_keeps_the_best_finished_attempt(client: Client, gate: Gate) -> None:
     path = client.new("stopped", engine="overlay")
     ask = {"task": gate.task, "n": 6, "parallel": 2, "name": "halted"}
     client.post(f"{path}/swarms", ask)
@@ -169,7 +171,7 @@ def test_enough_is_enough(client: Client, gate: Gate) -> None:
     assert client.post(f"{swarm}/stop")["state"] == "finished"  # which it is already
 
 
-def test_a_score_ends_it(client: Client) -> None:
+def test_swarm_stops_when_an_attempt_reaches_the_score(client: Client) -> None:
     path = client.new("score", engine="overlay")
     ask = {"task": "echo $ORTET_ATTEMPT", "n": 50, "parallel": 1, "stop_when": 2, "name": "few"}
     client.post(f"{path}/swarms", ask)
@@ -222,13 +224,15 @@ def test_attempts_that_stay_are_adopted_merged_and_kept_by_hand(client: Client) 
         ({"task": "true", "needs": {"cpu": 1}}, 422),
     ],
 )
-def test_what_cannot_be_a_swarm(client: Client, body: Any, status: int) -> None:
+def test_bad_swarm_request_is_refused_and_makes_no_swarm(
+    client: Client, body: Any, status: int
+) -> None:
     path = client.new("wrong", engine="overlay")
     assert client.ask("POST", f"{path}/swarms", body).status == status
     assert client.get(f"{path}/swarms")["items"] == []
 
 
-def test_a_cluster_that_cannot_be_one_is_told_at_the_start(serve: Serve, tmp_path: Path) -> None:
+def test_bad_ray_address_stops_the_server_at_start(serve: Serve, tmp_path: Path) -> None:
     store = tmp_path / "served" / "store"
     with pytest.raises(AssertionError, match="--ray http://here: give ray for the cluster"):
         serve("--no-auth", "--ray", "http://here")
@@ -237,7 +241,7 @@ def test_a_cluster_that_cannot_be_one_is_told_at_the_start(serve: Serve, tmp_pat
         serve("--no-auth")
 
 
-def test_one_that_is_not_there(client: Client) -> None:
+def test_verbs_on_an_unknown_swarm_are_404(client: Client) -> None:
     path = client.new("nothing", engine="overlay")
     for method, tail in (("GET", ""), ("POST", "/stop"), ("POST", "/resume"), ("POST", "/adopt")):
         reply = client.ask(method, f"{path}/swarms/none{tail}", {} if tail else None)

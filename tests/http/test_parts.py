@@ -77,7 +77,9 @@ def not_ready(server: Server, part: str) -> list[str]:
     return [reply.data["message"] for reply in replies]
 
 
-def test_a_database_that_stands_still(serve: Serve, postgres: Postgres, tmp_path: Path) -> None:
+def test_server_is_not_ready_while_its_database_is_paused_or_stopped(
+    serve: Serve, postgres: Postgres, tmp_path: Path
+) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
     client = server.client()
     assert ready(client)
@@ -96,7 +98,9 @@ def test_a_database_that_stands_still(serve: Serve, postgres: Postgres, tmp_path
     assert server.stop() == 0
 
 
-def test_a_bucket_that_stands_still(serve: Serve, postgres: Postgres, tmp_path: Path) -> None:
+def test_readiness_reports_a_bucket_that_does_not_answer(
+    serve: Serve, postgres: Postgres, tmp_path: Path
+) -> None:
     place = tmp_path / "s3"
     place.mkdir()
     with s3_server(place) as address:
@@ -128,7 +132,7 @@ def _all_but_the_bucket(replies: list[Reply]) -> bool:
     return all((reply.status, reply.data) == (200, said) for reply in replies)
 
 
-def test_a_server_ends_while_its_database_stands_still(
+def test_server_stops_while_its_database_is_paused(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
@@ -141,7 +145,7 @@ def test_a_server_ends_while_its_database_stands_still(
         postgres.resume()
 
 
-def test_a_database_that_a_newer_release_has_changed(
+def test_server_is_not_ready_if_a_newer_release_upgraded_the_database(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
@@ -154,7 +158,7 @@ def test_a_database_that_a_newer_release_has_changed(
     assert ready(server.client())
 
 
-def test_a_store_that_a_newer_release_has_changed(serve: Serve) -> None:
+def test_server_is_not_ready_if_a_newer_release_upgraded_the_store(serve: Serve) -> None:
     server = serve("--no-auth")
     assert ready(server.client())
     connection = apsw.Connection(str(server.store / "catalog.db"))
@@ -167,7 +171,7 @@ def test_a_store_that_a_newer_release_has_changed(serve: Serve) -> None:
     assert any("must be upgraded" in told for told in not_ready(server, "store"))
 
 
-def test_the_log_tells_of_probes_where_that_is_asked_for(serve: Serve, tmp_path: Path) -> None:
+def test_probes_are_logged_only_at_debug_level(serve: Serve, tmp_path: Path) -> None:
     quiet = serve("--no-auth")
     loud = serve("--no-auth", "--limit", "debug=true", home=tmp_path / "loud")
     for server in (quiet, loud):
@@ -200,7 +204,7 @@ class Stuck:
             raise self.error
 
 
-def test_one_looks_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_readiness_probes_share_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
     look, said = Stuck(), bytearray()
     log = Log(said.extend)
     part = Part("bucket", look, log)

@@ -80,7 +80,7 @@ WRITING = [
 UNKNOWN = [("POST", f"{part}/nonsense") for part in ("catalog", "signal", "bucket")]
 
 
-def test_these_are_all_routes() -> None:
+def test_raw_routes_are_exactly_the_listed_ones() -> None:
     declared = {
         (method, route.path)
         for route in raw_routes(cast("Any", None))
@@ -98,7 +98,7 @@ def test_these_are_all_routes() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [*READING, *WRITING, *UNKNOWN])
-def test_every_route_asks_who(scene: Scene, method: str, path: str) -> None:
+def test_every_raw_route_requires_a_valid_raw_token(scene: Scene, method: str, path: str) -> None:
     """A token for some agents, or for HTTP alone, gets nothing of the store itself, whatever it
     allows; whoever has none is not even told what there is."""
     body = None if method == "GET" else b"\x80"
@@ -156,7 +156,9 @@ def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path)
     assert client.ask("GET", f"/commits/{row.name}/files/key").kind == "no_file"
 
 
-def test_a_session_leads_the_server_to_no_directory(scene: Scene, tmp_path: Path) -> None:
+def test_session_row_cannot_make_the_server_open_a_host_directory(
+    scene: Scene, tmp_path: Path
+) -> None:
     """One that was begun elsewhere in a directory, and has not used it: the server would be the
     first to open what lies there on its own host."""
     (tmp_path / "key").write_text("private")
@@ -255,7 +257,7 @@ def test_names_of_secrets_are_for_admins(scene: Scene) -> None:
         assert hub.vault.names() == ["prod/database"]
 
 
-def test_what_needs_an_admin_needs_one_here(scene: Scene) -> None:
+def test_raw_rows_that_need_an_admin_are_refused_for_a_writer(scene: Scene) -> None:
     with scene.hub(scene.writer) as hub:
         with hub.session("held") as session:
             session.say("user", "keep me")
@@ -271,7 +273,7 @@ def test_what_needs_an_admin_needs_one_here(scene: Scene) -> None:
         hub.remove("held")
 
 
-def test_strangers_send_little(scene: Scene) -> None:
+def test_large_body_without_a_token_is_401_before_it_is_read(scene: Scene) -> None:
     """More than that is not even taken: it would lie in memory."""
     for path in ("/raw/catalog/head", "/raw/signal/token", "/raw/bucket/list"):
         with raw(scene.server) as connection:
@@ -293,13 +295,13 @@ def test_strangers_send_little(scene: Scene) -> None:
         ("catalog/trim_ops", {"before_time": 2**64 - 1}),
     ],
 )
-def test_odd_calls_are_said_so(scene: Scene, path: str, call: dict[str, object]) -> None:
+def test_malformed_raw_calls_are_422(scene: Scene, path: str, call: dict[str, object]) -> None:
     client = scene.server.client(scene.admin)
     reply = client.ask("POST", f"/raw/{path}", msgspec.msgpack.encode(call))
     assert (reply.status, reply.kind) == (422, "bad_call")
 
 
-def test_a_wait_of_no_number_is_none(scene: Scene) -> None:
+def test_signal_wait_with_an_invalid_timeout_returns_at_once(scene: Scene) -> None:
     client = scene.server.client(scene.reader)
     asked = client.ask("POST", "/raw/signal/token", msgspec.msgpack.encode({"topics": ["x"]}))
     mark = msgspec.msgpack.decode(asked.body)

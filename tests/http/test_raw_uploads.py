@@ -50,7 +50,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-def test_who_sends_nothing_is_not_waited_for(scene: Scene) -> None:
+def test_upload_that_stops_sending_is_408(scene: Scene) -> None:
     who = f"Authorization: Bearer {scene.token}"
     for line in ("PUT /raw/bucket/things/slow", "POST /raw/catalog/head"):
         with raw(scene.server) as connection:
@@ -60,7 +60,7 @@ def test_who_sends_nothing_is_not_waited_for(scene: Scene) -> None:
     assert not scene.received
 
 
-def test_strangers_are_not_waited_for_though_they_send(scene: Scene) -> None:
+def test_slow_upload_without_a_token_is_401(scene: Scene) -> None:
     """A byte now and then would keep a place for ever."""
     for path in ("catalog/head", "signal/token", "bucket/list"):
         with raw(scene.server) as connection:
@@ -82,7 +82,7 @@ def test_strangers_send_nothing_into_the_bucket(scene: Scene) -> None:
     assert not scene.received
 
 
-def test_an_upload_leaves_what_is_reserved(tmp_path: Path) -> None:
+def test_upload_that_would_use_the_disk_reserve_is_refused(tmp_path: Path) -> None:
     with served(tmp_path) as scene:  # which waits for us, however slow this host is
         _leaves_what_is_reserved(scene)
 

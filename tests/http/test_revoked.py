@@ -52,7 +52,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         ("POST /raw/catalog/put_row", b""),
     ],
 )
-def test_what_was_sent_meanwhile_is_not_done(scene: Scene, line: str, begins: bytes) -> None:
+def test_request_body_completed_after_revocation_is_401_and_not_applied(
+    scene: Scene, line: str, begins: bytes
+) -> None:
     path = scene.owner.new("sent")
     token, row = scene.tokens.create("one", "admin")
     told = scene.owner.get(f"{path}/events")["items"]
@@ -68,7 +70,7 @@ def test_what_was_sent_meanwhile_is_not_done(scene: Scene, line: str, begins: by
     assert scene.owner.ask("GET", "/raw/bucket/things/thing").status == 404
 
 
-def test_a_stream_tells_nothing_more(scene: Scene) -> None:
+def test_event_stream_ends_when_its_token_is_revoked(scene: Scene) -> None:
     path = scene.owner.new("followed")
     token, row = scene.tokens.create("one", "read")
     where = f"{path}/events/stream"
@@ -83,7 +85,7 @@ def test_a_stream_tells_nothing_more(scene: Scene) -> None:
 
 
 @live
-def test_what_is_typed_is_not_done(scene: Scene) -> None:
+def test_terminal_input_after_revocation_is_not_executed(scene: Scene) -> None:
     path = scene.owner.new("typed")
     token, row = scene.tokens.create("one", "admin")
     with terminal(scene.server.url, path, token) as socket:
@@ -99,7 +101,7 @@ def test_what_is_typed_is_not_done(scene: Scene) -> None:
     assert "typed-after" not in json.loads(listed.body)["names"]
 
 
-def test_two_tokens_are_none(scene: Scene) -> None:
+def test_request_with_two_tokens_is_401(scene: Scene) -> None:
     """What stands before a server may have looked at the other."""
     token, other = (scene.tokens.create(name, "read")[0] for name in ("one", "other"))
     for shown_ in ((token, other), (token, "x"), ("x", token)):
@@ -115,7 +117,7 @@ def test_two_tokens_are_none(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[x]", "//", "\xff"])
-def test_an_origin_that_is_none_is_a_foreign_one(scene: Scene, origin: str) -> None:
+def test_malformed_origin_is_treated_as_foreign(scene: Scene, origin: str) -> None:
     body = {"token": scene.owner.token}
     reply = scene.server.client().ask("POST", "/login", body, headers={"Origin": origin})
     assert (reply.status, reply.kind) == (403, "foreign_page")

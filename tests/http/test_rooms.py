@@ -66,12 +66,12 @@ def is_held(rooms: Rooms, id_: str) -> bool:
 
 
 class TestBegin:
-    def test_a_new_one_is_opened_once(self, rooms: Rooms) -> None:
+    def test_first_request_opens_a_new_session_once(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         say(rooms, id_, "hello")
         assert kinds(rooms, id_) == ["lifecycle", "message"]
 
-    def test_many_at_once_make_one(self, rooms: Rooms) -> None:
+    def test_concurrent_requests_create_one_session(self, rooms: Rooms) -> None:
         start = Barrier(8)
 
         def one(_: int) -> str:
@@ -81,7 +81,7 @@ class TestBegin:
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(one, range(8)))) == 1
 
-    def test_two_servers_at_once_make_one(self, make: Make) -> None:
+    def test_two_servers_create_one_session_concurrently(self, make: Make) -> None:
         servers, start = [make(patience=30.0), make(patience=30.0)], Barrier(2)
 
         def one(rooms: Rooms) -> str:
@@ -91,20 +91,20 @@ class TestBegin:
         with ThreadPoolExecutor(2) as pool:
             assert len(set(pool.map(one, servers))) == 1
 
-    def test_options_of_an_open_one_are_looked_at(self, rooms: Rooms) -> None:
+    def test_options_given_for_an_open_session_are_applied(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         begin(rooms, goal="be quick")
         with rooms.view(id_) as view:
             assert view.goal == "be quick"
 
-    def test_a_bad_one_leaves_nothing(self, rooms: Rooms) -> None:
+    def test_session_with_bad_options_leaves_no_open_slot(self, rooms: Rooms) -> None:
         with pytest.raises(OrtetError):
             begin(rooms, engine="nonsense")
         assert rooms.count == 0
 
 
 class TestEnter:
-    def test_stays_open_between_requests(self, rooms: Rooms) -> None:
+    def test_session_stays_open_between_requests(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         for number in range(3):
             say(rooms, id_, str(number))
@@ -112,13 +112,13 @@ class TestEnter:
         assert kinds(rooms, id_).count("lifecycle") == 1
         assert rooms.count == 1
 
-    def test_threads_take_turns(self, rooms: Rooms) -> None:
+    def test_concurrent_threads_write_to_one_session_in_turn(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: say(rooms, id_, str(n)), range(40)))
         assert sorted(said(rooms, id_), key=int) == [str(n) for n in range(40)]
 
-    def test_a_busy_one_keeps_no_other_waiting(self, make: Make) -> None:
+    def test_busy_session_does_not_block_other_sessions_or_readers(self, make: Make) -> None:
         rooms = make(patience=0.05)
         first, second = begin(rooms), begin(rooms, "two")
         with rooms.enter(rooms.row(first)) as session, ThreadPoolExecutor(1) as pool:
@@ -129,7 +129,7 @@ class TestEnter:
             # a reader is shown what is stored
             assert pool.submit(said, rooms, first).result() == ["mine"]
 
-    def test_few_wait_for_a_busy_one(self, make: Make) -> None:
+    def test_only_a_limited_number_of_requests_wait_for_a_busy_session(self, make: Make) -> None:
         rooms = make(patience=30.0)
         id_ = begin(rooms)
         with ThreadPoolExecutor(40) as pool, rooms.enter(rooms.row(id_)):
@@ -139,7 +139,7 @@ class TestEnter:
                 assert isinstance(one.exception(), Unavailable)
         assert len(said(rooms, id_)) == 16
 
-    def test_one_that_was_closed_is_left(self, rooms: Rooms) -> None:
+    def test_closed_session_leaves_the_pool(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with rooms.enter(rooms.row(id_)) as session:
             session.close()
@@ -148,14 +148,14 @@ class TestEnter:
         with pytest.raises(OrtetError, match="closed"):
             say(rooms, id_, "more")
 
-    def test_an_error_of_ours_leaves_it_open(self, rooms: Rooms) -> None:
+    def test_expected_error_keeps_the_session_open(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with pytest.raises(NotFound), rooms.enter(rooms.row(id_)) as session:
             session.answer("nothing", "that was asked")
         say(rooms, id_, "on")
         assert kinds(rooms, id_).count("lifecycle") == 1
 
-    def test_a_fault_makes_it_read_again(self, rooms: Rooms) -> None:
+    def test_unexpected_error_reopens_the_session_for_the_next_request(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with pytest.raises(ZeroDivisionError), rooms.enter(rooms.row(id_)) as session:
             session.say("user", "before")
@@ -164,7 +164,7 @@ class TestEnter:
         say(rooms, id_, "after")
         assert said(rooms, id_) == ["before", "after"]
 
-    def test_a_hub_that_does_not_open_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_failed_hub_open_leaves_no_slot_and_can_be_retried(self, tmp_path: Path) -> None:
         fail = Event()
 
         def open_hub() -> Hub:
@@ -190,7 +190,7 @@ class TestEnter:
         finally:
             rooms.close(0.0)
 
-    def test_forks_are_anybodys_after(self, rooms: Rooms) -> None:
+    def test_forks_made_in_a_request_are_released_after_it(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with rooms.enter(rooms.row(id_)) as session:
             session.say("user", "shared")
@@ -212,13 +212,13 @@ class TestLostLease:
             with hub.session("one") as other:
                 other.say("user", "theirs")
 
-    def test_the_next_request_goes_on_from_there(self, rooms: Rooms) -> None:
+    def test_request_after_a_lost_lease_continues_from_the_newer_events(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         self.take(rooms, id_)
         say(rooms, id_, "mine")
         assert said(rooms, id_) == ["theirs", "mine"]
 
-    def test_in_the_middle_of_a_request_nothing_is_written(self, rooms: Rooms) -> None:
+    def test_request_that_loses_its_lease_writes_nothing(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         with pytest.raises(Refused) as caught, rooms.enter(rooms.row(id_)) as session:
             self.take(rooms, id_)
@@ -227,27 +227,27 @@ class TestLostLease:
         say(rooms, id_, "mine")
         assert said(rooms, id_) == ["theirs", "mine"]
 
-    def test_a_reader_sees_what_is_true(self, rooms: Rooms) -> None:
+    def test_reader_after_a_lost_lease_sees_the_newer_events(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         self.take(rooms, id_)
         assert said(rooms, id_) == ["theirs"]
 
 
 class TestLeaving:
-    def test_after_a_while(self, make: Make) -> None:
+    def test_idle_session_is_released_after_the_linger_time(self, make: Make) -> None:
         rooms, other = make(linger=0.05), make()
         id_ = begin(rooms)
         _until(lambda: rooms.count == 0)
         assert not is_held(other, id_)
 
-    def test_for_another_server(self, make: Make) -> None:
+    def test_session_is_released_when_another_server_asks(self, make: Make) -> None:
         one, two = (make(linger=3600.0, patience=30.0) for _ in range(2))
         id_ = begin(one)
         say(two, id_, "two")
         say(one, id_, "one")
         assert said(two, id_) == ["two", "one"]
 
-    def test_servers_that_both_work_without_a_break_take_turns(self, make: Make) -> None:
+    def test_two_busy_servers_take_turns_with_one_session(self, make: Make) -> None:
         servers = [make(linger=3600.0, turn=0.01, patience=30.0) for _ in range(2)]
         id_ = begin(servers[0])
 
@@ -259,7 +259,7 @@ class TestLeaving:
             list(pool.map(work, range(2)))
         assert len(set(said(servers[0], id_))) == 40
 
-    def test_the_one_not_used_for_longest_goes_first(self, make: Make) -> None:
+    def test_least_recently_used_session_is_released_first(self, make: Make) -> None:
         rooms = make(most=2)
         first, second = begin(rooms, "a"), begin(rooms, "b")
         say(rooms, first, "again")
@@ -268,7 +268,7 @@ class TestLeaving:
         assert is_held(rooms, first)
         assert not is_held(rooms, second)
 
-    def test_more_than_fit_are_refused_while_all_are_busy(self, make: Make) -> None:
+    def test_full_pool_refuses_new_sessions_while_all_are_busy(self, make: Make) -> None:
         rooms = make(most=1)
         first, second = begin(rooms, "a"), begin(rooms, "b")
         with (
@@ -279,7 +279,9 @@ class TestLeaving:
             pool.submit(say, rooms, second, "no").result()
         say(rooms, second, "yes")
 
-    def test_not_while_something_runs(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_session_with_a_running_program_is_not_released(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         rooms = make(most=1, linger=0.01)
         monkeypatch.setattr(Session, "is_running", lambda self: self.name == "one")
         id_ = begin(rooms)
@@ -289,7 +291,7 @@ class TestLeaving:
             pass
         assert is_held(rooms, id_)
 
-    def test_aside_while_it_is_open_nowhere(self, make: Make) -> None:
+    def test_aside_releases_the_session_before_an_archive(self, make: Make) -> None:
         one, two = make(linger=3600.0), make(linger=3600.0)
         id_ = begin(one)
         with one.aside(one.row(id_)) as hub:
@@ -301,13 +303,15 @@ class TestLeaving:
 class TestNames:
     """While a session is open here its name is known without a look at the store."""
 
-    def test_it_is_not_looked_up_again(self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_session_name_is_looked_up_once(
+        self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         id_ = begin(rooms)
         assert rooms.row("one").id == id_
         monkeypatch.setattr("ortet.session.lifecycle.Roll.seen", _never)
         assert rooms.row("one").id == rooms.row(id_).id == id_
 
-    def test_one_that_was_removed_gives_its_name_to_the_next(self, rooms: Rooms) -> None:
+    def test_name_of_a_removed_session_resolves_to_the_next_one(self, rooms: Rooms) -> None:
         first = begin(rooms)
         assert rooms.row("one").id == first
         with rooms.aside(rooms.row("one")) as hub:
@@ -317,7 +321,7 @@ class TestNames:
         second = begin(rooms)
         assert rooms.row("one").id == second != first
 
-    def test_who_does_not_see_it_is_told_of_its_own(self, rooms: Rooms) -> None:
+    def test_name_resolves_only_to_sessions_the_caller_may_see(self, rooms: Rooms) -> None:
         id_ = begin(rooms)
         assert rooms.row("one").id == id_
         with pytest.raises(NotFound):
@@ -333,7 +337,7 @@ def _never(*_: object) -> None:
 
 
 class TestClose:
-    def test_lets_every_session_go(self, make: Make) -> None:
+    def test_close_releases_every_session_and_refuses_new_ones(self, make: Make) -> None:
         rooms, other = make(), make()
         ids = [begin(rooms, name) for name in ("a", "b", "c")]
         assert rooms.close() == 0
@@ -341,7 +345,7 @@ class TestClose:
         with pytest.raises(Unavailable, match="stopping"):
             begin(rooms, "d")
 
-    def test_waits_for_those_inside(self, make: Make) -> None:
+    def test_close_waits_for_requests_inside(self, make: Make) -> None:
         rooms, other = make(), make()
         id_ = begin(rooms)
         with ThreadPoolExecutor(1) as pool:
@@ -353,7 +357,7 @@ class TestClose:
         assert said(other, id_) == ["the last word"]
         assert not is_held(other, id_)
 
-    def test_but_not_for_ever(self, make: Make) -> None:
+    def test_close_gives_up_waiting_after_its_timeout(self, make: Make) -> None:
         rooms = make()
         id_ = begin(rooms)
         with rooms.enter(rooms.row(id_)), ThreadPoolExecutor(1) as pool:

@@ -34,7 +34,7 @@ def test_an_answer_is_not_held_back_until_the_client_has_acknowledged_its_head(h
     assert asyncio.run(delay()) != 0
 
 
-def test_a_port_that_is_taken_is_said_so() -> None:
+def test_binding_a_taken_port_is_refused() -> None:
     with bind("127.0.0.1", 0) as bound:
         bound.listen()
         with pytest.raises(Unavailable) as refused:

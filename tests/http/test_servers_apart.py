@@ -48,7 +48,7 @@ def turn(client: Client, path: str, text: str) -> Any:
     return reply.data
 
 
-def test_turns_come_to_one_and_to_the_other(farm: Farm) -> None:
+def test_turns_alternate_between_two_servers_and_retries_are_recorded_once(farm: Farm) -> None:
     one, two = farm.start("one").client(), farm.start("two").client()
     path = one.new("s")
     texts = [f"turn {number}" for number in range(6)]
@@ -112,7 +112,7 @@ def _connections(farm: Farm, name: str) -> int:
         return len(connection.execute(asked, (name,)).fetchall())
 
 
-def test_with_a_bucket_and_a_valkey_that_is_killed(tmp_path: Path, s3: str) -> None:
+def test_turns_continue_while_valkey_is_killed_and_restarted(tmp_path: Path, s3: str) -> None:
     bucket = f"s3://ortet/{uuid4().hex}?endpoint={s3}"
     with (
         valkey_server() as valkey,
@@ -141,7 +141,9 @@ def _skewed(place: Path, seconds: int) -> str:
     return str(place)
 
 
-def test_clocks_that_differ_by_minutes(farm: Farm, tmp_path: Path) -> None:
+def test_lease_holds_between_servers_whose_clocks_differ_by_minutes(
+    farm: Farm, tmp_path: Path
+) -> None:
     early = farm.start("early", PYTHONPATH=_skewed(tmp_path / "behind", -MINUTES))
     late = farm.start("late", PYTHONPATH=_skewed(tmp_path / "before", MINUTES))
     path = early.client().new("s")
@@ -168,7 +170,7 @@ def test_clocks_that_differ_by_minutes(farm: Farm, tmp_path: Path) -> None:
     farm.verify()
 
 
-def test_a_database_that_is_gone_and_back(tmp_path: Path) -> None:
+def test_writes_and_streams_continue_after_a_database_restart(tmp_path: Path) -> None:
     postgres = Postgres()
     try:
         with servers(tmp_path, "--no-auth", database=postgres.url()) as farm:

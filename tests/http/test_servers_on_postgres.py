@@ -28,7 +28,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
         yield made
 
 
-def test_turns_alternate(farm: Farm) -> None:
+def test_messages_and_commits_alternate_between_two_servers(farm: Farm) -> None:
     one, two = farm.start("one").client(), farm.start("two").client()
     path = one.new("s")
     for number in range(3):
@@ -42,7 +42,7 @@ def test_turns_alternate(farm: Farm) -> None:
     farm.verify()
 
 
-def test_a_request_is_done_once_whoever_is_asked(farm: Farm) -> None:
+def test_request_with_an_idempotency_key_is_done_once_by_any_server(farm: Farm) -> None:
     one, two = farm.start("one").client(), farm.start("two").client()
     path = one.new("s")
     body = {"role": "user", "content": "once"}

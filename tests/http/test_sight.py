@@ -51,7 +51,7 @@ def unseen(limited: Client, path: str, oid: str) -> None:
         assert oid.encode() not in told and b"nobody may" not in told and b"hushed" not in told
 
 
-def test_a_branch_of_the_same_name_is_not_what_was_before_it(scene: Scene) -> None:
+def test_new_session_with_a_reused_name_shows_no_commit_of_the_removed_one(scene: Scene) -> None:
     owner, limited = scene
     path, oid = secret(owner, "again")
     owner.post(f"{path}/close")
@@ -64,7 +64,7 @@ def test_a_branch_of_the_same_name_is_not_what_was_before_it(scene: Scene) -> No
     assert oid in str(owner.get(f"{mine}/reflog"))  # who sees all sees that, too
 
 
-def test_a_branch_that_nobody_works_on_is_not_taken(scene: Scene) -> None:
+def test_new_session_does_not_take_over_a_hidden_branch_of_its_name(scene: Scene) -> None:
     owner, limited = scene
     _, oid = secret(owner, "work")
     owner.post("/branches", {"name": "loose", "ref": oid})

@@ -43,7 +43,7 @@ def test_results_and_errors_come_back() -> None:
     ran(main)
 
 
-def test_no_more_at_once_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_beyond_the_thread_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortet.surface.http.threads._LONG", WAIT)  # nobody is long at it here
 
     async def main(threads: Threads) -> None:
@@ -64,7 +64,7 @@ def test_no_more_at_once_than_there_are_places(monkeypatch: pytest.MonkeyPatch) 
     ran(main)
 
 
-def test_who_is_long_at_it_keeps_no_others() -> None:
+def test_long_call_gives_its_thread_slot_to_others() -> None:
     async def main(threads: Threads) -> None:
         go = Event()
         long = [asyncio.create_task(threads.run(lambda: go.wait(WAIT))) for _ in range(2)]
@@ -112,7 +112,7 @@ def test_a_call_sees_the_context_of_its_caller() -> None:
     ran(main)
 
 
-def test_nothing_begins_after_the_end() -> None:
+def test_call_after_close_is_refused() -> None:
     async def main(threads: Threads) -> None:
         threads.close()
         with pytest.raises(RuntimeError):

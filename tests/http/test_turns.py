@@ -39,7 +39,7 @@ def contents(client: Client, path: str) -> list[Any]:
     return [one["data"]["content"] for one in page["items"]]
 
 
-def test_messages_in_context_out(client: Client) -> None:
+def test_turn_records_messages_and_returns_context_and_briefing(client: Client) -> None:
     path = client.new("talk", goal="be polite")
     done = client.post(
         f"{path}/turns",
@@ -54,7 +54,7 @@ def test_messages_in_context_out(client: Client) -> None:
     assert bare["head"] == done["head"]
 
 
-def test_the_same_turn_again_is_not_said_again(client: Client) -> None:
+def test_repeated_turn_with_the_same_key_is_recorded_once(client: Client) -> None:
     path = client.new("again")
     first, again = (take(client, f"{path}/turns", "hello", key="t1") for _ in range(2))
     assert (first.status, again.status) == (201, 201)
@@ -119,7 +119,7 @@ def test_killed_in_the_middle_of_a_turn_it_is_said_once(serve: Serve, place: str
     assert contents(client, path) == [f"m{each}" for each in range(number + 2)]
 
 
-def test_what_a_client_carries_goes_from_server_to_server(serve: Serve) -> None:
+def test_carry_continues_on_any_server_and_a_stale_one_is_refused(serve: Serve) -> None:
     servers = [serve("--no-auth"), serve("--no-auth")]
     start = {"messages": [said("message 0")], "session": "carried", "goal": "g"}
     done = send(servers[0].client(), "/turn", start).data
@@ -156,7 +156,7 @@ def test_a_tool_call_and_its_result_come_to_two_servers(serve: Serve) -> None:
     assert told == [("user", "look"), ("assistant", None), ("tool", "seen")]
 
 
-def test_what_cannot_be_carried(client: Client) -> None:
+def test_turn_with_a_bad_or_conflicting_carry_is_refused(client: Client) -> None:
     path = client.new("carrier")
     text = client.get(f"{path}/carry")["carry"]
     for wrong, kind in ((text[:-4] + "AAAA", "bad_carry"), ("x", "bad_carry")):
@@ -170,7 +170,7 @@ def test_what_cannot_be_carried(client: Client) -> None:
     assert take(client, "/turn", "hi", carry=text).status == 409
 
 
-def test_a_carry_of_another_agent_is_nobodys(serve: Serve) -> None:
+def test_carry_of_another_agent_is_404(serve: Serve) -> None:
     server = serve()
     owner = server.client(server.token("owner", "--allow", "admin"))
     limited = server.client(server.token("limited", "--agent", "mine"))

@@ -36,7 +36,7 @@ def mind(bench: Bench) -> Mind:
 
 
 class TestFold:
-    def test_what_is_not_said_stays(self, mind: Mind) -> None:
+    def test_fields_missing_in_an_event_keep_their_value(self, mind: Mind) -> None:
         events = [
             event(1, "collaboration", name="pr", kind="pull_request", text="half"),
             event(2, "collaboration", name="pr", status="done", effect="e1"),
@@ -55,19 +55,21 @@ class TestFold:
         assert list(mind.windows) == [Window("x", 2, 7, 9, seq=6, time=60)]
         assert list(mind.tokens) == [Token("x", "two", 8, 80)]
 
-    def test_saved_and_loaded(self, mind: Mind, bench: Bench) -> None:
+    def test_collaborations_and_browsers_survive_save_and_load(
+        self, mind: Mind, bench: Bench
+    ) -> None:
         objects = bench.objects
         fold(mind, [event(1, "collaboration", name="pr"), event(2, "browser", urls=["https://a/"])])
         again = Mind.load(Maps(objects), objects, mind.save(objects))
         assert again.equals(mind) and list(again.collaborations) == list(mind.collaborations)
 
-    def test_a_mind_that_knows_nothing_of_it(self, mind: Mind) -> None:
+    def test_a_session_state_without_such_events_has_no_collaborations(self, mind: Mind) -> None:
         """Its fold is what earlier releases wrote."""
         fold(mind, [event(1, "goal", text="x")])
         assert all(not list(getattr(mind, name)) for name in ("collaborations", "windows"))
         assert {"collaboration", "window", "token", "browser"} <= set(KINDS)
 
-    def test_told_again(self, mind: Mind) -> None:
+    def test_told_events_fold_back_to_the_same_records(self, mind: Mind) -> None:
         one = Collaboration("pr", "pull_request", "https://h/1", "done", "text", "e1")
         window, token = Window("x", 2, 7, 9), Token("x", "two")
         events = told([one], [window], [token])
@@ -79,7 +81,7 @@ class TestFold:
         ]
 
 
-def test_lines() -> None:
+def test_each_record_is_told_in_one_line_of_text() -> None:
     one = Collaboration("pr", "pull_request", "https://h/1", "done", "the lock\nis never")
     assert tell_collaboration(one)[0] == (
         "[done] pr (pull_request), https://h/1: the lock is never"

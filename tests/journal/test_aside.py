@@ -27,7 +27,7 @@ def numbers(spans: Any) -> set[int]:
 
 
 @given(SPANS, SPANS, SPANS)
-def test_spans_are_as_the_numbers_in_them(
+def test_span_operations_agree_with_sets_of_numbers(
     before: list[Any], out: list[Any], back: list[Any]
 ) -> None:
     known = joined(before)
@@ -52,7 +52,7 @@ def texts(found: Any) -> list[Any]:
     return [message.content for message in found]
 
 
-def test_what_is_set_aside_is_in_no_conversation_until_it_is_back(hub: Hub, tmp_path: Path) -> None:
+def test_a_message_set_aside_is_in_no_conversation_until_restored(hub: Hub, tmp_path: Path) -> None:
     with hub.session("s") as s:
         s.say("user", "the river is long")
         left = s.say("assistant", "the river is the Nile")
@@ -81,7 +81,7 @@ def test_what_is_set_aside_is_in_no_conversation_until_it_is_back(hub: Hub, tmp_
     assert hub.verify()
 
 
-def test_a_compaction_does_not_tell_what_is_set_aside(hub: Hub) -> None:
+def test_a_compaction_leaves_out_messages_that_are_set_aside(hub: Hub) -> None:
     with hub.session("s") as s:
         rule = s.say("system", "be brief")
         s.say("user", "one")
@@ -100,7 +100,7 @@ def test_a_compaction_does_not_tell_what_is_set_aside(hub: Hub) -> None:
         assert not [one for one in s.episodes() if "never mind" in one.summary]
 
 
-def test_calls_of_what_is_set_aside_wait_for_no_result(hub: Hub) -> None:
+def test_tool_calls_that_are_set_aside_wait_for_no_result(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "look")
         call = {"id": "1", "name": "look", "args": {}}
@@ -110,7 +110,7 @@ def test_calls_of_what_is_set_aside_wait_for_no_result(hub: Hub) -> None:
         assert texts(s.messages()) == ["look"]
 
 
-def test_spans_that_are_none_are_refused(hub: Hub) -> None:
+def test_invalid_spans_are_refused(hub: Hub) -> None:
     with hub.session("s") as s, pytest.raises(Invalid) as caught:
         aside(s, out=[["a", 1]])
     assert caught.value.kind == "bad_value"

@@ -34,14 +34,14 @@ class Shelf:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), _PLAIN), st.lists(st.integers(1, 30), max_size=3))
-def test_the_whole_comes_back(data: dict[str, Any], limits: list[int]) -> None:
+def test_lightened_data_is_restored_whole(data: dict[str, Any], limits: list[int]) -> None:
     shelf, light = Shelf(), data
     for limit in limits:
         light = lightened(light, limit, shelf.put)
     assert whole(light, shelf.load) == data
 
 
-def test_what_is_left() -> None:
+def test_lightened_data_keeps_a_placeholder_or_the_beginning() -> None:
     shelf = Shelf()
     picture = {"type": "image", "source": {"type": "base64", "data": "A" * 5000}}
     small = {"type": "image", "source": {"type": "base64", "data": "A"}}
@@ -55,7 +55,7 @@ def test_what_is_left() -> None:
     assert whole(light, shelf.load) == data
 
 
-def test_nothing_long_stays_as_it_is() -> None:
+def test_data_without_long_texts_is_unchanged() -> None:
     data = {"content": "short"}
     assert lightened(data, 10, Shelf().put) is data
     assert whole(data, Shelf().load) == data

@@ -51,7 +51,7 @@ def many(count: int) -> Known:
     )
 
 
-def test_everything_is_told() -> None:
+def test_a_briefing_within_its_limit_shows_every_section() -> None:
     shown = str(brief(FULL, 2000))
     for text in (
         "make the suite green",
@@ -77,7 +77,7 @@ def test_everything_is_told() -> None:
         assert text in shown
 
 
-def test_data_says_the_same() -> None:
+def test_briefing_data_matches_its_markdown() -> None:
     found = brief(FULL, 2000)
     to_json(found.data)
     assert found.left_out == {}
@@ -94,7 +94,7 @@ def test_data_says_the_same() -> None:
 
 
 @given(st.integers(1, 4000), st.integers(0, 100))
-def test_it_fits(tokens: int, count: int) -> None:
+def test_a_briefing_never_exceeds_its_token_limit(tokens: int, count: int) -> None:
     known = many(count)
     found = brief(known, tokens)
     assert estimate(found.markdown) == found.tokens <= tokens
@@ -102,7 +102,7 @@ def test_it_fits(tokens: int, count: int) -> None:
         assert len(found.data[key]) + found.left_out.get(key, 0) == len(things)
 
 
-def test_the_least_important_go_first() -> None:
+def test_a_briefing_drops_the_least_important_items_first() -> None:
     found = brief(many(80), 600)
     assert found.data["unsettled"]
     assert found.data["plan"]
@@ -114,18 +114,18 @@ def test_the_least_important_go_first() -> None:
     assert any(step["state"] == "now" for step in found.data["plan"])
 
 
-def test_an_empty_mind() -> None:
+def test_a_briefing_of_an_empty_session_says_that_no_goal_was_set() -> None:
     found = brief(Known(name="s", status="open"), 100)
     assert "none was set" in found.markdown
     assert found.data["facts"] == []
 
 
-def test_the_counter_is_the_callers() -> None:
+def test_a_briefing_uses_the_token_counter_of_the_caller() -> None:
     found = brief(many(50), 100, lambda text: len(text.split()))
     assert len(found.markdown.split()) <= 100
 
 
 @pytest.mark.parametrize("tokens", [0, -1, True, 2.5, "9"])
-def test_wrong_limits(tokens: int) -> None:
+def test_a_briefing_with_an_invalid_limit_is_refused(tokens: int) -> None:
     with pytest.raises(Invalid):
         brief(FULL, tokens)

@@ -66,14 +66,14 @@ def forged(change: Callable[[dict[str, Any]], object]) -> str:
     return edited(lambda plain: (plain.pop("digest"), change(plain)))
 
 
-def test_both_ways() -> None:
+def test_a_checkpoint_survives_to_json_and_from_json() -> None:
     assert AgentCheckpoint.from_json(FULL.to_json()) == FULL
     assert AgentCheckpoint.from_json(FULL.to_json().encode()) == FULL
     assert FULL.to_json() == AgentCheckpoint.from_json(FULL.to_json()).to_json()
     assert ortet.AgentCheckpoint is AgentCheckpoint
 
 
-def test_other_programs_may_write_it_their_way() -> None:
+def test_a_checkpoint_written_by_another_json_library_is_read() -> None:
     def whole_numbers(value: Any) -> Any:  # as JSON.stringify does
         if isinstance(value, dict):
             return {key: whole_numbers(value[key]) for key in reversed(value)}
@@ -127,7 +127,7 @@ def test_a_wrong_field_is_named(change: Callable[[dict[str, Any]], object], path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"goal": "cut o', b"\xff", "[" * 100_000])
-def test_what_is_no_record_at_all(text: str | bytes) -> None:
+def test_text_that_is_not_a_checkpoint_is_refused_with_a_path(text: str | bytes) -> None:
     with pytest.raises(Invalid) as caught:
         AgentCheckpoint.from_json(text)
     assert caught.value.details["path"].startswith("$")
@@ -144,12 +144,12 @@ WAITING = replace(FULL, expires={"branch": 7}, approvals=[Approval("a1", "pay 5"
 
 
 @pytest.mark.parametrize("record", [FULL, WAITING])
-def test_a_real_validator_agrees(record: AgentCheckpoint) -> None:
+def test_a_json_schema_validator_accepts_a_checkpoint(record: AgentCheckpoint) -> None:
     validator().validate(json.loads(record.to_json()))
     assert AgentCheckpoint.from_json(record.to_json()) == record
 
 
-def test_one_of_an_earlier_release_is_whole() -> None:
+def test_a_checkpoint_of_an_earlier_release_is_read() -> None:
     """What was written before notes had times and approvals were told."""
     old = json.loads(FULL.to_json())
     del old["expires"], old["approvals"]
@@ -167,7 +167,9 @@ def test_one_of_an_earlier_release_is_whole() -> None:
         (lambda c: c["approvals"].append({"id": "a1", "what": "x"}), "$.approvals[1].id"),
     ],
 )
-def test_wrong_times_and_approvals(change: Callable[[dict[str, Any]], object], path: str) -> None:
+def test_wrong_times_and_approvals_are_refused(
+    change: Callable[[dict[str, Any]], object], path: str
+) -> None:
     plain = json.loads(WAITING.to_json())
     del plain["digest"]
     change(plain)
@@ -221,7 +223,7 @@ def records(draw: st.DrawFn) -> AgentCheckpoint:
 
 @settings(max_examples=100, deadline=None)
 @given(records())
-def test_any_record_is_valid_and_comes_back(record: AgentCheckpoint) -> None:
+def test_any_checkpoint_is_schema_valid_and_survives_json(record: AgentCheckpoint) -> None:
     validator().validate(json.loads(record.to_json()))
     assert AgentCheckpoint.from_json(record.to_json()) == record
 
@@ -231,7 +233,7 @@ JSON = PLAIN | st.floats(-(2.0**50), 2.0**50)
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_what_we_refuse_for_its_shape_the_schema_refuses(data: st.DataObject) -> None:
+def test_from_json_accepts_nothing_that_the_schema_refuses(data: st.DataObject) -> None:
     """Any part of a record replaced by anything: we never take what the schema does not."""
     plain = json.loads(WAITING.to_json())
     del plain["digest"]
@@ -271,18 +273,18 @@ def test_a_tampered_record_is_refused() -> None:
         assert caught.value.details["path"] == "$.digest"
 
 
-def test_a_record_of_a_later_release() -> None:
+def test_a_checkpoint_of_a_later_version_is_unsupported() -> None:
     with pytest.raises(Unsupported) as caught:
         AgentCheckpoint.from_json(edited(lambda c: c.update(version=2, plan="a graph")))
     assert caught.value.kind == "newer_checkpoint"
 
 
-def test_what_json_cannot_say_is_told() -> None:
+def test_a_value_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(Invalid):
         replace(FULL, context={"n": 1 << 80}).to_json()
 
 
-def test_the_published_schema_is_in_step() -> None:
+def test_the_published_schema_matches_the_code() -> None:
     """Write it anew with `json.dumps(schema(), indent=2)`, and only ever add to it."""
     assert SCHEMA.read_text() == json.dumps(schema(), indent=2) + "\n"
     fields = schema()["$defs"]["AgentCheckpoint"]

@@ -54,7 +54,9 @@ def conversation(turns: list[tuple[str, int]]) -> list[Message]:
 
 
 @given(st.lists(st.tuples(TURN, st.integers(0, 400)), min_size=1), st.integers(80, 600))
-def test_it_fits_and_pairs_are_whole(turns: list[tuple[str, int]], tokens: int) -> None:
+def test_a_context_fits_its_tokens_and_never_splits_call_and_result(
+    turns: list[tuple[str, int]], tokens: int
+) -> None:
     messages = conversation(turns)
     context = gather(iter(reversed(messages)), tokens=tokens, count=estimate)
     assert sum(size_of(message, estimate) for message in context) == context.tokens <= tokens
@@ -91,7 +93,7 @@ def test_a_result_that_is_too_large_is_cut_and_its_call_is_there() -> None:
     assert context.tokens <= 200
 
 
-def test_what_cannot_fit_is_said() -> None:
+def test_a_message_larger_than_the_token_limit_is_refused() -> None:
     with pytest.raises(Invalid) as caught:
         gather(iter([call(1, "a" * 4000)]), tokens=20, count=estimate)
     assert caught.value.kind == "too_few_tokens"
@@ -100,13 +102,13 @@ def test_what_cannot_fit_is_said() -> None:
             gather(iter([]), tokens=wrong, count=estimate)  # type: ignore[arg-type]
 
 
-def test_the_counter_is_the_callers() -> None:
+def test_a_context_uses_the_token_counter_of_the_caller() -> None:
     messages = [said(n, "user", "one two three") for n in range(1, 10)]
     context = gather(iter(messages[::-1]), tokens=14, count=lambda text: len(text.split()))
     assert [message.seq for message in context] == [8, 9]
 
 
-def test_only_what_is_looked_at_is_read() -> None:
+def test_a_context_reads_only_the_newest_events_it_needs() -> None:
     asked: list[tuple[int, int]] = []
 
     def read(after: int, upto: int) -> list[Event]:
@@ -123,7 +125,7 @@ def test_only_what_is_looked_at_is_read() -> None:
     assert [m.seq for m in newest_first(read, 997, 1000)] == [1000, 999, 998]
 
 
-def test_words() -> None:
+def test_text_of_turns_every_content_shape_into_text() -> None:
     assert text_of([{"type": "text", "text": "a"}, "b", {"type": "image"}]) == "a\nb\n[image]"
     assert text_of([{"type": "tool_use", "name": "f", "input": {"x": 1}}]) == '[calls f {"x":1}]'
     assert text_of([{"type": "tool_result", "content": [{"text": "r"}]}]) == "r"

@@ -26,7 +26,7 @@ def chained(count: int) -> list[EventRow]:
     return rows
 
 
-def test_what_was_made_is_read_back() -> None:
+def test_a_made_event_reads_back_with_all_fields() -> None:
     oid = Hasher().oid(b"artifact")
     draft = Draft("artifact", {"name": "a"}, "me", refs=[(oid, Kind.BLOB)], version=3)
     row, made = CHAIN.make(Tip(4, b"h" * 32, 50), draft, 100)
@@ -40,7 +40,7 @@ def test_time_does_not_go_backwards() -> None:
     assert event.time == 1000
 
 
-def test_a_whole_chain_checks() -> None:
+def test_an_intact_event_chain_passes_the_check() -> None:
     rows = chained(5)
     assert CHAIN.check(Tip(), rows) == CHAIN.tip(rows[-1])
 
@@ -78,7 +78,7 @@ def test_an_erased_body_leaves_the_chain_whole() -> None:
     "value",
     [object(), b"bytes", {1, 2}, float("nan"), float("inf"), {1: "a"}, {"a": [b""]}, 1 << 70],
 )
-def test_only_plain_data_is_recorded(value: Any) -> None:
+def test_event_data_that_is_not_json_is_refused(value: Any) -> None:
     with pytest.raises(Invalid) as caught:
         CHAIN.make(Tip(), Draft("note", {"value": value}), 0)
     assert caught.value.kind == "not_json"
@@ -92,7 +92,7 @@ def test_nesting_without_end_is_refused() -> None:
     assert caught.value.kind == "not_json"
 
 
-def test_half_a_character_is_refused() -> None:
+def test_a_lone_surrogate_in_event_data_is_refused() -> None:
     with pytest.raises(Invalid) as caught:
         CHAIN.make(Tip(), Draft("note", {"value": "\ud800"}), 0)
     assert caught.value.kind == "not_json"

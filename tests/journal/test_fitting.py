@@ -59,7 +59,7 @@ def test_each_call_has_one_result() -> None:
     assert found[-1].content == "next"
 
 
-def test_pictures_as_either_api_takes_them() -> None:
+def test_pictures_are_converted_for_either_api() -> None:
     ours = {"type": "base64", "media_type": "image/png", "data": "AA=="}
     url = "data:image/png;base64,AA=="
     picture = {"type": "image", "source": ours}

@@ -25,7 +25,7 @@ def texts(bench: Bench, timeline: str = FIRST, base: Journal | None = None) -> l
     return [event.data["content"] for event in line.events()]
 
 
-def test_a_new_line_is_empty(bench: Bench) -> None:
+def test_a_new_event_log_is_empty(bench: Bench) -> None:
     line = bench.line()
     assert list(line.events()) == []
     assert line.newest(3) == []
@@ -42,7 +42,7 @@ def test_events_are_read_in_order(bench: Bench, say: Say) -> None:
     bench.chain.check(Tip(), line.rows())
 
 
-def test_a_fork_shares_what_was_before(bench: Bench, say: Say) -> None:
+def test_a_fork_shares_the_events_before_its_point(bench: Bench, say: Say) -> None:
     line = bench.line()
     bench.append(line, *[say(f"m{number}") for number in range(5)])
     bench.start(SECOND, FIRST, 3)
@@ -76,7 +76,7 @@ def test_trimmed_events_come_from_segments(bench: Bench, say: Say, trim: int) ->
     bench.chain.check(Tip(), again.rows())
 
 
-def test_a_fork_of_trimmed_events(bench: Bench, say: Say) -> None:
+def test_a_fork_reads_trimmed_events_from_segments(bench: Bench, say: Say) -> None:
     line = bench.line()
     bench.append(line, *[say(f"m{number}") for number in range(6)])
     base = bench.commit(line)
@@ -92,7 +92,7 @@ def test_a_fork_of_trimmed_events(bench: Bench, say: Say) -> None:
     assert texts(bench, SECOND, after) == ["m0", "m1", "m2", "m3", "m4", "m5", "other"]
 
 
-def test_another_hosts_line_goes_on_from_its_commit(bench: Bench, say: Say) -> None:
+def test_an_event_log_of_another_host_continues_from_its_commit(bench: Bench, say: Say) -> None:
     line = bench.line()
     bench.append(line, *[say(f"m{number}") for number in range(4)])
     base = bench.commit(line)
@@ -107,7 +107,7 @@ def test_another_hosts_line_goes_on_from_its_commit(bench: Bench, say: Say) -> N
     bench.chain.check(Tip(), there.rows())
 
 
-def test_some_of_a_line_are_read_wherever_its_timelines_have_them(bench: Bench, say: Say) -> None:
+def test_selected_events_are_read_across_timelines_or_none(bench: Bench, say: Say) -> None:
     line = bench.line()
     bench.append(line, *[say(f"m{number}") for number in range(1, 6)])
     base = bench.commit(line)
@@ -154,7 +154,7 @@ def test_events_that_are_nowhere_are_corrupt(bench: Bench, say: Say) -> None:
         ([], [("a", 0, 9)], 0),
     ],
 )
-def test_up_to_where_two_lines_are_one(
+def test_the_common_part_of_two_event_logs_is_found(
     before: list[tuple[str, int, int]], after: list[tuple[str, int, int]], shared: int
 ) -> None:
     assert shared_by([Span(*one) for one in before], [Span(*one) for one in after]) == shared

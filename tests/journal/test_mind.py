@@ -51,7 +51,7 @@ def as_data(mind: Mind) -> object:
 
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=30), cut=st.integers(0, 30))
-def test_a_stored_fold_goes_on_as_if_it_had_not_been(
+def test_folding_continues_from_a_stored_session_state(
     steps: list[tuple[str, dict[str, object]]], cut: int
 ) -> None:
     objects = DictObjects()
@@ -83,7 +83,7 @@ class DictObjects(Objects):
         return oid in self._held
 
 
-def test_one_change_writes_little(bench: Bench) -> None:
+def test_one_changed_fact_writes_few_bytes(bench: Bench) -> None:
     facts = [event(seq, "fact", id=f"{seq:05d}", text="known " * 5) for seq in range(1, 5001)]
     mind = fold(Mind(bench.maps), facts)
     mind.save(bench.objects)

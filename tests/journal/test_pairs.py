@@ -32,7 +32,7 @@ def used(seq: int, *ids: str) -> Message:
     return said(seq, "user", [{"type": "tool_result", "tool_use_id": id_} for id_ in ids])
 
 
-def test_both_shapes_are_known() -> None:
+def test_calls_and_results_are_found_in_both_api_shapes() -> None:
     assert calls_of(call(1, "a", "b")) == [Call("a", "fa"), Call("b", "fb")]
     assert calls_of(use(1, "a")) == [Call("a", "fa", part=True)]
     assert calls_of(said(1, "assistant", "", tool_calls=[{"id": "a", "name": "f"}])) == [
@@ -52,12 +52,12 @@ def test_both_shapes_are_known() -> None:
         said(1, "tool", [{"type": "tool_result", "tool_use_id": None}]),
     ],
 )
-def test_other_shapes_are_no_calls(message: Message) -> None:
+def test_malformed_messages_contain_no_calls_or_results(message: Message) -> None:
     assert not calls_of(message)
     assert not results_of(message)
 
 
-def test_what_waits_for_a_result() -> None:
+def test_unanswered_lists_the_calls_without_a_result() -> None:
     waiting: list[Call] = []
     for message in (call(1, "a", "b"), result(2, "a"), said(3, "user", "and?")):
         waiting = unanswered(waiting, message)

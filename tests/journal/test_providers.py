@@ -30,7 +30,7 @@ TALK = said(
 )
 
 
-def test_as_chat() -> None:
+def test_a_conversation_is_converted_to_chat_messages() -> None:
     assert chat(TALK) == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "add"},
@@ -52,7 +52,7 @@ def test_as_chat() -> None:
     ]
 
 
-def test_as_parts() -> None:
+def test_a_conversation_is_converted_to_content_parts() -> None:
     assert parts(TALK, stable=2) == {
         "system": "be kind",
         "messages": [
@@ -77,25 +77,25 @@ def test_as_parts() -> None:
     }
 
 
-def test_turns_alternate() -> None:
+def test_consecutive_turns_of_one_role_are_joined() -> None:
     told = parts(said(("user", "one"), ("user", "two"), ("assistant", ""), ("user", "three")))
     assert [one["role"] for one in told["messages"]] == ["user"]
     assert [part["text"] for part in told["messages"][0]["content"]] == ["one", "two", "three"]
 
 
-def test_arguments_that_are_no_json() -> None:
+def test_call_arguments_that_are_not_json_are_kept() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": "{oops"}}
     (told,) = parts(said(("assistant", None, {"tool_calls": [call]})))["messages"]
     assert told["content"][0]["input"] == {"arguments": "{oops"}
 
 
-def test_what_is_recorded_is_not_changed() -> None:
+def test_converting_does_not_change_the_recorded_messages() -> None:
     before = [dict(part) for part in TALK[5].content]
     parts(TALK, stable=6)
     assert TALK[5].content == before
 
 
-def test_what_says_nothing_is_left_out() -> None:
+def test_empty_messages_and_parts_are_left_out() -> None:
     said = [
         Message(1, "user", "hello"),
         Message(2, "assistant", [{"type": "text", "text": ""}, {"type": "text", "text": "yes"}]),

@@ -25,7 +25,7 @@ def ended(id_: str, state: str, outcome: Any = None) -> tuple[str, dict[str, Any
     return "ended", {"id": id_, "state": state, "outcome": outcome}
 
 
-def test_calls_match_by_what_they_are_and_how_often() -> None:
+def test_replay_matches_calls_by_arguments_and_occurrence() -> None:
     cursor = Cursor(
         events(begun("1", "a"), begun("2", "b"), ended("2", "done", 2), ended("1", "done", 1))
     )
@@ -41,7 +41,7 @@ def test_calls_match_by_what_they_are_and_how_often() -> None:
     assert cursor.seq == 4
 
 
-def test_the_last_end_counts() -> None:
+def test_each_attempt_of_a_call_replays_its_own_end() -> None:
     cursor = Cursor(
         events(begun("1", "a"), ended("1", "unsettled"), begun("1", "a"), ended("1", "done", 7))
     )
@@ -49,7 +49,7 @@ def test_the_last_end_counts() -> None:
     assert states == ["unsettled", "done"]
 
 
-def test_a_long_run_is_not_held() -> None:
+def test_replay_of_a_long_run_does_not_hold_its_events() -> None:
     """Failed before: all events were read at the start."""
     read = 0
 
@@ -90,7 +90,7 @@ def test_an_end_that_comes_later_is_waited_for() -> None:
     assert cursor.seq == 4
 
 
-def test_what_nobody_asks_for_is_passed() -> None:
+def test_replay_skips_events_that_no_call_asks_for() -> None:
     cursor = Cursor(
         events(
             ("lifecycle", {"to": "active"}),
@@ -120,11 +120,13 @@ def test_what_nobody_asks_for_is_passed() -> None:
         ({}, RecordedFailure),
     ],
 )
-def test_failures(data: dict[str, Any], kind: type[Exception]) -> None:
+def test_a_recorded_failure_is_raised_as_its_own_type_if_known(
+    data: dict[str, Any], kind: type[Exception]
+) -> None:
     assert type(failure_of("f", data)) is kind
 
 
-def test_runs_side_by_side() -> None:
+def test_diff_runs_finds_and_renders_the_first_differing_event() -> None:
     one = [("message", {"role": "user", "content": str(n)}) for n in range(20)]
     other = [*one[:10], ("thought", {"text": "new\nline"}), *one[11:]]
     diff = diff_runs(events(("lifecycle", {"to": "active"}), *one), events(*other))

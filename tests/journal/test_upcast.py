@@ -36,7 +36,7 @@ def read_back(kind: str, data: dict[str, Any], version: int) -> tuple[Event, Eve
 
 
 @pytest.mark.usefixtures("registered")
-def test_each_version_is_brought_to_the_last() -> None:
+def test_an_old_payload_version_is_upcast_to_the_newest() -> None:
     wanted = (3, {"title": "a", "open": True})
     for version, data in ((1, {"name": "a"}), (2, {"title": "a"}), (3, wanted[1])):
         for event in read_back("ticket", data, version):
@@ -57,7 +57,7 @@ def test_a_later_schema_of_a_known_kind_changes_nothing(bench: Bench) -> None:
     assert newer.data == {"graph": {"a": "b"}}
 
 
-def test_what_cannot_be_registered() -> None:
+def test_an_invalid_upcast_registration_is_refused() -> None:
     steps = Upcasts()
     for wrong in (
         lambda: steps.register("", 1, dict),

@@ -35,7 +35,7 @@ os._exit(0)
 """
 
 
-def test_commits_do_not_mind(life: Life) -> None:
+def test_commits_succeed_while_processes_start_and_end(life: Life) -> None:
     session = life.begin()
     for number in range(2):
         session.spawn(f"churn-{number}", ["bash", "-c", _CHURN])
@@ -52,7 +52,7 @@ def test_commits_do_not_mind(life: Life) -> None:
     until(restored, f"[ $(wc -l < rounds) -gt {rounds} ]")
 
 
-def test_one_that_ends_as_soon_as_it_goes_on(life: Life) -> None:
+def test_restore_succeeds_when_a_process_exits_at_once(life: Life) -> None:
     session = life.begin()
     session.run("echo due > .ortetignore")  # no state: it stays when a commit is restored
     other = session.spawn("other", "sleep 1000")
@@ -65,7 +65,7 @@ def test_one_that_ends_as_soon_as_it_goes_on(life: Life) -> None:
         assert told(session, f"kill -0 {other.pid}; echo $?") == "0"
 
 
-def test_one_that_only_half_ends_is_named(life: Life) -> None:
+def test_commit_with_a_process_whose_first_thread_ended_is_refused(life: Life) -> None:
     session = life.begin()
     job = session.spawn("half", ["python3", "-c", _HEADLESS])
     session.spawn("other", "sleep 1000")

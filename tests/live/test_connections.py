@@ -105,7 +105,9 @@ def carried_of(session: Session) -> Carried:
 
 
 class TestToTheOutside:
-    def test_the_original_goes_on_and_a_copy_is_told(self, outside: Outside, life: Life) -> None:
+    def test_the_original_keeps_its_connection_and_a_copy_gets_an_error(
+        self, outside: Outside, life: Life
+    ) -> None:
         port = outside.echo()
         session = life.begin(network="outbound")
         job = session.spawn("talker", ["python3", "-c", _TALKER, HOST, str(port)], stdin=True)
@@ -137,7 +139,9 @@ class TestToTheOutside:
         assert len(outside.met) == 2  # nobody else ever came
 
     @pytest.mark.parametrize("how", ["recv", "epoll"])
-    def test_one_who_only_waits_is_told(self, outside: Outside, life: Life, how: str) -> None:
+    def test_a_copy_waiting_on_a_connection_is_woken_with_an_error(
+        self, outside: Outside, life: Life, how: str
+    ) -> None:
         port = outside.echo()
         session = life.begin(network="outbound")
         job = session.spawn("waiter", ["python3", "-c", _WAITER, HOST, str(port), how])
@@ -151,7 +155,7 @@ class TestToTheOutside:
         assert job.wait(60) == 0
         assert job.logs().endswith(b"got b'for the original'\n")
 
-    def test_what_was_on_its_way_is_sent_once(self, outside: Outside, life: Life) -> None:
+    def test_unsent_data_is_sent_by_the_original_only(self, outside: Outside, life: Life) -> None:
         listener = socket.create_server((HOST, 0))
         port = listener.getsockname()[1]
         session = life.begin(network="outbound")
@@ -212,7 +216,7 @@ class TestToTheOutside:
         assert copy.job("receiver").wait(60) == 0
         assert copy.job("receiver").logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
 
-    def test_it_is_in_the_commit_as_data(self, outside: Outside, life: Life) -> None:
+    def test_the_commit_records_its_outside_connections(self, outside: Outside, life: Life) -> None:
         port = outside.echo()
         session = life.begin(network="outbound")
         job = session.spawn("talker", ["python3", "-c", _TALKER, HOST, str(port)], stdin=True)
@@ -227,7 +231,9 @@ class TestToTheOutside:
 
 class TestInside:
     @pytest.mark.parametrize("at", ["127.0.0.1", "10.0.2.100"])
-    def test_connections_between_its_own_go_on(self, outside: Outside, life: Life, at: str) -> None:
+    def test_connections_inside_the_machine_continue_in_a_copy(
+        self, outside: Outside, life: Life, at: str
+    ) -> None:
         session = life.begin(network="outbound")
         job = session.spawn("pair", ["python3", "-c", _INNER, at], stdin=True)
         assert heard(job) == "connected"
@@ -267,7 +273,7 @@ class TestThroughADoor:
             assert client.makefile("rb").readline() == b"echo three\n"
 
 
-def test_commits_from_before_have_none() -> None:
+def test_a_record_of_an_earlier_release_decodes_without_connections() -> None:
     job = JobInfo(1, "web", "service", 7, ["sleep"], "/", None, True, 0.5, None)
     old = encode([["/data"], [job]])
     assert decode(Carried, old) == Carried(["/data"], [job])
@@ -275,7 +281,7 @@ def test_commits_from_before_have_none() -> None:
     assert decode(Carried, encode(new)) == new
 
 
-def test_no_outlet_is_stopped_for_good(outside: Outside, life: Life) -> None:
+def test_a_failed_dump_opens_the_network_outlet_again(outside: Outside, life: Life) -> None:
     """A dump that fails lets what is outside in again."""
     port = outside.echo()
     session = life.begin(network="outbound")

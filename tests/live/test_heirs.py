@@ -51,7 +51,7 @@ def counters(session: Session) -> int:
     return found
 
 
-def test_nothing_is_left_of_them_when_the_commit_cannot_be_stored(
+def test_preforked_machines_are_removed_when_the_commit_fails(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines = machine_of(session)._home.place.parent
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_them_when_the_commit_cannot_be_stored(
         until(fork, f"[ $(cat n) -gt {number} ]")
 
 
-def test_they_are_made_later_if_they_could_not_begin(
+def test_forks_are_started_after_the_commit_if_they_could_not_start_early(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Heirs, *_: object) -> None:
@@ -90,7 +90,7 @@ def test_they_are_made_later_if_they_could_not_begin(
     until(fork, f"[ $(cat n) -gt {number} ]")
 
 
-def test_a_criu_that_was_killed_while_it_waited_is_not_missed(session: Session) -> None:
+def test_fork_succeeds_after_a_waiting_criu_was_killed(session: Session) -> None:
     deadline = time.monotonic() + 60
     while len(waiting := crius()) < 3:  # they are begun, and nobody waits for them
         assert time.monotonic() < deadline, waiting

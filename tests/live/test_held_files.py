@@ -42,7 +42,9 @@ def test_a_log_that_is_ignored_goes_on_in_each_copy(life: Life, session: Session
 @pytest.mark.parametrize(
     "place", ["build/deep", "/root/.cache/live-test/deep", "/dev/live-test", "/var/cache/live-test"]
 )
-def test_a_directory_and_what_it_serves(session: Session, place: str) -> None:
+def test_a_server_in_an_uncommitted_directory_continues_in_each_copy(
+    session: Session, place: str
+) -> None:
     """Open, mapped, watched, listened at, and stood in."""
     program = """
 import mmap, os, select, socket, subprocess, sys, time
@@ -71,7 +73,7 @@ while True:
         assert copy.run(f"cat {place}/ready").exit_code == (1 if left_out else 0)
 
 
-def test_a_directory_that_is_watched(session: Session) -> None:
+def test_a_watch_on_an_uncommitted_directory_works_in_each_copy(session: Session) -> None:
     watcher = "const fs = require('fs'); fs.watch('build', (e, name) => console.log('saw ' + name))"
     told(session, "mkdir build")
     session.spawn("watcher", ["node", "-e", watcher], env={"UV_USE_IO_URING": "0"})
@@ -86,7 +88,7 @@ def test_a_directory_that_is_watched(session: Session) -> None:
             seen, cursor = seen + piece.data, piece.cursor
 
 
-def test_one_that_is_too_large_for_the_rules_is_carried_while_it_is_open(session: Session) -> None:
+def test_an_open_file_over_the_size_limit_is_copied_to_a_fork(session: Session) -> None:
     told(session, "head -c 2000000 /dev/urandom > open.bin; cp open.bin closed.bin")
     known = told(session, "sha256sum < open.bin")
     job = session.spawn("reader", ["bash", "-c", "exec 5<open.bin; sleep 1000"])
@@ -97,7 +99,7 @@ def test_one_that_is_too_large_for_the_rules_is_carried_while_it_is_open(session
     assert told(copy, "sha256sum < closed.bin") == known
 
 
-def test_a_huge_one_is_named_and_nothing_stops(session: Session) -> None:
+def test_commit_with_a_huge_open_file_is_refused_and_names_it(session: Session) -> None:
     told(session, "truncate -s 300M huge.log")
     session.spawn("reader", ["bash", "-c", "exec 5<huge.log; while sleep 0.02; do date > at; done"])
     until(session, "[ -s at ]")

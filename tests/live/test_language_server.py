@@ -83,7 +83,7 @@ class Client:
             data, self.cursor = data + piece.data, piece.cursor
 
 
-def test_the_conversation_goes_on_in_each_copy(life: Life, python: Path) -> None:
+def test_a_language_server_session_continues_in_each_copy(life: Life, python: Path) -> None:
     (life.project / "code.py").write_text(_CODE)
     session = life.begin()
     session.spawn("pylsp", [str(python), "-m", "pylsp"], stdin=True)

@@ -19,7 +19,7 @@ for line in sys.stdin:
 """
 
 
-def test_five_generations_each_a_fork_of_the_one_before(life: Life) -> None:
+def test_five_generations_of_forks_keep_their_own_memory(life: Life) -> None:
     session = life.begin()
     session.spawn("holder", ["python3", "-c", _HOLDER], stdin=True)
     expected = ask(session.job("holder"), "sum")

@@ -88,14 +88,16 @@ def image_of(session: Session) -> Image:
 
 
 class TestChoice:
-    def test_nothing_unless_asked_for(self, outside: Outside, life: Life) -> None:
+    def test_a_machine_has_no_network_by_default(self, outside: Outside, life: Life) -> None:
         port = outside.echo()
         session = life.begin()
         assert call(session, HOST, port) == "OSError 101"  # unreachable, and at once
         assert outlets() == []
         assert outside.met == []
 
-    def test_others_but_not_the_hosts_loopback(self, outside: Outside, life: Life) -> None:
+    def test_network_outbound_reaches_other_hosts_but_not_the_host_loopback(
+        self, outside: Outside, life: Life
+    ) -> None:
         port, inner = outside.echo(), outside.echo("127.0.0.1")
         session = life.begin(network="outbound")
         assert call(session, HOST, port) == "echo hello"
@@ -104,20 +106,22 @@ class TestChoice:
             assert "echo" not in call(session, at, inner)
         assert len(outside.met) == 1
 
-    def test_the_hosts_loopback_too(self, outside: Outside, life: Life) -> None:
+    def test_network_host_reaches_the_host_loopback(self, outside: Outside, life: Life) -> None:
         inner = outside.echo("127.0.0.1")
         session = life.begin(network="host")
         assert call(session, "10.0.2.2", inner) == "echo hello"
         assert "echo" not in call(session, "127.0.0.1", inner)  # which is its own
 
-    def test_names_are_found(self, outside: Outside, life: Life) -> None:
+    def test_host_names_are_resolved_in_a_machine_and_its_fork(
+        self, outside: Outside, life: Life
+    ) -> None:
         answer = outside.names()
         session = life.begin(network="outbound")
         assert told(session, f"python3 -c '{_LOOK}'") == answer
         (copy,) = session.fork(1)
         assert told(copy, f"python3 -c '{_LOOK}'") == answer
 
-    def test_it_stays_through_forks_restores_and_reopening(
+    def test_the_network_survives_forks_restores_and_reopening(
         self, outside: Outside, life: Life
     ) -> None:
         port = outside.echo()
@@ -134,7 +138,9 @@ class TestChoice:
             assert call(again, HOST, port) == "echo hello"
             again.close()
 
-    def test_it_can_be_taken_away_and_given(self, outside: Outside, life: Life) -> None:
+    def test_the_network_can_be_changed_when_a_session_is_reopened(
+        self, outside: Outside, life: Life
+    ) -> None:
         port = outside.echo()
         session = life.begin()
         assert "echo" not in call(session, HOST, port)
@@ -147,7 +153,9 @@ class TestChoice:
             own = told(session, "cat /etc/resolv.conf").encode() + b"\n" == resolver.NAMES
             assert own == (network == "outbound")
 
-    def test_a_session_without_a_directory(self, outside: Outside, life: Life) -> None:
+    def test_a_fork_of_a_session_without_a_directory_has_the_network(
+        self, outside: Outside, life: Life
+    ) -> None:
         port = outside.echo()
         session = life.hub.session("room", engine="criu", network="outbound")
         (copy,) = session.fork(1)
@@ -155,7 +163,7 @@ class TestChoice:
 
 
 class TestRefused:
-    def test_an_engine_that_has_none(self, life: Life) -> None:
+    def test_network_is_refused_by_an_engine_without_network(self, life: Life) -> None:
         with pytest.raises(Unsupported) as caught:
             life.hub.session("s", workspace=life.project, network="outbound")
         assert caught.value.kind == "no_network"
@@ -163,14 +171,16 @@ class TestRefused:
             life.hub.workspace(life.project, network="outbound")
         assert life.hub.sessions() == []
 
-    def test_nonsense(self, life: Life) -> None:
+    def test_an_invalid_network_is_refused(self, life: Life) -> None:
         with pytest.raises(Invalid) as caught:
             life.begin(network="all")
         assert caught.value.kind == "bad_network"
         with pytest.raises(Invalid):
             life.hub.session("s", engine="criu", network=5)  # type: ignore[arg-type]
 
-    def test_a_host_that_cannot(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_network_is_refused_with_advice_where_slirp4netns_is_missing(
+        self, life: Life, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(outlet, "PROGRAM", "slirp4netns-is-not-here")
         with pytest.raises(Unsupported) as caught:
             life.begin(network="outbound")
@@ -181,7 +191,7 @@ class TestRefused:
 
 
 class TestWhereItCannotBeHad:
-    def test_a_commit_comes_back_without(
+    def test_restore_reports_a_loss_where_the_network_is_not_available(
         self, outside: Outside, life: Life, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Processes with sockets bound and connected by an address that is not there."""
@@ -217,7 +227,9 @@ class TestWhereItCannotBeHad:
 
 
 class TestFiles:
-    def test_ours_is_no_state(self, outside: Outside, life: Life) -> None:
+    def test_the_generated_resolv_conf_is_not_part_of_the_commit(
+        self, outside: Outside, life: Life
+    ) -> None:
         session = life.begin(network="outbound")
         session.run("echo x > file")
         session.commit("a file")
@@ -228,7 +240,9 @@ class TestFiles:
         (copy,) = session.fork(1)
         assert told(copy, "cat /etc/resolv.conf").endswith("10.0.2.3")
 
-    def test_the_machines_own_is(self, outside: Outside, life: Life) -> None:
+    def test_a_resolv_conf_changed_in_the_machine_is_part_of_the_commit(
+        self, outside: Outside, life: Life
+    ) -> None:
         session = life.begin(network="outbound")
         session.run("echo nameserver 192.0.2.7 > /etc/resolv.conf")
         session.spawn("sleeper", "sleep 1000")
@@ -238,7 +252,9 @@ class TestFiles:
 
 
 class TestNothingIsLeft:
-    def test_when_it_closes(self, outside: Outside, life: Life) -> None:
+    def test_the_network_process_ends_when_the_session_closes(
+        self, outside: Outside, life: Life
+    ) -> None:
         session = life.begin(network="outbound")
         session.run("true")
         (pid,) = outlets()
@@ -247,7 +263,9 @@ class TestNothingIsLeft:
         assert wait_for(ended)
         assert outlets() == []
 
-    def test_when_its_pid_1_is_killed(self, outside: Outside, life: Life) -> None:
+    def test_the_network_process_ends_when_pid_1_is_killed(
+        self, outside: Outside, life: Life
+    ) -> None:
         session = life.begin(network="outbound")
         session.run("true")
         (pid,) = outlets()
@@ -255,7 +273,9 @@ class TestNothingIsLeft:
         os.kill(machine_of(session)._guard.pid, signal.SIGKILL)
         assert wait_for(ended)
 
-    def test_when_a_restored_one_is_killed(self, outside: Outside, life: Life) -> None:
+    def test_the_network_process_ends_when_a_restored_machine_is_killed(
+        self, outside: Outside, life: Life
+    ) -> None:
         session = life.begin(network="outbound")
         session.spawn("sleeper", "sleep 1000")
         session.commit("running")
@@ -268,7 +288,7 @@ class TestNothingIsLeft:
         assert set(outlets()) == before
 
     @pytest.mark.parametrize("keeper", [False, True])
-    def test_when_the_hub_is_killed(
+    def test_the_network_process_ends_when_the_hub_or_keeper_is_killed(
         self, outside: Outside, tmp_path: Path, *, keeper: bool
     ) -> None:
         (tmp_path / "work").mkdir()
@@ -291,7 +311,9 @@ class TestNothingIsLeft:
         with ortet.open(tmp_path / "store") as hub:
             assert [left for left in hub.leftovers() if left.what == "process"] == []
 
-    def test_one_that_is_killed_is_missed(self, outside: Outside, life: Life) -> None:
+    def test_a_killed_network_process_is_a_loss_and_restore_starts_a_new_one(
+        self, outside: Outside, life: Life
+    ) -> None:
         """It is told, the machine goes on, and can be committed, restored and opened again."""
         port = outside.echo()
         session = life.begin(network="outbound")
@@ -308,7 +330,7 @@ class TestNothingIsLeft:
         assert session.machine.losses == []
         assert call(session, HOST, port) == "echo hello"
 
-    def test_a_start_that_fails(
+    def test_a_network_process_that_cannot_start_is_reported_as_a_loss(
         self, outside: Outside, life: Life, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The machine is there, without; what slirp4netns said is told."""

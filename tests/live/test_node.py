@@ -40,7 +40,9 @@ def get(session: Session) -> list[str]:
     return told(session, "curl -sf http://127.0.0.1:3000/").split()
 
 
-def test_a_server_with_a_watcher(life: Life, session: Session) -> None:
+def test_a_node_server_with_a_file_watcher_continues_in_each_copy(
+    life: Life, session: Session
+) -> None:
     session.spawn("dev", ["node", "server.js"], env={"UV_USE_IO_URING": "0"})
     until(session, "curl -sf http://127.0.0.1:3000/")
     served = int(get(session)[1])
@@ -59,7 +61,7 @@ def test_a_server_with_a_watcher(life: Life, session: Session) -> None:
     life.all_of_it(session, use)
 
 
-def test_with_io_uring_the_switch_is_named(session: Session) -> None:
+def test_commit_of_a_node_server_with_io_uring_is_refused_with_advice(session: Session) -> None:
     job = session.spawn("dev", ["node", "server.js"], env={"UV_USE_IO_URING": "1"})
     until(session, "curl -sf http://127.0.0.1:3000/")
     known = told(session, "node -p process.versions.uv").split(".")

@@ -12,7 +12,7 @@ from ortet.session.session import Session
 _PROGRAM = Path(__file__).with_name("odds.py")
 
 
-def test_all_of_it_is_carried(life: Life) -> None:
+def test_every_unusual_kernel_object_continues_in_each_copy(life: Life) -> None:
     shutil.copy(_PROGRAM, life.project / "odds.py")
     session = life.begin()
     job = session.spawn("odds", ["python3", "odds.py"], stdin=True)

@@ -38,7 +38,9 @@ def session(life: Life, programs: Path) -> Session:
     return session
 
 
-def test_each_copy_is_queried_and_written(life: Life, session: Session) -> None:
+def test_each_copy_of_a_postgres_server_can_be_queried_and_written(
+    life: Life, session: Session
+) -> None:
     # a client in a transaction: what it did not commit is part of the state too
     client = session.spawn("client", f"exec {_PSQL}", stdin=True)
     client.write(b"begin; insert into t values (0, 'open'); select 'begun';\n")

@@ -46,7 +46,7 @@ while True:
 """
 
 
-def test_what_was_written_and_never_sent_arrives_in_each_copy(life: Life) -> None:
+def test_unsent_data_of_a_local_connection_arrives_in_each_copy(life: Life) -> None:
     session = life.begin()
     job = session.spawn("slow", ["python3", "-c", SLOW], stdin=True)
     written = int(heard(job))
@@ -70,7 +70,7 @@ def test_a_server_under_load_is_committed(life: Life) -> None:
     assert [job.code for job in session.jobs()] == [None, None]
 
 
-def test_a_connection_that_nobody_accepts_is_named(life: Life) -> None:
+def test_commit_with_an_unaccepted_connection_is_refused_and_names_it(life: Life) -> None:
     session = life.begin()
     job = session.spawn("late", ["python3", "-c", LATE], stdin=True)
     assert heard(job) == "waits"

@@ -45,7 +45,7 @@ def check(session: Session) -> int:
     return int(last)
 
 
-def test_every_copy_is_whole_and_goes_on(life: Life) -> None:
+def test_each_copy_of_a_wal_database_is_consistent_and_continues(life: Life) -> None:
     session = life.begin()
     session.spawn("writer", ["python3", "-c", _WRITER])
     until(session, "[ $(cat count) -gt 1000 ]")

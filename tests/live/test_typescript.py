@@ -29,7 +29,9 @@ def session(life: Life) -> Session:
     return life.begin()
 
 
-def test_a_changed_file_is_compiled_in_its_own_copy(life: Life, session: Session) -> None:
+def test_the_compiler_of_each_copy_compiles_only_its_own_changed_file(
+    life: Life, session: Session
+) -> None:
     compiler = ["node", "node_modules/typescript/lib/tsc.js", "--watch", "--preserveWatchOutput"]
     session.spawn("tsc", compiler, env={"UV_USE_IO_URING": "0"})
     until(session, "grep hello out/main.js")

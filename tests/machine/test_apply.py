@@ -64,7 +64,9 @@ def test_the_result_is_how_it_looks_on_disk(shop: Any, place: Path, at: int) -> 
 
 
 @pytest.mark.parametrize("moment", [0, -1, 1, -(2**31) * 10**9, 15_000_000_000 * 10**9 + 1])
-def test_any_time_the_file_system_can_hold(shop: Any, place: Path, at: int, moment: int) -> None:
+def test_every_mtime_the_file_system_can_hold_is_applied(
+    shop: Any, place: Path, at: int, moment: int
+) -> None:
     writer = _write(shop, at, _file(shop, b"x", mtime=moment))
     assert os.stat(place / "f").st_mtime_ns == moment
     assert writer.losses == []
@@ -117,7 +119,9 @@ def test_content_of_another_size_is_damage(shop: Any, at: int) -> None:
     assert error.value.kind == "bad_entry"
 
 
-def test_nothing_that_is_there_is_overwritten_or_followed(shop: Any, place: Path, at: int) -> None:
+def test_writer_never_overwrites_a_name_or_follows_a_symlink(
+    shop: Any, place: Path, at: int
+) -> None:
     (place / "outside").write_text("safe")
     (place / "f").symlink_to("outside")
     (place / "g").symlink_to("missing")
@@ -134,7 +138,9 @@ def test_nothing_that_is_there_is_overwritten_or_followed(shop: Any, place: Path
             Writer(shop.objects).node(at, name, entry=entry, path=name)
 
 
-def test_links_and_nodes(shop: Any, place: Path, at: int) -> None:
+def test_symlinks_fifos_sockets_and_devices_get_all_their_metadata(
+    shop: Any, place: Path, at: int
+) -> None:
     writer = Writer(shop.objects)
     entries = [
         Entry(b"link", LINK | 0o777, -5, uid=3, gid=4, data=b"\xff/../nowhere"),
@@ -154,7 +160,9 @@ def test_links_and_nodes(shop: Any, place: Path, at: int) -> None:
         writer.node(at, b"odd", entry=Entry(b"odd", 0o644, 0), path=b"odd")
 
 
-def test_settle_takes_away_what_should_not_be_there(shop: Any, place: Path, at: int) -> None:
+def test_settle_removes_xattrs_and_acls_that_the_entry_does_not_have(
+    shop: Any, place: Path, at: int
+) -> None:
     target = place / "f"
     target.write_text("x")
     os.setxattr(target, "user.old", b"1")
@@ -185,7 +193,9 @@ def test_capabilities_and_set_id_bits_outlive_the_change_of_owner(
     assert os.stat(place / "f").st_mode == FILE | 0o6755
 
 
-def test_without_privilege_everything_that_fails_is_told(shop: Any, place: Path) -> None:
+def test_without_privilege_each_failed_attribute_is_reported_as_a_loss(
+    shop: Any, place: Path
+) -> None:
     # owner, capability and device cannot be had; content, mode, ACL, user xattr and time can
     code = f"""
 import os, stat, subprocess
@@ -253,7 +263,7 @@ def test_a_file_system_without_xattrs_is_a_loss(shop: Any, place: Path) -> None:
         subprocess.run(["umount", str(place / "m")], check=True)
 
 
-def test_write_all_writes_all(place: Path) -> None:
+def test_write_all_writes_every_byte_at_the_given_offset(place: Path) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     assert write_all(write, b"abc") == 3

@@ -58,14 +58,14 @@ def test_a_later_state_is_a_difference(shop: Shop, bases: Bases, tree: Path) -> 
     assert (bases.root / later.layers[0] / "dir/4").lstat().st_rdev == 0
 
 
-def test_another_process_finds_what_one_made(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_another_process_finds_an_existing_layer(shop: Shop, bases: Bases, tree: Path) -> None:
     image = shop.freeze(tree)
     other = Bases(shop.objects, shop.trees, bases.root)
     assert other.whole(stacked(bases, image))
     assert stacked(other, image) == stacked(bases, image)
 
 
-def test_what_is_far_is_written_whole(
+def test_an_image_with_many_differences_is_written_as_a_whole_layer(
     shop: Shop, bases: Bases, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FAR", 5)
@@ -134,7 +134,9 @@ def test_a_killed_build_leaves_nothing_that_counts(shop: Shop, bases: Bases, tre
     assert read_tree(again.root / stack.layers[0]) == read_tree(tree)
 
 
-def test_prune_keeps_what_is_needed(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_prune_keeps_the_layers_that_are_still_referenced(
+    shop: Shop, bases: Bases, tree: Path
+) -> None:
     first = stacked(bases, shop.freeze(tree))
     (tree / "file").write_text("later")
     later = stacked(bases, shop.freeze(tree), first)
@@ -145,7 +147,7 @@ def test_prune_keeps_what_is_needed(shop: Shop, bases: Bases, tree: Path) -> Non
     assert not bases.whole(first)
 
 
-def test_an_upper_directory_becomes_a_layer_and_can_be_given_back(
+def test_an_adopted_upper_directory_becomes_a_layer_and_can_be_returned(
     shop: Shop, bases: Bases, tree: Path, place: Path
 ) -> None:
     first = stacked(bases, shop.freeze(tree))
@@ -163,7 +165,9 @@ def test_an_upper_directory_becomes_a_layer_and_can_be_given_back(
     assert bases.known("machine-1") is None
 
 
-def test_what_is_not_shared_is_not_found(shop: Shop, bases: Bases, tree: Path, place: Path) -> None:
+def test_an_unshared_layer_is_not_found_by_its_image(
+    shop: Shop, bases: Bases, tree: Path, place: Path
+) -> None:
     first = stacked(bases, shop.freeze(tree))
     upper = place / "upper"
     upper.mkdir()

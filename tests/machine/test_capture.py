@@ -95,7 +95,7 @@ def nobody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 131072, 131073, 700_000])
-def test_a_file(place: Place, size: int) -> None:
+def test_a_file_is_captured_with_content_owner_mode_and_mtime(place: Place, size: int) -> None:
     data = os.urandom(size)
     (place.path / "f").write_bytes(data)
     (place.path / "f").chmod(0o4741)
@@ -127,7 +127,7 @@ def test_a_fifo_is_not_opened(place: Place) -> None:
     os.close(keeper)
 
 
-def test_devices_and_sockets(place: Place) -> None:
+def test_devices_and_sockets_are_captured_with_their_type_and_number(place: Place) -> None:
     os.mknod(place.path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     os.mknod(place.path / "sock", stat.S_IFSOCK | 0o700)
     assert place.got(b"null").rdev == os.makedev(1, 3)
@@ -166,7 +166,7 @@ def test_xattrs_but_not_those_of_this_host(place: Place) -> None:
     }
 
 
-def test_xattrs_of_what_cannot_be_opened(place: Place) -> None:
+def test_xattrs_of_symlinks_and_fifos_are_captured(place: Place) -> None:
     (place.path / "link").symlink_to("nowhere")
     os.mkfifo(place.path / "pipe")
     os.setxattr(place.path / "link", "trusted.mine", b"l", follow_symlinks=False)
@@ -175,7 +175,7 @@ def test_xattrs_of_what_cannot_be_opened(place: Place) -> None:
     assert place.xattrs(place.got(b"pipe")) == {b"trusted.mine": b"p"}
 
 
-def test_gone_before_it_was_opened(place: Place) -> None:
+def test_a_file_deleted_before_it_is_opened_is_skipped_without_a_loss(place: Place) -> None:
     (place.path / "f").write_text("x")
     st = place.stat(b"f")
     (place.path / "f").unlink()
@@ -184,7 +184,9 @@ def test_gone_before_it_was_opened(place: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "dir"])
-def test_something_else_took_its_place(place: Place, kind: str, tmp_path: Path) -> None:
+def test_a_file_replaced_before_it_is_opened_is_captured_as_its_new_type(
+    place: Place, kind: str, tmp_path: Path
+) -> None:
     secret = tmp_path.parent / "secret"
     secret.write_text("not ours")
     (place.path / "f").write_text("x")
@@ -202,7 +204,7 @@ def test_something_else_took_its_place(place: Place, kind: str, tmp_path: Path) 
     assert place.objects.hasher.oid(b"not ours") not in place.objects.held
 
 
-def test_written_once_while_read_is_read_again(place: Place) -> None:
+def test_a_file_written_while_it_is_read_is_read_again(place: Place) -> None:
     file = place.path / "f"
     file.write_text("before")
 
@@ -237,7 +239,7 @@ def test_growing_all_the_time_is_a_loss_with_its_size_right(place: Place) -> Non
     assert [(loss.path, loss.what) for loss in place.losses] == [("sub/f", "changing")]
 
 
-def test_cut_all_the_time_keeps_what_was_known(place: Place) -> None:
+def test_a_file_truncated_during_every_read_is_reported_as_changing(place: Place) -> None:
     file = place.path / "f"
     file.write_bytes(b"x" * 1000)
     place.objects.meddle = lambda: os.truncate(file, file.stat().st_size // 2)
@@ -257,7 +259,7 @@ def test_a_file_we_may_not_read(place: Place) -> None:
     assert "Permission denied" in loss.why
 
 
-def test_somebody_elses_file_that_we_may_read(place: Place) -> None:
+def test_a_readable_file_of_another_owner_is_captured(place: Place) -> None:
     """Only an owner may open without moving atime; others open it as anybody would."""
     place.path.chmod(0o755)
     (place.path / "f").write_text("public")

@@ -33,7 +33,7 @@ def top(tmp_path: Path) -> Path:
 
 
 class TestPlaces:
-    def test_version_1_has_one_for_each(self, tmp_path: Path) -> None:
+    def test_cgroup_v1_has_one_place_for_each_controller(self, tmp_path: Path) -> None:
         for name in ("memory/ours", "cpu,cpuacct", "pids"):
             (tmp_path / name).mkdir(parents=True)
         info = b"22 1 0:20 / /proc rw - proc proc rw\n"
@@ -52,11 +52,11 @@ class TestPlaces:
         there = Place(top / "system.slice", 2)
         assert found == {"memory": there, "pids": there}
 
-    def test_but_never_around_a_limit_that_is_ours(self, top: Path) -> None:
+    def test_a_v2_group_with_a_limit_of_its_own_is_never_left(self, top: Path) -> None:
         (top / "system.slice/shell.scope/memory.max").write_text("1000000\n")
         assert find_places("0::/system.slice/shell.scope\n", mount(top, "cgroup2", "")) == {}
 
-    def test_none_outside_of_what_is_shown(self, top: Path) -> None:
+    def test_no_place_is_found_outside_the_visible_cgroup_tree(self, top: Path) -> None:
         assert find_places("0::/../other\n", mount(top, "cgroup2", "")) == {}
         assert find_places("0::/b\n", mount(top, "cgroup2", "", "/a")) == {}
         assert find_places("", b"") == {}
@@ -65,7 +65,7 @@ class TestPlaces:
 class TestVersion2:
     """Its files, on a hierarchy that does not act upon them: this kernel's may have none."""
 
-    def test_what_is_written(self, tmp_path: Path) -> None:
+    def test_limits_are_written_to_v2_files_and_oom_kills_are_counted(self, tmp_path: Path) -> None:
         made = tmp_path / "ortet-m-1"
         made.mkdir()
         for name in ("memory.max", "cpu.max", "pids.max"):
@@ -101,7 +101,7 @@ class TestNothingCanBeWritten:
 
 
 class TestLeftovers:
-    def test_what_is_recorded_is_removed_by_the_next(self, tmp_path: Path) -> None:
+    def test_recorded_groups_of_a_killed_process_are_removed(self, tmp_path: Path) -> None:
         top, home = tmp_path / "top", tmp_path / "home"
         for path in (top, home):
             path.mkdir()
@@ -116,7 +116,9 @@ class TestLeftovers:
 
 
 class TestReserved:
-    def test_one_is_given_to_a_machine_which_then_removes_it(self, tmp_path: Path) -> None:
+    def test_a_reserved_group_given_to_a_machine_is_removed_by_that_machine(
+        self, tmp_path: Path
+    ) -> None:
         top, home = tmp_path / "top", tmp_path / "home"
         for path in (top, home):
             path.mkdir()
@@ -136,7 +138,9 @@ class TestReserved:
         reserved.close()
         assert list(top.iterdir()) == [Path(first)]  # which is the machine's
 
-    def test_those_of_a_process_that_was_killed_are_found_and_removed(self, tmp_path: Path) -> None:
+    def test_reserved_groups_of_a_killed_process_are_found_and_removed(
+        self, tmp_path: Path
+    ) -> None:
         local = tmp_path / "local"
         top, area = tmp_path / "top", local / "bases" / "area"
         top.mkdir()

@@ -42,7 +42,9 @@ def test_a_string_goes_to_the_shell_and_a_list_is_executed(tmp_path: Path) -> No
     assert (direct.exit_code, direct.stdout) == (0, "$((1 + 1)) a  b\n")
 
 
-def test_cwd_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_runs_in_cwd_with_the_given_environment_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORTET_TEST_GONE", "1")
     monkeypatch.setenv("ORTET_TEST_KEPT", "kept")
     result = run_command(
@@ -54,7 +56,7 @@ def test_cwd_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert os.environ["ORTET_TEST_GONE"] == "1"
 
 
-def test_stdin_is_given_or_empty(tmp_path: Path) -> None:
+def test_stdin_is_the_given_bytes_or_empty(tmp_path: Path) -> None:
     big = os.urandom(3_000_000).hex()
     echoed = run_command("cat", cwd=tmp_path, stdin=big.encode())
     assert echoed.stdout == big
@@ -82,7 +84,7 @@ def test_output_is_streamed_as_it_comes(tmp_path: Path) -> None:
     assert (result.stdout, result.stderr) == ("first\ngo", "last\n")
 
 
-def test_both_streams_at_once_do_not_block(tmp_path: Path) -> None:
+def test_a_command_that_fills_stdout_and_stderr_does_not_block(tmp_path: Path) -> None:
     code = "import sys\nfor _ in range(400): sys.stdout.write('o'*9999); sys.stderr.write('e'*9999)"
     result = run_command([sys.executable, "-c", code], cwd=tmp_path)
     assert len(result.stdout) == len(result.stderr) == 400 * 9999
@@ -205,7 +207,7 @@ def test_an_error_in_the_callers_output_kills_the_command(tmp_path: Path) -> Non
     assert not _alive(int(error.value.args[0]))
 
 
-def test_nothing_is_left_open_and_threads_may_run_commands(tmp_path: Path) -> None:
+def test_commands_in_threads_leave_no_open_descriptors(tmp_path: Path) -> None:
     gc.collect()  # what earlier tests left open
     before = set(os.listdir("/proc/self/fd"))
     results: list[str] = []

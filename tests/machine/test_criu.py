@@ -91,7 +91,7 @@ class TestWhatCannotBeFrozen:
             (["strace", "-o", "/dev/null", "sleep", "1000"], "debugger", "detach"),
         ],
     )
-    def test_it_is_named_before_anything_is_frozen(
+    def test_a_process_that_cannot_be_dumped_is_named_before_the_snapshot(
         self, work: Workspace, command: list[str], said: str, helps: str
     ) -> None:
         job = work.spawn("bad", command)
@@ -112,7 +112,7 @@ class TestWhatCannotBeFrozen:
 
 
 class TestWhatDies:
-    def test_criu_killed_while_it_dumps(
+    def test_a_commit_fails_cleanly_when_criu_is_killed_during_the_dump(
         self, counting: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         machine = machine_of(counting)
@@ -130,7 +130,9 @@ class TestWhatDies:
         counting.commit("again")
         assert count(counting) > before
 
-    def test_pid_1_killed(self, counting: Workspace) -> None:
+    def test_after_pid_1_is_killed_the_machine_reopens_and_restores(
+        self, counting: Workspace
+    ) -> None:
         commit = counting.commit("alive")
         os.kill(machine_of(counting).indoors.pid, signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
@@ -143,7 +145,9 @@ class TestWhatDies:
         again.restore(commit.oid)
         assert count(again) > 0
 
-    def test_the_keeper_killed(self, counting: Workspace, hub: Hub) -> None:
+    def test_after_the_keeper_is_killed_the_machine_reopens_with_its_files(
+        self, counting: Workspace, hub: Hub
+    ) -> None:
         machine = machine_of(counting)
         gone = os.pidfd_open(machine.indoors.pid)
         os.kill(int(_parent(machine.indoors.pid)), signal.SIGKILL)
@@ -164,7 +168,9 @@ class TestWhatDies:
 
 
 class TestRestore:
-    def test_on_another_kernel_it_is_refused_with_the_reason(self, counting: Workspace) -> None:
+    def test_restore_on_another_kernel_is_refused_with_the_reason(
+        self, counting: Workspace
+    ) -> None:
         commit = counting.commit("here")
         ground = machine_of(counting)._ground
         ground.host = replace(ground.host, kernel="3.10.0")
@@ -177,7 +183,7 @@ class TestRestore:
         assert counting.run("cat file").stdout == "two\n"
         assert count(counting) > before
 
-    def test_in_another_directory_it_is_refused_and_its_files_come(
+    def test_restore_in_another_directory_is_refused_but_restores_files_on_request(
         self, counting: Workspace, hub: Hub, tmp_path: Path
     ) -> None:
         commit = counting.commit("here")
@@ -209,7 +215,7 @@ class TestRestore:
         assert set(home.glob("images-*")) == before
         assert count(counting)
 
-    def test_one_that_failed_leaves_nothing_in_the_way_of_the_next(
+    def test_a_failed_restore_does_not_block_the_next_restore(
         self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         commit = counting.commit("here")
@@ -227,7 +233,7 @@ class TestRestore:
         counting.restore(commit.oid)
         assert count(counting)
 
-    def test_only_what_runs_is_told_as_started(self, counting: Workspace) -> None:
+    def test_restore_reports_only_running_jobs_as_started(self, counting: Workspace) -> None:
         counting.spawn("over", "exit 3").wait(30)
         commit = counting.commit("one runs")
         report = counting.restore(counting.commit("again").oid)
@@ -235,7 +241,7 @@ class TestRestore:
         assert report.started == [job.name for job in counting.jobs() if job.code is None]
         assert "over" in [job.name for job in counting.jobs()]
 
-    def test_two_at_once_of_one_commit(self, counting: Workspace) -> None:
+    def test_two_forks_restore_the_same_commit_at_the_same_time(self, counting: Workspace) -> None:
         counting.commit("here")
         first, second = counting.fork(2)
         point = count(counting)
@@ -266,7 +272,9 @@ class TestRestore:
         assert told == "changed\n0\n1\n2\n"
         assert not Path("/etc/ortet-test").exists()
 
-    def test_what_the_host_had_mounted_may_be_gone(self, hub: Hub, tmp_path: Path) -> None:
+    def test_a_fork_runs_after_a_host_mount_has_been_unmounted(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         """Its processes saw the mount; in the copy its place is there, with what lies below."""
         disk, place = tmp_path / "disk", tmp_path / "work"
         disk.mkdir()
@@ -284,7 +292,7 @@ class TestRestore:
         (fork,) = work.fork(1)
         assert count(fork) > 0
 
-    def test_a_weaker_engine_brings_files_and_says_what_ran(
+    def test_restore_by_the_folder_engine_reports_lost_processes(
         self, counting: Workspace, hub: Hub, tmp_path: Path
     ) -> None:
         commit = counting.commit("here")
@@ -306,7 +314,7 @@ class TestMuchMemory:
         assert _digest(grandchild) == original
         assert _digest(fork) == original
 
-    def test_a_freeze_waits_for_it(
+    def test_a_snapshot_waits_until_lazy_memory_pages_have_arrived(
         self, counting: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pager = subprocess.Popen(["sleep", "1000"])

@@ -34,7 +34,7 @@ def work(hub: Hub, tmp_path: Path) -> Workspace:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", "\0", "\udcff", "x" * 101])
-def test_names_of_programs(work: Workspace, name: str) -> None:
+def test_an_invalid_program_name_is_refused(work: Workspace, name: str) -> None:
     with pytest.raises(Invalid, match="cannot name a program"):
         work.spawn(name, "true")
 
@@ -53,7 +53,9 @@ def test_names_of_programs(work: Workspace, name: str) -> None:
         lambda job: job.signal("KILL"),
     ],
 )
-def test_what_is_asked_of_a_program(work: Workspace, deed: Callable[[Any], object]) -> None:
+def test_invalid_job_arguments_are_refused_and_the_job_goes_on(
+    work: Workspace, deed: Callable[[Any], object]
+) -> None:
     job = work.spawn("cat", ["cat"], stdin=True)
     with pytest.raises(Invalid):
         deed(job)
@@ -62,12 +64,12 @@ def test_what_is_asked_of_a_program(work: Workspace, deed: Callable[[Any], objec
 
 
 @pytest.mark.parametrize("at", [None, -1, 70_000, "80"])
-def test_ports(work: Workspace, at: Any) -> None:
+def test_an_invalid_port_is_refused(work: Workspace, at: Any) -> None:
     with pytest.raises(Invalid, match="no port"):
         work.expose(80, at=at)
 
 
-def test_words_that_are_no_text_do_not_stop_commits(work: Workspace) -> None:
+def test_a_program_argument_that_is_not_utf8_does_not_prevent_commits(work: Workspace) -> None:
     job: Job = work.spawn("odd", ["sh", "-c", "sleep 1000; :", "\udcff\n"])
     work.commit("odd")
     (copy,) = work.fork(1)
@@ -76,14 +78,14 @@ def test_words_that_are_no_text_do_not_stop_commits(work: Workspace) -> None:
     work.commit("ended")
 
 
-def test_an_environment_that_no_system_takes(work: Workspace) -> None:
+def test_an_environment_larger_than_the_system_limit_is_refused(work: Workspace) -> None:
     with pytest.raises(Invalid, match="put it into a file") as caught:
         work.run("true", env={f"V{n}": "x" * 100_000 for n in range(100)})
     assert caught.value.kind == "too_large"
     assert work.run("echo on").stdout == "on\n"
 
 
-def test_a_dead_machine_says_so_of_its_ports(work: Workspace) -> None:
+def test_expose_on_a_dead_machine_reports_that_it_is_gone(work: Workspace) -> None:
     machine = work._machine
     assert isinstance(machine, CriuMachine)
     machine._guard.close()

@@ -28,7 +28,7 @@ def program(path: Path, says: str) -> str:
 pytestmark = pytest.mark.skipif(not privileged(), reason="others are told that it takes root")
 
 
-def test_none_is_said_with_what_to_do() -> None:
+def test_a_missing_criu_is_reported_with_the_fix() -> None:
     assert find_criu() == ""
     (line,) = probe_criu("")
     assert not line.ok
@@ -52,7 +52,7 @@ def test_a_new_enough_one_goes_before_an_old_one(tmp_path: Path) -> None:
     assert all(line.ok for line in probe_criu(ours))
 
 
-def test_the_one_that_is_given_is_used_and_no_other(tmp_path: Path) -> None:
+def test_the_configured_criu_program_is_the_only_one_used(tmp_path: Path) -> None:
     program(tmp_path / "ours", "Version: 4.2.1")
     given = program(tmp_path / "given", "Version: 4.3")
     assert find_criu(given) == given
@@ -62,14 +62,14 @@ def test_the_one_that_is_given_is_used_and_no_other(tmp_path: Path) -> None:
     assert find_criu("off") == ""
 
 
-def test_one_that_does_not_run(tmp_path: Path) -> None:
+def test_a_criu_that_cannot_be_executed_is_reported_as_not_runnable(tmp_path: Path) -> None:
     broken = tmp_path / "ours"
     broken.write_text("")
     assert version(str(broken)) == ()
     assert "not runnable" in probe_criu(str(broken))[0].detail
 
 
-def test_a_session_for_it_is_refused_before_there_is_one(tmp_path: Path) -> None:
+def test_a_criu_session_without_criu_is_refused_before_it_is_created(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with ortet.open(tmp_path / "store") as hub:
         with pytest.raises(ortet.Unsupported) as caught:

@@ -10,7 +10,7 @@ import pytest
 from ortet.machine.ctimes import COARSE, TICK, granularity
 
 
-def test_trying_leaves_no_trace(tmp_path: Path) -> None:
+def test_probing_the_ctime_granularity_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("f")
     before = tmp_path.stat()
     assert granularity(tmp_path) in (0, TICK, COARSE)
@@ -19,7 +19,7 @@ def test_trying_leaves_no_trace(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f"]
 
 
-def test_no_margin_means_that_no_change_hides(tmp_path: Path) -> None:
+def test_granularity_is_zero_only_if_every_change_moves_the_ctime(tmp_path: Path) -> None:
     """Where it says 0, a thousand changes, each after a stat, have a thousand times."""
     file = tmp_path / "f"
     times = set()
@@ -30,7 +30,7 @@ def test_no_margin_means_that_no_change_hides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/proc", "/no/such/place"])
-def test_where_nothing_can_be_tried(place: str) -> None:
+def test_granularity_is_coarse_where_no_file_can_be_written(place: str) -> None:
     assert granularity(Path(place)) == COARSE
 
 

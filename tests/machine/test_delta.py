@@ -53,7 +53,9 @@ def layered(shop: Shop, zygote: Zygote, base: Path, old: Image, new: Image) -> I
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 10**9))
-def test_any_two_states(seed: int, shop: Shop, zygote: Zygote, place: Path) -> None:
+def test_a_delta_layer_over_one_image_shows_the_other_image(
+    seed: int, shop: Shop, zygote: Zygote, place: Path
+) -> None:
     dice = random.Random(seed)
     base = place / "any"
     (base / "tree").mkdir(parents=True)
@@ -117,7 +119,9 @@ def test_distance_counts_names_and_stops(shop: Shop, place: Path) -> None:
     assert 10 < distance(shop.trees, empty, full, most=10) < 20
 
 
-def test_carried_are_linked_files_and_what_is_above_them(shop: Shop, place: Path) -> None:
+def test_carried_lists_hardlinked_files_and_their_parent_directories(
+    shop: Shop, place: Path
+) -> None:
     tree = place / "tree"
     (tree / "a/b").mkdir(parents=True)
     (tree / "a/b/one").write_text("linked")

@@ -89,7 +89,7 @@ def test_a_run_inside_a_run_keeps_the_outer_mark(tmp_path: Path) -> None:
     assert len({*marks}) == 2
 
 
-def test_other_processes_are_left_alone(tmp_path: Path) -> None:
+def test_a_timeout_does_not_kill_processes_with_another_mark(tmp_path: Path) -> None:
     bystander = subprocess.Popen(["sleep", "600"], env={MARK: "0123456789abcdef"})
     try:
         assert run_command("sleep 600", cwd=tmp_path, timeout=0.1).timed_out
@@ -118,7 +118,7 @@ def test_an_unprivileged_user_can_kill_its_own() -> None:
     assert not _alive(int(pid))
 
 
-def test_one_that_lives_on_without_its_first_thread(tmp_path: Path) -> None:
+def test_a_process_whose_first_thread_ended_is_found_and_killed(tmp_path: Path) -> None:
     number = 60 if platform.machine() == "x86_64" else 93  # exit, of one thread
     program = (
         "import ctypes, threading, time\n"

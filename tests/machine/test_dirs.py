@@ -85,7 +85,7 @@ def test_remove_unlinks_a_link_and_not_what_it_leads_to(place: Path) -> None:
     assert not (place / "link").is_symlink()
 
 
-def test_remove_goes_on_where_a_killed_one_stopped(place: Path) -> None:
+def test_remove_completes_an_interrupted_remove(place: Path) -> None:
     tree = place / "tree"
     for name in (".ortet.stage.0/x", ".ortet.stage.1/y", "deep/down/z"):
         (tree / name).mkdir(parents=True)

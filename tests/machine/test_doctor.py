@@ -24,7 +24,7 @@ def by_name(found: list[Capability]) -> dict[str, Capability]:
     return {line.name: line for line in found}
 
 
-def test_it_needs_no_store_and_makes_none(place: Path) -> None:
+def test_doctor_needs_no_store_and_creates_none(place: Path) -> None:
     found = by_name(examine(place / "not/there"))
     assert {
         "overlay",
@@ -43,7 +43,7 @@ def test_it_needs_no_store_and_makes_none(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_engines_speak_for_themselves(shop: Shop) -> None:
+def test_doctor_asks_each_engine_for_its_capabilities(shop: Shop) -> None:
     engines: list[Engine] = [
         FolderEngine(shop.objects, shop.trees, SystemClock(), watch=False),
         OverlayEngine(shop.objects, shop.trees, SystemClock(), root=shop.path),
@@ -100,7 +100,7 @@ def probe_after(script: str, place: Path, *flags: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_filesystem_that_cannot_hold_an_upper_directory(place: Path) -> None:
+def test_doctor_reports_a_filesystem_that_cannot_hold_an_upper_directory(place: Path) -> None:
     for name in ("lower", "upper", "work", "store"):
         (place / name).mkdir()
     options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
@@ -112,7 +112,7 @@ def test_a_filesystem_that_cannot_hold_an_upper_directory(place: Path) -> None:
     assert fix.startswith("put the store on ext4")
 
 
-def test_a_host_without_user_namespaces(place: Path) -> None:
+def test_doctor_reports_a_host_without_user_namespaces(place: Path) -> None:
     ok, detail, fix = probe_after(
         "echo 0 > /proc/sys/user/max_user_namespaces", place, "-U", "-r", "-m"
     )
@@ -125,7 +125,7 @@ def test_a_user_namespace_is_enough(place: Path) -> None:
     assert (ok, detail, fix) == ("True", "in a user namespace", "")
 
 
-def test_a_place_that_is_not_there(place: Path) -> None:
+def test_doctor_reports_a_missing_directory(place: Path) -> None:
     zygote = Zygote(user=False)
     (found,) = probe_overlay(place / "missing", zygote)
     zygote.close()

@@ -117,7 +117,7 @@ def root(place: Path) -> Path:
     return root
 
 
-def test_everything_comes_back_identical(
+def test_commit_and_reopen_elsewhere_give_an_identical_tree(
     shed: Shed,
     place: Path,
     torture: Callable[[Path], None],
@@ -136,7 +136,7 @@ def test_everything_comes_back_identical(
     fork.close()
 
 
-def test_everything_comes_back_by_thaw(
+def test_restore_between_a_small_and_a_large_tree_gives_exact_images(
     shed: Shed, root: Path, torture: Callable[[Path], None], place: Path
 ) -> None:
     machine = shed.open("m", root)
@@ -150,7 +150,7 @@ def test_everything_comes_back_by_thaw(
         assert machine.freeze() == image == shed.afresh(root)
 
 
-def test_what_is_known_survives_a_restart(shed: Shed, root: Path) -> None:
+def test_the_stat_index_survives_a_restart(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root)
     image = shed.commit(machine)
     machine.close()
@@ -173,7 +173,7 @@ def test_an_index_without_its_image_is_not_believed(shed: Shed, root: Path) -> N
     assert again.freeze() == shed.afresh(root)
 
 
-def test_what_no_commit_holds_is_not_saved(shed: Shed, root: Path) -> None:
+def test_the_stat_index_of_an_uncommitted_snapshot_is_not_saved(shed: Shed, root: Path) -> None:
     """Its objects may never have reached the disk."""
     machine = shed.open("m", root)
     shed.commit(machine)
@@ -185,7 +185,9 @@ def test_what_no_commit_holds_is_not_saved(shed: Shed, root: Path) -> None:
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_after_a_sweep_nothing_rests_on_what_is_gone(shed: Shed, root: Path, watch: bool) -> None:
+def test_a_snapshot_after_a_sweep_stores_swept_objects_again(
+    shed: Shed, root: Path, watch: bool
+) -> None:
     machine = shed.open("m", root, watch=watch)
     kept = shed.commit(machine)
     (root / "a" / "two").write_text("frozen, then swept")
@@ -220,7 +222,7 @@ def test_a_swept_settled_image_is_noticed(shed: Shed, root: Path) -> None:
     assert all(shed.objects.has(oid) for oid in _reachable(shed, image))
 
 
-def test_without_changes_a_watched_machine_does_not_look(
+def test_a_watched_machine_without_changes_is_not_scanned(
     shed: Shed, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = shed.open("m", root, watch=True)
@@ -232,7 +234,7 @@ def test_without_changes_a_watched_machine_does_not_look(
         machine.freeze()
 
 
-def test_too_many_events_are_survived(shed: Shed, root: Path) -> None:
+def test_an_inotify_queue_overflow_loses_no_change(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root, watch=True)
     machine.freeze()
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
@@ -257,7 +259,7 @@ def test_changes_while_it_was_closed_are_found(shed: Shed, root: Path) -> None:
     assert again.freeze() == shed.afresh(root)
 
 
-def test_an_image_with_more_than_files(shed: Shed, root: Path) -> None:
+def test_restore_of_an_image_with_processes_reports_them_as_losses(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root)
     image = decode(Image, shed.objects.get(shed.commit(machine)))
     richer = Image(root=image.root, links=image.links, system=System("base"), processes=b"\1" * 32)
@@ -265,7 +267,7 @@ def test_an_image_with_more_than_files(shed: Shed, root: Path) -> None:
     assert [loss.what for loss in report.losses] == ["system", "process"]
 
 
-def test_a_failed_thaw_leaves_the_files(shed: Shed, root: Path) -> None:
+def test_a_failed_restore_leaves_the_files_unchanged(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root)
     shed.commit(machine)
     (root / "a" / "two").write_text("newer")
@@ -277,7 +279,9 @@ def test_a_failed_thaw_leaves_the_files(shed: Shed, root: Path) -> None:
     assert machine.freeze() == newer
 
 
-def test_a_private_machine_without_its_index(shed: Shed, root: Path) -> None:
+def test_a_private_machine_that_lost_its_index_still_forks_its_image(
+    shed: Shed, root: Path
+) -> None:
     image = shed.commit(shed.open("origin", root))
     private = shed.open("private", root, image)
     private.close()
@@ -288,7 +292,7 @@ def test_a_private_machine_without_its_index(shed: Shed, root: Path) -> None:
     fork.close()
 
 
-def test_a_copy_that_failed_is_made_again(shed: Shed, root: Path) -> None:
+def test_a_machine_whose_first_copy_failed_can_be_opened_again(shed: Shed, root: Path) -> None:
     image = shed.commit(shed.open("origin", root))
     broken = Image(root=decode(Image, shed.objects.get(image)).root, links=b"\3" * 32)
     with pytest.raises(OrtetError):
@@ -407,7 +411,9 @@ class Vandal:
 
 
 @pytest.mark.parametrize("seed", range(8 * SOAK))
-def test_whatever_happens_all_ways_of_looking_agree(shed: Shed, root: Path, seed: int) -> None:
+def test_watched_scanned_and_reopened_machines_agree_after_random_changes(
+    shed: Shed, root: Path, seed: int
+) -> None:
     """Watched, scanned, reopened for every look, and from nothing; and now and then thawed."""
     vandal = Vandal(root, seed)
     watched = shed.open("watched", root, watch=True)

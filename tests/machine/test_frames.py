@@ -16,7 +16,7 @@ def frame_of(path: Path, *known: str) -> Frame:
     return Frame(node, b"", fd=os.open(path, os.O_RDONLY), name="", plan=None)
 
 
-def test_plans_add_up() -> None:
+def test_adding_to_a_plan_unites_names_and_all_wins_over_some() -> None:
     plan = Plan()
     plan.add({b"": {b"x"}, b"a/b": {b"y\xff"}})
     plan.add({b"a/b": {b"z"}, b"a": None})
@@ -27,7 +27,7 @@ def test_plans_add_up() -> None:
     assert set(plan.below) == {"a"}
 
 
-def test_listing_finds_what_differs(tmp_path: Path) -> None:
+def test_list_all_reports_changed_new_and_deleted_names(tmp_path: Path) -> None:
     for name in ("same", "changed", "gone"):
         (tmp_path / name).write_text(name)
     frame = frame_of(tmp_path, "same", "changed", "gone")
@@ -41,7 +41,7 @@ def test_listing_finds_what_differs(tmp_path: Path) -> None:
     frame.close()
 
 
-def test_one_for_one_is_a_difference(tmp_path: Path) -> None:
+def test_list_all_reports_a_rename_as_one_new_and_one_deleted_name(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("x")
     frame = frame_of(tmp_path, "old")
     (tmp_path / "old").rename(tmp_path / "new")
@@ -51,7 +51,7 @@ def test_one_for_one_is_a_difference(tmp_path: Path) -> None:
     frame.close()
 
 
-def test_looking_at_some_names(tmp_path: Path) -> None:
+def test_look_at_checks_only_the_given_names(tmp_path: Path) -> None:
     for name in ("same", "changed", "gone"):
         (tmp_path / name).write_text(name)
     frame = frame_of(tmp_path, "same", "changed", "gone")

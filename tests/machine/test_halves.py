@@ -53,7 +53,9 @@ def no_child_is_left() -> Iterator[None]:
     assert children() <= before
 
 
-def test_same_answers_in_order(recorded: Callable[[int], list[str]], tmp_path: Path) -> None:
+def test_two_processes_return_the_same_results_in_order(
+    recorded: Callable[[int], list[str]], tmp_path: Path
+) -> None:
     expected = [["even"] * (job % 2 == 0) for job in JOBS]
     assert in_halves(recorded, JOBS, cut=30) == expected
     pids = workers(tmp_path)
@@ -62,13 +64,15 @@ def test_same_answers_in_order(recorded: Callable[[int], list[str]], tmp_path: P
 
 
 @pytest.mark.parametrize("cut", [0, -1, 100, 101])
-def test_no_cut_no_child(recorded: Callable[[int], list[str]], tmp_path: Path, cut: int) -> None:
+def test_without_a_cut_no_child_process_is_forked(
+    recorded: Callable[[int], list[str]], tmp_path: Path, cut: int
+) -> None:
     assert len(in_halves(recorded, JOBS, cut=cut)) == 100
     assert set(workers(tmp_path)) == {os.getpid()}
 
 
 @pytest.mark.parametrize("reason", ["threads", "one core", "no process to be had"])
-def test_where_forking_is_not_possible(
+def test_all_jobs_run_in_the_parent_where_fork_is_not_possible(
     recorded: Callable[[int], list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,7 +92,7 @@ def test_where_forking_is_not_possible(
 
 
 @pytest.mark.parametrize("end", ["raises", "is killed", "exits"])
-def test_what_the_child_did_not_do_is_done_here(
+def test_jobs_that_a_failed_child_did_not_finish_run_in_the_parent(
     recorded: Callable[[int], list[str]], tmp_path: Path, end: str
 ) -> None:
     parent = os.getpid()

@@ -40,7 +40,7 @@ def stack(shop: Shop, bases: Bases, place: Path) -> Stack:
         return bases.stack(shop.freeze(tree))[0]
 
 
-def test_one_holder_at_a_time(home: Home, shop: Shop) -> None:
+def test_a_second_lock_of_a_machine_home_is_refused(home: Home, shop: Shop) -> None:
     home.lock()
     other = Home(shop.objects, shop.trees, home.place)
     with pytest.raises(Conflict) as caught:
@@ -51,7 +51,7 @@ def test_one_holder_at_a_time(home: Home, shop: Shop) -> None:
     other.close()
 
 
-def test_the_record_is_what_was_written_last(home: Home, stack: Stack) -> None:
+def test_the_home_record_reads_back_as_written(home: Home, stack: Stack) -> None:
     assert home.read() is None
     standing = Standing(3, stack, None, True, 2)
     home.write(standing)
@@ -77,7 +77,9 @@ def test_too_many_links_are_a_loss(
 
 
 class TestRecovery:
-    def test_an_upper_that_had_become_a_layer(self, home: Home, stack: Stack, bases: Bases) -> None:
+    def test_recovery_continues_on_a_layer_adopted_from_the_upper(
+        self, home: Home, stack: Stack, bases: Bases
+    ) -> None:
         home.fresh(1, stack, bases)
         standing = Standing(1, stack)
         name = layer_name("m", 1)
@@ -86,13 +88,17 @@ class TestRecovery:
         assert found == replace(standing, upper=2, stack=adopted) == home.read()
         assert home.upper(2).is_dir()
 
-    def test_an_upper_that_was_only_moved(self, home: Home, stack: Stack, bases: Bases) -> None:
+    def test_recovery_moves_back_an_upper_that_was_not_yet_a_layer(
+        self, home: Home, stack: Stack, bases: Bases
+    ) -> None:
         home.fresh(1, stack, bases)
         home.upper(1).rename(bases.root / layer_name("m", 1))
         assert home.recover(Standing(1, stack), bases, "m") == Standing(1, stack)
         assert home.upper(1).is_dir()
 
-    def test_uppers_that_were_never_used_go(self, home: Home, stack: Stack, bases: Bases) -> None:
+    def test_recovery_removes_unused_upper_directories(
+        self, home: Home, stack: Stack, bases: Bases
+    ) -> None:
         standing = Standing(1, stack, outer=4)
         for number in (1, 2):
             home.fresh(number, stack, bases)
@@ -102,17 +108,19 @@ class TestRecovery:
         left = sorted(path.name for path in home.place.iterdir())
         assert left == ["host-4-%2F", "stage", "upper-1", "work-1"]
 
-    def test_files_that_are_gone(self, home: Home, stack: Stack, bases: Bases) -> None:
+    def test_recovery_without_an_upper_directory_is_corrupt(
+        self, home: Home, stack: Stack, bases: Bases
+    ) -> None:
         with pytest.raises(Corrupt) as caught:
             home.recover(Standing(1, stack), bases, "m")
         assert caught.value.kind == "machine_broken"
 
 
-def test_empty_removes_what_the_kernel_left(home: Home) -> None:
+def test_empty_removes_a_kernel_work_directory_without_permissions(home: Home) -> None:
     (home.place / "work-1/work").mkdir(parents=True)
     (home.place / "work-1/work").chmod(0)
     assert list(home.empty("work-1").iterdir()) == []
 
 
-def test_names_of_outer_uppers(home: Home, stack: Stack) -> None:
+def test_the_outer_upper_name_escapes_the_path(home: Home, stack: Stack) -> None:
     assert home.outer(Standing(1, stack, outer=2), "/home/x y") == "host-2-%2Fhome%2Fx%20y"

@@ -51,14 +51,16 @@ class TestRun:
             "head -c 300000 /dev/zero | tr '\\0' x; echo end",
         ],
     )
-    def test_it_ends_as_on_the_host(self, inside: Indoors, script: str) -> None:
+    def test_a_run_in_a_machine_returns_what_it_returns_on_the_host(
+        self, inside: Indoors, script: str
+    ) -> None:
         here = run_command(script, cwd="/")
         there = inside.run(["/bin/sh", "-c", script], env=ENV, cwd="/")
         assert (there.exit_code, there.stdout) == (here.exit_code, here.stdout)
         assert there.stderr == here.stderr and not there.timed_out
 
     @pytest.mark.parametrize("argv", [["no-such-program"], ["/etc/passwd"], ["/no/such"]])
-    def test_what_cannot_be_started_is_told_as_a_shell_does(
+    def test_a_command_that_cannot_start_returns_the_shell_exit_code_and_message(
         self, inside: Indoors, argv: list[str]
     ) -> None:
         here = run_command(argv, cwd="/")
@@ -76,7 +78,7 @@ class TestRun:
                 inside.run(argv, env=env, cwd=cwd)
             assert caught.value.kind == kind
 
-    def test_at_the_time_out_all_it_started_is_killed(
+    def test_a_timeout_kills_every_process_the_run_started(
         self, inside: Indoors, tmp_path: Path
     ) -> None:
         note = tmp_path / "pid"
@@ -94,7 +96,7 @@ class TestRun:
         assert result.stdout == "before\n"
         assert not Path(f"/proc/{int(note.read_text())}").exists()
 
-    def test_a_time_of_nothing_is_up_at_once(self, inside: Indoors) -> None:
+    def test_a_timeout_of_zero_expires_at_once(self, inside: Indoors) -> None:
         assert run(inside, "sleep 1000", timeout=0).timed_out
         assert inside.jobs() == []
 
@@ -106,7 +108,7 @@ class TestRun:
         assert run(inside, "head -c 5", stdin=data).stdout.encode() == data[:5]
         assert run(inside, "exec <&-; sleep 0.1; echo on", stdin=data).stdout == "on\n"
 
-    def test_output_is_given_as_it_comes(self, inside: Indoors, tmp_path: Path) -> None:
+    def test_output_is_passed_on_as_it_is_written(self, inside: Indoors, tmp_path: Path) -> None:
         go = tmp_path / "go"
         os.mkfifo(go)
         seen: list[tuple[str, bytes]] = []
@@ -140,7 +142,7 @@ class TestRun:
         assert seen == 20_000_004
         assert result.stdout.endswith("end\n") and "bytes cut" in result.stdout
 
-    def test_it_says_whether_anything_lives_on(self, inside: Indoors) -> None:
+    def test_busy_tells_whether_a_background_process_is_left(self, inside: Indoors) -> None:
         run(inside, "true")
         assert not inside.busy
         run(inside, "sleep 1000 >/dev/null 2>&1 &")
@@ -158,7 +160,9 @@ class TestRun:
 
 
 class TestFreeze:
-    def test_a_run_goes_on_across_it(self, inside: Indoors, init: Init, tmp_path: Path) -> None:
+    def test_a_run_continues_across_a_snapshot(
+        self, inside: Indoors, init: Init, tmp_path: Path
+    ) -> None:
         up = tmp_path / "up"
         results: list[Result] = []
         script = f"touch {up}; read x; head -c 3000000 /dev/zero; cat"
@@ -174,7 +178,7 @@ class TestFreeze:
         work.join()
         assert results[0].stdout == "\0" * 3_000_000 + "y" * 2_000_000
 
-    def test_who_froze_it_cannot_ask_it(self, inside: Indoors) -> None:
+    def test_a_snapshotted_machine_refuses_requests_of_its_owner(self, inside: Indoors) -> None:
         inside.leave()
         with pytest.raises(Unavailable) as caught:
             inside.ps()
@@ -183,7 +187,9 @@ class TestFreeze:
         inside.welcome()
         assert inside.jobs() == []
 
-    def test_a_connection_closed_by_another_is_made_anew(self, inside: Indoors, init: Init) -> None:
+    def test_a_connection_closed_by_another_hub_is_reopened(
+        self, inside: Indoors, init: Init
+    ) -> None:
         assert inside.jobs() == []
         other = Indoors(init.pid, path=init.path)
         other.leave()
@@ -200,7 +206,7 @@ class TestFreeze:
 
 
 class TestJobs:
-    def test_a_shell(self, inside: Indoors) -> None:
+    def test_a_shell_keeps_its_state_across_a_snapshot(self, inside: Indoors) -> None:
         argv = ["bash", "--norc", "-i"]
         shell = inside.spawn("sh", argv, env=ENV, cwd="/tmp", kind="shell", tty=(24, 80))
         shell.write(b"x=41\necho $((x+")
@@ -219,7 +225,7 @@ class TestJobs:
         assert b"40 100" in again.logs()
         assert again.read(cursor).code == 7
 
-    def test_a_service(self, inside: Indoors) -> None:
+    def test_a_service_can_be_listed_signalled_and_forgotten(self, inside: Indoors) -> None:
         script = "echo up; echo worse >&2; exec sleep 1000"
         argv = ["sh", "-c", script]
         service = inside.spawn("web", argv, env=ENV, cwd="/", declared=True)
@@ -244,7 +250,9 @@ class TestJobs:
         with pytest.raises(NotFound):
             service.read()
 
-    def test_input_and_its_end(self, inside: Indoors) -> None:
+    def test_a_job_receives_its_input_and_writes_beyond_its_pipe_are_refused(
+        self, inside: Indoors
+    ) -> None:
         job = inside.spawn("cat", ["wc", "-c"], env=ENV, cwd="/", stdin=True)
         job.write(b"x" * 3_000_000)
         job.write(b"y", eof=True)
@@ -259,7 +267,9 @@ class TestJobs:
         with pytest.raises(Invalid):
             mute.resize(1, 1)
 
-    def test_what_cannot_be_started(self, inside: Indoors, tmp_path: Path) -> None:
+    def test_spawn_of_an_invalid_program_is_refused_and_leaves_no_job(
+        self, inside: Indoors, tmp_path: Path
+    ) -> None:
         (tmp_path / "text").write_text("no program")
         for argv, error, kind in (
             (["no-such-program"], NotFound, "no_program"),
@@ -273,7 +283,7 @@ class TestJobs:
 
 
 class TestMachine:
-    def test_all_of_it_over_the_path_in_its_root(self, tmp_path: Path) -> None:
+    def test_every_request_works_over_the_socket_in_the_machine_root(self, tmp_path: Path) -> None:
         with pid_one(tmp_path) as init:
             inside = Indoors(init.pid)
             argv = ["sh", "-c", "sleep 1000; true"]
@@ -295,7 +305,9 @@ class TestMachine:
             assert inside.ps() == []
             inside.close()
 
-    def test_a_dead_machine_is_told_with_what_to_do(self, tmp_path: Path) -> None:
+    def test_requests_to_a_dead_machine_raise_machine_gone_with_advice(
+        self, tmp_path: Path
+    ) -> None:
         with pid_one(tmp_path) as init:
             inside = Indoors(init.pid)
             run(inside, "true")
@@ -321,7 +333,7 @@ class TestMachine:
             inside.close()
         assert isinstance(seen[0], Unavailable) and seen[0].kind == "machine_gone"
 
-    def test_a_pid_that_is_gone(self) -> None:
+    def test_connecting_to_a_pid_that_has_ended_is_unavailable(self) -> None:
         done = subprocess.Popen([sys.executable, "-c", ""])
         done.wait()
         with pytest.raises(Unavailable):
@@ -331,7 +343,9 @@ class TestMachine:
         init.path.unlink()
         assert inside.jobs() == []
 
-    def test_it_comes_back_on_a_host_that_is_slow(self, inside: Indoors, init: Init) -> None:
+    def test_a_removed_socket_comes_back_even_on_a_slow_host(
+        self, inside: Indoors, init: Init
+    ) -> None:
         init.path.unlink()
         init.pause()
         waking = threading.Timer(3.0, init.go_on)

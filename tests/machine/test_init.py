@@ -66,7 +66,7 @@ class TestStreams:
         second = line.ask("read", id=job["id"], cursor=first["cursor"])
         assert a2b_base64(second["data"]) == b"456789" and second["eof"]
 
-    def test_a_reader_who_comes_late_learns_how_much_it_missed(self, line: Line) -> None:
+    def test_a_late_reader_learns_how_many_bytes_it_missed(self, line: Line) -> None:
         line.start("sh", "-c", "head -c 3000000 /dev/zero; echo end", name="loud")
         line.ask("wait", name="loud", wait=60)
         piece = line.ask("read", name="loud", cursor=100)
@@ -75,12 +75,12 @@ class TestStreams:
         last = line.ask("read", name="loud", cursor=whole - 4)
         assert a2b_base64(last["data"]) == b"end\n" and last["missed"] == 0
 
-    def test_a_cursor_of_a_later_state_reads_what_comes_next(self, line: Line) -> None:
+    def test_a_cursor_beyond_the_end_reads_the_next_output(self, line: Line) -> None:
         job = line.start("sh", "-c", "echo a; read x; echo b", stdin=True)
         line.until(b"a\n", id=job["id"])
         assert line.ask("read", id=job["id"], cursor=1000)["cursor"] == 2
 
-    def test_a_read_waits_for_data_and_no_longer_than_told(self, line: Line) -> None:
+    def test_a_read_waits_for_data_up_to_its_timeout(self, line: Line) -> None:
         job = line.start("sh", "-c", "read x; echo got $x", stdin=True)
         empty = line.ask("read", id=job["id"], cursor=0, wait=0.05)
         assert empty["data"] == "" and empty["code"] is None and not empty["eof"]
@@ -99,12 +99,14 @@ class TestStreams:
         assert a2b_base64(line.ask("logs", name="both")["data"]) == b"1\n2\n3\n"
         assert a2b_base64(line.ask("logs", name="both", last=2)["data"]) == b"3\n"
 
-    def test_the_end_of_input_is_told(self, line: Line) -> None:
+    def test_a_write_with_eof_ends_the_input_of_a_job(self, line: Line) -> None:
         job = line.start("sh", "-c", "cat; echo over", stdin=True)
         line.ask("write", id=job["id"], data=text(b"x" * 100), eof=True)
         assert line.until(b"over", id=job["id"]) == b"x" * 100 + b"over\n"
 
-    def test_input_that_nobody_reads_is_not_waited_for(self, line: Line, init: Init) -> None:
+    def test_a_write_of_unread_input_returns_after_its_timeout(
+        self, line: Line, init: Init
+    ) -> None:
         job = line.start("sleep", "1000", stdin=True)
         reply = line.ask("write", id=job["id"], data=text(b"x" * 3_000_000), wait=0.05)
         assert 0 < reply["left"] < 3_000_000
@@ -115,9 +117,7 @@ class TestStreams:
         job = line.start("cat")
         assert line.ask("write", id=job["id"], data="")["error"] == "no_input"
 
-    def test_what_a_run_left_in_the_pipe_is_there_although_a_child_holds_it(
-        self, line: Line
-    ) -> None:
+    def test_output_of_an_ended_run_is_read_while_a_child_holds_the_pipe(self, line: Line) -> None:
         job = line.start("sh", "-c", "sleep 1000 & echo done", kind="run")
         assert line.ask("wait", id=job["id"], wait=30)["code"] == 0
         job = line.start("sh", "-c", "sleep 1000 & echo done")
@@ -151,7 +151,9 @@ class TestStreams:
             line.start("sh", "-c", script, str(tmp_path / "done"), kind="run")
         eventually((tmp_path / "done").exists)
 
-    def test_who_looks_at_a_run_takes_nothing_from_its_reader(self, line: Line, init: Init) -> None:
+    def test_a_second_reader_of_a_run_takes_no_output_from_the_first(
+        self, line: Line, init: Init
+    ) -> None:
         job = line.start("sh", "-c", "head -c 3000000 /dev/zero; echo end", kind="run")
         with init.line() as other:
             other.ask("read", id=job["id"], cursor=500_000, wait=30)
@@ -204,7 +206,7 @@ def follow(line: Line, number: int) -> dict[str, Any]:
 
 
 class TestTerminals:
-    def test_a_half_typed_line_survives_a_freeze(self, init: Init) -> None:
+    def test_a_half_typed_terminal_line_survives_a_snapshot(self, init: Init) -> None:
         with init.line() as line:
             line.start("bash", "--norc", "-i", kind="shell", name="sh", tty=[24, 80])
             line.until(b"$ ", name="sh")
@@ -218,7 +220,7 @@ class TestTerminals:
             line.ask("write", name="sh", data=text(b"1))\n"))
             assert b"42\r\n" in line.until(b"42", name="sh") + line.until(b"42\r\n", name="sh")
 
-    def test_a_new_size_is_seen(self, line: Line) -> None:
+    def test_a_resized_terminal_is_seen_by_its_job(self, line: Line) -> None:
         line.start("bash", "--norc", "-i", kind="shell", name="sh", tty=[24, 80])
         line.until(b"$ ", name="sh")
         line.ask("write", name="sh", data=text(b"stty size\n"))
@@ -227,7 +229,7 @@ class TestTerminals:
         line.ask("write", name="sh", data=text(b"stty size\n"))
         line.until(b"50 132", name="sh")
 
-    def test_it_is_the_controlling_terminal(self, line: Line) -> None:
+    def test_a_shell_gets_its_pty_as_controlling_terminal(self, line: Line) -> None:
         line.start("bash", "--norc", "-i", kind="shell", name="sh", tty=[24, 80])
         line.until(b"$ ", name="sh")
         script = b"trap 'echo c$((1))ght; exit' INT; echo g$((1)); while :; do sleep 0.05; done"
@@ -280,7 +282,7 @@ class TestStarting:
             ({"tty": "wide"}, {}),
         ],
     )
-    def test_what_cannot_be_started_leaves_nothing(
+    def test_a_failed_start_leaves_no_job_and_no_descriptor(
         self, line: Line, init: Init, changes: dict[str, Any], said: dict[str, Any]
     ) -> None:
         before = init.descriptors
@@ -303,7 +305,7 @@ class TestStarting:
         assert init.children == []
         assert line.ask("ps", processes=False)["jobs"] == []
 
-    def test_the_output_of_what_ended_is_not_kept_for_ever(self, line: Line) -> None:
+    def test_only_the_newest_ended_jobs_keep_their_output(self, line: Line) -> None:
         for number in range(70):
             job = line.start("echo", str(number), name=f"job-{number}")
             line.ask("wait", id=job["id"], wait=30)
@@ -336,7 +338,7 @@ class TestKilling:
             assert line.ask("ps")["processes"] == []
             assert line.ask("wait", id=job["id"]) == {"code": -9, "busy": False}
 
-    def test_others_live_on(self, machine: Init) -> None:
+    def test_killing_a_job_leaves_other_jobs_running(self, machine: Init) -> None:
         with machine.line() as line:
             line.start("sh", "-c", "setsid env -i sleep 1000 & sleep 1000", name="other")
             eventually(lambda: len(line.ask("ps")["processes"]) == 3)
@@ -344,7 +346,9 @@ class TestKilling:
             line.ask("kill", id=job["id"])
             assert len(line.ask("ps")["processes"]) == 3
 
-    def test_the_mark_finds_what_changed_its_session(self, line: Line, tmp_path: Path) -> None:
+    def test_kill_finds_a_process_in_another_session_by_its_mark(
+        self, line: Line, tmp_path: Path
+    ) -> None:
         note = tmp_path / "pid"
         script = f"setsid sh -c 'echo $$ >{note}.new; mv {note}.new {note}; exec sleep 1000' &"
         mark = os.urandom(8).hex()  # other tests share our pids
@@ -368,7 +372,9 @@ class TestKilling:
         line.ask("kill", id=job["id"])
         assert line.ask("signal", id=job["id"], signal=9) == {"sent": False, "code": -9}
 
-    def test_nobody_waits_while_others_are_killed(self, line: Line, init: Init) -> None:
+    def test_other_requests_are_answered_while_jobs_are_killed(
+        self, line: Line, init: Init
+    ) -> None:
         jobs = [line.start("sleep", "1000")["id"] for _ in range(20)]
         for job in jobs:
             line.send("kill", id=job)
@@ -411,7 +417,7 @@ class TestMachine:
             listed = {each["name"]: each for each in told["jobs"]}["deep"]
             assert listed["declared"] and listed["cwd"] == "/" and listed["argv"][0] == "sh"
 
-    def test_it_tells_of_files_written_through_memory(self, machine: Init, tmp_path: Path) -> None:
+    def test_state_lists_the_files_mapped_for_writing(self, machine: Init, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"x" * 8192)
         script = (
             "import mmap, time; f = open('file', 'r+b'); m = mmap.mmap(f.fileno(), 0);"
@@ -427,7 +433,7 @@ class TestMachine:
             job = line.start("mount", "-t", "tmpfs", "none", "/run", kind="run")
             assert follow(line, job["id"])["code"] != 0
 
-    def test_only_the_outside_may_ask(self, machine: Init) -> None:
+    def test_a_process_inside_the_machine_may_not_use_the_socket(self, machine: Init) -> None:
         script = (
             "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/ortet/init.sock')"
         )
@@ -437,7 +443,7 @@ class TestMachine:
         where = machine.path.parent.stat()
         assert stat.S_IMODE(where.st_mode) == 0o700
 
-    def test_it_holds_nothing_that_leads_out(self, machine: Init) -> None:
+    def test_pid_1_holds_no_descriptor_of_the_host(self, machine: Init) -> None:
         def held() -> list[str]:
             return sorted(link.partition(":")[0] for link in machine.held)
 
@@ -479,7 +485,7 @@ class TestMachine:
         ]
         assert [one["timed_out"] for one in reply["hooks"]] == [False, False, True, False]
 
-    def test_who_is_no_machine_does_not_rename_the_host(self, line: Line) -> None:
+    def test_renew_outside_of_a_machine_is_refused(self, line: Line) -> None:
         assert line.ask("renew", hooks="on-fork")["bad"]
 
 
@@ -511,7 +517,9 @@ class TestPeers:
             struct.pack("!I", 200_000) + b"[" * 200_000,
         ],
     )
-    def test_who_talks_nonsense_is_sent_away(self, init: Init, junk: bytes) -> None:
+    def test_a_peer_that_sends_invalid_messages_is_disconnected(
+        self, init: Init, junk: bytes
+    ) -> None:
         with init.line() as bad, init.line() as good:
             bad.sock.sendall(junk)
             with contextlib.suppress(ConnectionResetError):
@@ -544,7 +552,7 @@ class TestPeers:
             reply = line.ask(verb, id=job, **more)
             assert "bad" in reply or "error" in reply, (verb, more)
 
-    def test_no_wait_is_too_long(self, line: Line, init: Init) -> None:
+    def test_a_wait_of_any_length_is_accepted(self, line: Line, init: Init) -> None:
         job = line.start("sh", "-c", "read x", stdin=True)
         with init.line() as other:
             assert line.ask("wait", id=job["id"], wait=float("nan"))["code"] is None
@@ -563,7 +571,7 @@ class TestPeers:
             assert "jobs" in line.ask("ps", processes=False)
         eventually(lambda: init.descriptors == before)
 
-    def test_who_hangs_up_while_waiting_is_forgotten(self, init: Init) -> None:
+    def test_a_peer_that_disconnects_while_waiting_leaves_no_descriptor(self, init: Init) -> None:
         before = init.descriptors
         with init.line() as line:
             job = line.start("sleep", "1000")
@@ -573,7 +581,7 @@ class TestPeers:
             line.ask("forget", id=job["id"])
         eventually(lambda: init.descriptors == before)
 
-    def test_all_are_sent_away_with_their_answers_and_none_let_in(self, init: Init) -> None:
+    def test_leave_answers_and_disconnects_all_peers_until_welcome(self, init: Init) -> None:
         with init.line() as waiting, init.line() as idle, init.line() as leaving:
             job = waiting.start("sh", "-c", "echo hi; exec sleep 1000", kind="run")
             waiting.until(b"hi", id=job["id"])
@@ -593,7 +601,7 @@ class TestPeers:
             early.sock.settimeout(60)
             assert [one["id"] for one in early.receive()["jobs"]] == [job["id"]]
 
-    def test_a_run_waits_for_its_reader_across_a_freeze(self, init: Init) -> None:
+    def test_a_run_waits_for_its_reader_across_a_snapshot(self, init: Init) -> None:
         with init.line() as line:
             job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
             line.ask("leave")
@@ -601,7 +609,7 @@ class TestPeers:
         with init.line() as line:
             assert len(follow(line, job["id"])["stdout"]) == 5_000_004
 
-    def test_a_socket_that_was_removed_is_made_anew(self, init: Init) -> None:
+    def test_a_removed_socket_is_created_again(self, init: Init) -> None:
         init.path.unlink()
         os.kill(init.pid, signal.SIGUSR1)
         eventually(lambda: listens(init))  # a moment after it is there

@@ -12,7 +12,7 @@ PIECES = st.lists(st.binary(max_size=40), max_size=20)
 
 
 @given(PIECES, st.integers(0, 900), st.integers(1, 60))
-def test_a_reader_gets_what_is_kept_and_learns_what_is_not(
+def test_a_reader_gets_the_kept_bytes_and_the_number_of_missed_bytes(
     pieces: list[bytes], cursor: int, most: int
 ) -> None:
     ring, whole = Ring(SIZE), b"".join(pieces)
@@ -28,7 +28,7 @@ def test_a_reader_gets_what_is_kept_and_learns_what_is_not(
 
 
 @given(PIECES)
-def test_a_patient_ring_forgets_only_what_was_taken(pieces: list[bytes]) -> None:
+def test_a_patient_ring_drops_only_bytes_that_were_read(pieces: list[bytes]) -> None:
     ring, whole, got = Ring(SIZE, patient=True), b"".join(pieces), b""
     for piece in pieces:
         ring.add(piece)
@@ -42,7 +42,7 @@ def test_a_patient_ring_forgets_only_what_was_taken(pieces: list[bytes]) -> None
     assert got == whole
 
 
-def test_a_ring_that_waits_for_nobody_any_more_is_cut() -> None:
+def test_a_loosened_patient_ring_is_cut_to_its_size() -> None:
     ring = Ring(SIZE, patient=True)
     ring.add(b"x" * 50)
     assert ring.full and ring.start == 0

@@ -73,7 +73,9 @@ def test_kill_after_the_last_step_and_the_new_files_stay(
     bench.check(target)
 
 
-def test_going_back_may_be_killed_at_any_step_too(bench: Any, torture: Torture, see: Eye) -> None:
+def test_recovery_may_be_killed_at_any_step_and_repeated(
+    bench: Any, torture: Torture, see: Eye
+) -> None:
     target, current = _nested(bench, torture)
     before = see(bench.root)
     for first in ("thaw.placed:kill:6", "thaw.settled:kill"):
@@ -92,7 +94,9 @@ def test_going_back_may_be_killed_at_any_step_too(bench: Any, torture: Torture, 
     bench.check(current)
 
 
-def test_the_next_thaw_recovers_by_itself(bench: Any, torture: Torture, see: Eye) -> None:
+def test_a_restore_after_a_killed_restore_gives_the_target_files(
+    bench: Any, torture: Torture, see: Eye
+) -> None:
     torture(bench.root)
     wanted, target = see(bench.root), bench.freeze()
     bench.disturb()
@@ -103,7 +107,7 @@ def test_the_next_thaw_recovers_by_itself(bench: Any, torture: Torture, see: Eye
     bench.check(target)
 
 
-def test_a_workspace_that_is_gone_is_told_and_nothing_thrown_away(bench: Any) -> None:
+def test_recovery_of_a_missing_workspace_is_refused_and_keeps_the_journal(bench: Any) -> None:
     (bench.root / "f").write_text("target")
     target = bench.freeze()
     (bench.root / "f").write_text("current")

@@ -99,7 +99,9 @@ def kernel(kernels: Kernels) -> Kernel:
         ("class L(list): pass\nL([1])", None, "[1]"),
     ],
 )
-def test_values(kernel: Kernel, code: str, value: object, text: str | None) -> None:
+def test_run_returns_json_values_and_the_repr_of_the_last_expression(
+    kernel: Kernel, code: str, value: object, text: str | None
+) -> None:
     ran = kernel.run(code)
     assert ran.error is None
     assert ran.value == value
@@ -107,7 +109,7 @@ def test_values(kernel: Kernel, code: str, value: object, text: str | None) -> N
         assert ran.repr == text
 
 
-def test_state_stays(kernel: Kernel, kernels: Kernels) -> None:
+def test_variables_stay_between_runs_of_one_kernel(kernel: Kernel, kernels: Kernels) -> None:
     kernel.run("import json\ndef twice(n): return 2 * n\nkeep = [1]")
     kernel.run("keep.append(twice(3))")
     assert kernel.run("keep").value == [1, 6]
@@ -115,7 +117,7 @@ def test_state_stays(kernel: Kernel, kernels: Kernels) -> None:
     assert kernels.get("other", python=PYTHON)[0].run("'keep' in globals()").value is False
 
 
-def test_it_works_in_the_workspace(kernel: Kernel, machine: Machine) -> None:
+def test_a_kernel_runs_in_the_workspace_directory(kernel: Kernel, machine: Machine) -> None:
     kernel.run("open('b.txt', 'w').write('beta')")
     assert machine.run("cat a.txt b.txt").stdout == "alphabeta"
     machine.run("echo 'def f(): return 7' > mine.py; echo 'raise Exception' > json.py")
@@ -129,7 +131,7 @@ def test_modules_of_the_workspace_do_not_stand_in_for_ours(
     assert kernels.get("main", python=PYTHON)[0].run("1").value == 1
 
 
-def test_output_of_every_kind(kernel: Kernel) -> None:
+def test_stdout_and_stderr_of_code_and_children_are_captured(kernel: Kernel) -> None:
     seen: list[tuple[str, bytes]] = []
     code = """
 import os, subprocess, sys
@@ -146,7 +148,7 @@ sys.stdout.write("no end of line")
     assert kernel.run("1").stdout == ""
 
 
-def test_much_output_is_bounded_and_told(kernel: Kernel) -> None:
+def test_long_output_is_cut_and_the_cut_is_reported(kernel: Kernel) -> None:
     total = 0
 
     def count(_name: str, data: bytes) -> None:
@@ -201,7 +203,7 @@ def test_the_place_in_a_line_is_marked(kernel: Kernel) -> None:
         assert marks.index("^") == source.index("json.loads")
 
 
-def test_every_kind_of_error_leaves_it_alive(kernel: Kernel) -> None:
+def test_an_error_of_any_type_leaves_the_kernel_alive(kernel: Kernel) -> None:
     for code, kind in (
         ("if", "SyntaxError"),
         ("x = '\0'", None),
@@ -229,7 +231,7 @@ def test_syntax_errors_show_the_line(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("code", [1, b"1", None])
-def test_only_text_is_code(kernel: Kernel, code: object) -> None:
+def test_code_that_is_not_text_is_refused(kernel: Kernel, code: object) -> None:
     with pytest.raises(Invalid):
         kernel.run(code)  # type: ignore[arg-type]
 
@@ -237,7 +239,7 @@ def test_only_text_is_code(kernel: Kernel, code: object) -> None:
 # time
 
 
-def test_interrupt_from_another_thread(kernel: Kernel) -> None:
+def test_an_interrupt_from_another_thread_ends_the_run(kernel: Kernel) -> None:
     begun = threading.Event()
 
     def interrupt() -> None:
@@ -263,7 +265,7 @@ def test_interrupt_from_another_thread(kernel: Kernel) -> None:
         "import asyncio; await asyncio.sleep(600)",
     ],
 )
-def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
+def test_a_timeout_interrupts_the_run_and_keeps_the_kernel(kernel: Kernel, code: str) -> None:
     # of a package whose import is interrupted the half stays, as anywhere in Python
     kernel.run("import asyncio, subprocess, time; x = 1")
     ran = kernel.run(code, timeout=0.2)
@@ -275,7 +277,7 @@ def test_a_time_out_interrupts(kernel: Kernel, code: str) -> None:
     assert kernel.run("import asyncio; await asyncio.sleep(0)").error is None
 
 
-def test_a_time_that_is_up_before_the_code_has_begun(kernel: Kernel) -> None:
+def test_a_timeout_that_expires_before_the_code_starts_interrupts_it(kernel: Kernel) -> None:
     kernel.run("x = 1")
     run = {"do": "run", "code": "while True: pass"}
     said = kernel.link.converse(run, timeout=0)
@@ -284,7 +286,7 @@ def test_a_time_that_is_up_before_the_code_has_begun(kernel: Kernel) -> None:
     assert kernel.run("x").value == 1
 
 
-def test_a_host_that_stands_still_kills_no_kernel(kernel: Kernel) -> None:
+def test_a_kernel_paused_over_its_timeout_is_interrupted_and_not_killed(kernel: Kernel) -> None:
     """It is interrupted when it goes on, though that is late, and though much of it came before."""
     kernel.run("x = 1")
     waking = threading.Timer(2.5, kernel.link.signal, [signal.SIGCONT])
@@ -297,7 +299,7 @@ def test_a_host_that_stands_still_kills_no_kernel(kernel: Kernel) -> None:
     assert kernel.run("x").value == 1
 
 
-def test_what_ignores_its_time_out_is_killed(
+def test_a_kernel_that_ignores_the_interrupt_is_killed(
     kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernellink, "GRACE", 0.2)
@@ -321,7 +323,7 @@ def test_what_ignores_its_time_out_is_killed(
         ("import os; os.closerange(0, 4096)", "exit code"),
     ],
 )
-def test_an_interpreter_that_ends_is_told(
+def test_an_interpreter_that_exits_raises_kernel_gone_with_the_cause(
     kernels: Kernels, kernel: Kernel, code: str, how: str
 ) -> None:
     with pytest.raises(Unavailable, match=how) as caught:
@@ -335,14 +337,16 @@ def test_an_interpreter_that_ends_is_told(
     assert new and again.run("1").value == 1
 
 
-def test_killed_while_idle(kernels: Kernels, kernel: Kernel) -> None:
+def test_a_kernel_killed_while_idle_is_reported_and_replaced(
+    kernels: Kernels, kernel: Kernel
+) -> None:
     signal.pidfd_send_signal(kernel.link.pidfd, signal.SIGKILL)
     with pytest.raises(Unavailable, match="SIGKILL"):
         kernel.run("1")
     assert kernels.get("main", python=PYTHON)[1]
 
 
-def test_close_during_a_run(kernel: Kernel) -> None:
+def test_close_during_a_run_ends_the_run_with_a_conflict(kernel: Kernel) -> None:
     begun = threading.Event()
     caught: list[BaseException] = []
 
@@ -364,7 +368,7 @@ def test_close_during_a_run(kernel: Kernel) -> None:
     kernel.close()
 
 
-def test_what_it_started_ends_with_it(kernel: Kernel, machine: Machine) -> None:
+def test_closing_a_kernel_kills_the_processes_it_started(kernel: Kernel, machine: Machine) -> None:
     long = f"4321.{int.from_bytes(os.urandom(6))}"  # another may do the same on this host
     kernel.run(
         "import subprocess\n"
@@ -406,7 +410,7 @@ kernel.run("print('busy', flush=True)\\nwhile True: pass", output=lambda _, d: o
 # starting
 
 
-def test_the_interpreter_of_the_workspace(kernels: Kernels, machine: Machine) -> None:
+def test_the_python_of_the_workspace_venv_is_used(kernels: Kernels, machine: Machine) -> None:
     machine.run(["mkdir", "-p", ".venv/bin"])
     real = PYTHON or sys.executable
     machine.run(f"printf '#!/bin/sh\\nMINE=yes exec {real} \"$@\"\\n' > .venv/bin/python")
@@ -422,7 +426,9 @@ def _script(machine: Machine, text: str) -> str:
     return f"{machine.seat().place}/fake"
 
 
-def test_what_is_no_python(kernels: Kernels, machine: Machine) -> None:
+def test_a_program_that_is_not_python_is_refused_as_a_kernel(
+    kernels: Kernels, machine: Machine
+) -> None:
     with pytest.raises(NotFound) as caught:
         kernels.get("main", python="/no/such/python")
     assert caught.value.kind == "no_python"
@@ -436,13 +442,15 @@ def test_what_is_no_python(kernels: Kernels, machine: Machine) -> None:
     assert kernels.alive() == []
 
 
-def test_environment(kernels: Kernels) -> None:
+def test_a_kernel_gets_the_given_environment_changes(kernels: Kernels) -> None:
     kernel, _ = kernels.get("main", python=PYTHON, env={"GIVEN": "yes", "PATH": None})
     ran = kernel.run("import os; [os.environ.get('GIVEN'), os.environ.get('PATH')]")
     assert ran.value == ["yes", None]
 
 
-def test_too_many(kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_kernels_than_the_limit_are_refused(
+    kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels_module, "_MOST", 1)
     with pytest.raises(Refused) as caught:
         kernels.get("second", python=PYTHON)
@@ -467,7 +475,7 @@ def test_too_many(kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPa
         b"[" * 100_000,
     ],
 )
-def test_a_kernel_that_lies_is_ended(kernel: Kernel, said: bytes) -> None:
+def test_a_kernel_that_sends_invalid_replies_is_ended(kernel: Kernel, said: bytes) -> None:
     code = f"""
 import os, socket, struct
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -483,7 +491,7 @@ import time; time.sleep(600)
     assert not kernel.alive
 
 
-def test_what_is_said_of_variables() -> None:
+def test_a_malformed_list_of_variables_is_refused() -> None:
     several: list[Any] = [None, 5, [1], [{}], [{"name": 1, "type": ""}]]
     for odd in several:
         with pytest.raises(ValueError):
@@ -491,7 +499,7 @@ def test_what_is_said_of_variables() -> None:
 
 
 @pytest.mark.parametrize("name", ["test_kernel", "test_kernel_fork", "test_kernel_nested"])
-def test_everything_as_an_ordinary_user(place: Path, name: str) -> None:
+def test_the_kernel_tests_pass_as_an_unprivileged_user(place: Path, name: str) -> None:
     """These tests and those of forks again."""
     if os.geteuid() == 0:
         tests = Path(__file__).with_name(f"{name}.py")

@@ -78,7 +78,9 @@ def files_of(kernel: Kernel) -> dict[str, str]:
 OWN = {"a.txt": "alpha", "twin": "alpha"}
 
 
-def test_forks_go_on_from_one_state_and_part(kernel: Kernel, machine: OverlayMachine) -> None:
+def test_forks_share_the_state_of_their_parent_and_diverge(
+    kernel: Kernel, machine: OverlayMachine
+) -> None:
     kernel.run("import os\nstate = {'n': 1}\nopen('before', 'w').write('b')")
     forks = kernel.fork(3)
     assert [fork.name for fork in forks] == ["main/1", "main/2", "main/3"]
@@ -105,7 +107,9 @@ def test_hardlinks_hold_together_in_a_fork(kernel: Kernel) -> None:
     assert files_of(kernel) == OWN
 
 
-def test_forks_again_and_again(kernel: Kernel, machine: OverlayMachine, shop: Shop) -> None:
+def test_a_kernel_forks_more_often_than_the_overlay_depth_limit(
+    kernel: Kernel, machine: OverlayMachine, shop: Shop
+) -> None:
     """More often than layers may lie on one another, with changes in between."""
     first = kernel.fork()[0]
     for number in range(11):
@@ -138,7 +142,7 @@ def test_open_files_go_on_in_each_copy(kernel: Kernel) -> None:
         ]
 
 
-def test_files_that_cannot_be_opened_again(kernel: Kernel) -> None:
+def test_fork_with_deleted_or_mapped_open_files_is_refused(kernel: Kernel) -> None:
     kernel.run("import mmap, os\nf = open('gone', 'w'); os.remove('gone')")
     with pytest.raises(Conflict, match="gone") as caught:
         kernel.fork()
@@ -151,7 +155,7 @@ def test_files_that_cannot_be_opened_again(kernel: Kernel) -> None:
     assert kernel.fork()[0].run("1").value == 1
 
 
-def test_threads_are_named(kernel: Kernel) -> None:
+def test_fork_with_running_threads_is_refused_and_names_them(kernel: Kernel) -> None:
     kernel.run(
         "import threading\nstop = threading.Event()\n"
         "t = threading.Thread(target=stop.wait, name='the-watcher'); t.start()"
@@ -165,7 +169,7 @@ def test_threads_are_named(kernel: Kernel) -> None:
     assert kernel.fork()[0].run("1").value == 1
 
 
-def test_random_numbers_differ(kernel: Kernel) -> None:
+def test_forks_draw_different_random_numbers(kernel: Kernel) -> None:
     kernel.run("import random, secrets, ssl, uuid\nrandom.seed(1)\nown = random.Random(1)")
     forks = kernel.fork(4)
     for code in ("random.random()", "secrets.token_hex()", "ssl.RAND_bytes(8).hex()"):
@@ -175,7 +179,7 @@ def test_random_numbers_differ(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy.random", "torch"])
-def test_known_libraries_are_seeded_anew(
+def test_numpy_and_torch_are_seeded_again_in_a_fork(
     kernel: Kernel, machine: OverlayMachine, name: str
 ) -> None:
     """By their own `seed`, which takes a new one from the host when it is given none."""
@@ -195,14 +199,14 @@ def test_forks_run_at_the_same_time(kernel: Kernel) -> None:
         assert list(done) == [sum(range(n)) for n in range(8)]
 
 
-def test_awaiting_begins_anew_in_a_fork(kernel: Kernel) -> None:
+def test_asyncio_works_in_a_fork_and_in_its_parent(kernel: Kernel) -> None:
     kernel.run("import asyncio; await asyncio.sleep(0)")
     forks = kernel.fork(2)
     for one in (*forks, kernel):
         assert one.run("await asyncio.sleep(0.01, 'slept')").value == "slept"
 
 
-def test_a_fork_dies_alone(kernel: Kernel) -> None:
+def test_a_fork_that_exits_does_not_end_its_siblings(kernel: Kernel) -> None:
     one, two = kernel.fork(2)
     with pytest.raises(Unavailable, match="fork again"):
         one.run("import os; os._exit(1)")
@@ -213,7 +217,9 @@ def test_a_fork_dies_alone(kernel: Kernel) -> None:
     two.close()
 
 
-def test_refusals(kernel: Kernel, kernels: Kernels) -> None:
+def test_invalid_fork_counts_and_foreign_kernels_to_keep_are_refused(
+    kernel: Kernel, kernels: Kernels
+) -> None:
     (fork,) = kernel.fork()
     for odd in (kernel, None, kernels.get("other", python=PYTHON)[0]):
         with pytest.raises(Invalid):
@@ -226,7 +232,7 @@ def test_refusals(kernel: Kernel, kernels: Kernels) -> None:
         kernel.keep(fork)
 
 
-def test_no_fork_on_the_host_itself(shop: Shop, spec: Spec) -> None:
+def test_a_kernel_of_the_folder_engine_cannot_fork(shop: Shop, spec: Spec) -> None:
     folder = FolderEngine(shop.objects, Trees(shop.objects), SystemClock(), watch=False)
     machine = folder.open(spec)
     kernels = Kernels(machine.seat(), looking=nullcontext, safe=lambda _: None)
@@ -242,7 +248,7 @@ def test_no_fork_on_the_host_itself(shop: Shop, spec: Spec) -> None:
 # beside other processes
 
 
-def test_other_kernels_follow(kernel: Kernel, kernels: Kernels) -> None:
+def test_other_kernels_keep_their_open_files_after_a_fork(kernel: Kernel, kernels: Kernels) -> None:
     other, _ = kernels.get("other", python=PYTHON)
     other.run("log = open('log', 'w'); log.write('1'); log.flush()")
     (fork,) = kernel.fork()
@@ -251,7 +257,9 @@ def test_other_kernels_follow(kernel: Kernel, kernels: Kernels) -> None:
     assert files_of(fork) == {**OWN, "log": "1"}
 
 
-def test_under_other_processes_the_machine_stays(kernel: Kernel, machine: OverlayMachine) -> None:
+def test_keep_is_refused_while_other_processes_run_in_the_machine(
+    kernel: Kernel, machine: OverlayMachine
+) -> None:
     machine.run("(exec >> log; while sleep 0.01; do echo x; done) 2>/dev/null </dev/null &")
     kernel.run("open('before', 'w').write('b')")
     (fork,) = kernel.fork()
@@ -284,7 +292,9 @@ def test_ignored_files_are_in_a_fork(kernel: Kernel, machine: OverlayMachine) ->
 # one of them kept
 
 
-def test_keep_one(kernel: Kernel, kernels: Kernels, machine: OverlayMachine, shop: Shop) -> None:
+def test_keeping_a_fork_makes_it_the_main_kernel_with_its_files(
+    kernel: Kernel, kernels: Kernels, machine: OverlayMachine, shop: Shop
+) -> None:
     kernel.run("n = 1; log = open('log', 'w')")
     one, two = kernel.fork(2)
     two.run("n = 2; log.write('two'); log.flush(); import os; os.remove('twin')")
@@ -308,7 +318,7 @@ def test_keep_one(kernel: Kernel, kernels: Kernels, machine: OverlayMachine, sho
     assert machine.run("cat after").stdout == "2+"
 
 
-def test_what_was_kept_is_there_at_the_next_open(
+def test_files_of_a_kept_fork_are_there_at_the_next_open(
     kernel: Kernel, kernels: Kernels, machine: OverlayMachine, engine: OverlayEngine, spec: Spec
 ) -> None:
     (fork,) = kernel.fork()
@@ -367,7 +377,7 @@ print("done", flush=True)
         ("keep", "none"),
     ],
 )
-def test_killed_in_the_middle(
+def test_a_killed_fork_or_keep_leaves_the_machine_in_its_old_or_new_state(
     engine: OverlayEngine, shop: Shop, spec: Spec, *, verb: str, point: str
 ) -> None:
     assert spec.image is not None
@@ -403,7 +413,7 @@ def test_layers_of_forks_are_not_pruned(
     assert set(files_of(fork)) == {*OWN, "log"}
 
 
-def test_rights_do_not_grow(kernel: Kernel, machine: OverlayMachine) -> None:
+def test_a_kernel_and_its_fork_may_not_mount(kernel: Kernel, machine: OverlayMachine) -> None:
     """A kernel has no right to mount: what hides a place from it stays."""
     (fork,) = kernel.fork()
     for one in (kernel, fork):

@@ -37,7 +37,10 @@ def grow(kernel: Kernel, name: str) -> Kernel:  # noqa: F811
     return fork
 
 
-def test_a_fork_forks(kernel: Kernel, machine: OverlayMachine) -> None:  # noqa: F811
+def test_a_fork_of_a_fork_starts_with_the_state_of_its_parent(
+    kernel: Kernel,  # noqa: F811
+    machine: OverlayMachine,  # noqa: F811
+) -> None:
     kernel.run("way = []; log = open('log', 'w'); log.write('0'); log.flush()")
     one = grow(kernel, "one")
     one.run("log.write('1'); log.flush()")
@@ -58,7 +61,7 @@ def test_a_fork_forks(kernel: Kernel, machine: OverlayMachine) -> None:  # noqa:
     assert len(numbers) == 4
 
 
-def test_deeper_than_layers_go(kernel: Kernel) -> None:  # noqa: F811
+def test_forks_nest_deeper_than_the_overlay_depth_limit(kernel: Kernel) -> None:  # noqa: F811
     line = [kernel]
     for depth in range(12):
         line.append(grow(line[-1], f"f{depth:02}"))
@@ -81,7 +84,7 @@ def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:  # noqa: F8
     assert files_of(two.fork()[0])["two"] == "one,two"
 
 
-def test_the_descendant_is_kept(
+def test_keep_of_a_nested_fork_lands_its_files_and_state(
     kernel: Kernel,  # noqa: F811
     kernels: Kernels,  # noqa: F811
     machine: OverlayMachine,  # noqa: F811
@@ -98,7 +101,7 @@ def test_the_descendant_is_kept(
     assert files_of(kept.fork()[0])["two"] == "one,two+"
 
 
-def test_a_fork_goes_on_with_one_of_its_own(
+def test_a_fork_keeps_one_of_its_own_forks(
     kernel: Kernel,  # noqa: F811
     kernels: Kernels,  # noqa: F811
     machine: OverlayMachine,  # noqa: F811
@@ -115,7 +118,10 @@ def test_a_fork_goes_on_with_one_of_its_own(
     assert machine.run("cat two").stdout == "one,two"
 
 
-def test_under_programs_of_a_fork_its_files_stay(kernel: Kernel, shop: Shop) -> None:  # noqa: F811
+def test_a_fork_with_running_processes_keeps_its_files_when_it_forks(
+    kernel: Kernel,  # noqa: F811
+    shop: Shop,
+) -> None:
     """What it started goes on writing where it was, and shows in none of the copies."""
     del shop
     one = grow(kernel, "one")
@@ -139,7 +145,7 @@ def test_under_programs_of_a_fork_its_files_stay(kernel: Kernel, shop: Shop) -> 
     assert files_of(one.fork()[0])["a.tmp"] == "t"
 
 
-def test_what_is_in_the_way_is_named_there_too(kernel: Kernel) -> None:  # noqa: F811
+def test_a_nested_fork_with_threads_or_deleted_files_is_refused(kernel: Kernel) -> None:  # noqa: F811
     one = grow(kernel, "one")
     one.run("import threading; stop = threading.Event()")
     one.run("t = threading.Thread(target=stop.wait, name='the-watcher'); t.start()")
@@ -152,7 +158,7 @@ def test_what_is_in_the_way_is_named_there_too(kernel: Kernel) -> None:  # noqa:
     assert one.fork()[0].run("1").value == 1
 
 
-def test_where_the_directory_is_gone(kernel: Kernel) -> None:  # noqa: F811
+def test_a_kernel_whose_working_directory_was_deleted_can_fork(kernel: Kernel) -> None:  # noqa: F811
     kernel.run("import os; os.mkdir('sub'); os.chdir('sub'); os.rmdir('../sub')")
     assert kernel.fork()[0].run("os.getcwd()").value
     kernel.run("os.chdir('/tmp')")
@@ -160,7 +166,7 @@ def test_where_the_directory_is_gone(kernel: Kernel) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("point", ["bases.adopted:kill:2", "kernel.branchlayer:kill", "none:kill"])
-def test_killed_in_the_middle(
+def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
     engine: OverlayEngine,  # noqa: F811
     shop: Shop,
     spec: Spec,  # noqa: F811

@@ -20,7 +20,7 @@ def store(place: Path) -> Path:
     return place / "store"
 
 
-def test_homes_of_no_workspace(store: Path) -> None:
+def test_machine_homes_without_a_workspace_are_removed_unless_locked(store: Path) -> None:
     machines = store / "local/machines"
     for name in ("known", "lost", "open"):
         (machines / name).mkdir()
@@ -36,7 +36,7 @@ def test_homes_of_no_workspace(store: Path) -> None:
     assert clean(found) == 1  # again is no error
 
 
-def test_a_supervisor_without_a_hub(store: Path) -> None:
+def test_a_supervisor_without_a_hub_is_found_and_killed(store: Path) -> None:
     home = store / "local/machines/known"
     home.mkdir()
     command = [sys.executable, "-c", "print(1, flush=True); input()", "zygote.py"]
@@ -51,7 +51,7 @@ def test_a_supervisor_without_a_hub(store: Path) -> None:
     assert find_leftovers(store, {"known"}) == []
 
 
-def test_half_made_layers(store: Path) -> None:
+def test_half_made_layers_are_removed_unless_the_build_lock_is_held(store: Path) -> None:
     bases = store / "local/bases"
     (bases / "abc.new").mkdir()
     (bases / "probe-x").mkdir()
@@ -65,7 +65,7 @@ def test_half_made_layers(store: Path) -> None:
     assert sorted(path.name for path in bases.iterdir()) == ["abc", "build.lock"]
 
 
-def test_sockets_of_the_dead(store: Path) -> None:
+def test_signal_sockets_of_dead_processes_are_removed(store: Path) -> None:
     signal = store / "local/signal"
     living = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -79,5 +79,5 @@ def test_sockets_of_the_dead(store: Path) -> None:
     assert [path.name for path in signal.iterdir()] == ["living.sock"]
 
 
-def test_no_store_has_none(place: Path) -> None:
+def test_a_missing_store_has_no_leftovers(place: Path) -> None:
     assert find_leftovers(place / "nowhere", ()) == []

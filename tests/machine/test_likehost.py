@@ -15,7 +15,7 @@ def made(host: Host) -> Processes:
     return Processes("criu", host.version, host.kernel, host.arch, host.page_size, host.cpu, [], [])
 
 
-def test_the_same_host_takes_its_own() -> None:
+def test_a_host_accepts_processes_of_the_same_host() -> None:
     host = this_host("4.2.1")
     assert host.cpu
     assert check_host(made(host), host) == []
@@ -37,12 +37,14 @@ def test_the_same_host_takes_its_own() -> None:
         ({"kernel": "5.0", "cpu": [], "version": "3.17"}, ["kernel", "cpu", "criu"]),
     ],
 )
-def test_what_differs_is_a_reason(fields: dict[str, object], kinds: list[str]) -> None:
+def test_each_incompatible_host_property_is_reported_as_a_reason(
+    fields: dict[str, object], kinds: list[str]
+) -> None:
     reasons = check_host(made(HOST), msgspec.structs.replace(HOST, **fields))
     assert [reason.kind for reason in reasons] == kinds
 
 
-def test_the_text_names_both_sides() -> None:
+def test_the_reason_names_both_hosts() -> None:
     kernel, cpu = check_host(
         made(HOST), msgspec.structs.replace(HOST, kernel="5.1.0", cpu=["sse2"])
     )
@@ -50,7 +52,7 @@ def test_the_text_names_both_sides() -> None:
     assert cpu.text == "the processor here lacks avx2"
 
 
-def test_features_are_what_a_program_can_use() -> None:
+def test_cpu_features_list_only_flags_that_programs_can_use() -> None:
     text = "processor : 0\nflags\t\t: avx2 pti hypervisor sse4_2 ibrs constant_tsc\nflags : fpu\n"
     assert features(text, "x86_64") == ["avx2", "sse4_2"]
     assert features("Features\t: fp asimd atomics\n", "aarch64") == ["asimd", "atomics", "fp"]

@@ -85,7 +85,7 @@ class TestProcesses:
         assert fork.head is not None
         assert commit.oid
 
-    def test_at_the_limit_a_command_says_so(self, hub: Hub, place: Path) -> None:
+    def test_a_command_at_the_pids_limit_fails_with_the_reason(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place, engine="criu", limits={"pids": 20})
         job = work.spawn("many", [sys.executable, "-c", _MANY])
         assert job.read(0, 60).data.startswith(b"full")
@@ -95,14 +95,16 @@ class TestProcesses:
         job.kill()
         assert work.run("true").exit_code == 0
 
-    def test_there_is_a_limit_when_none_was_asked_for(self, hub: Hub, place: Path) -> None:
+    def test_a_machine_has_a_default_pids_limit(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place, engine="criu")
         assert limit_of(work) == str(PIDS)
         assert work.losses == []
 
 
 class TestMemory:
-    def test_the_job_is_killed_and_told_why(self, hub: Hub, place: Path) -> None:
+    def test_a_job_over_the_memory_limit_is_killed_and_reported_as_oom(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = hub.workspace(place, engine="criu", limits={"memory": "64M"})
         told = work.run([sys.executable, "-c", _HOG], timeout=120)
         assert (told.exit_code, told.oom) == (137, True)
@@ -111,7 +113,7 @@ class TestMemory:
         assert (told.stdout, told.oom) == ("on\n", False)
         assert work.commit("after").oid
 
-    def test_a_session_records_it(self, hub: Hub, place: Path) -> None:
+    def test_a_recorded_run_keeps_its_oom_flag(self, hub: Hub, place: Path) -> None:
         limits = {"memory": "64M"}
         with hub.session("s", workspace=place, engine="criu", limits=limits) as session:
             assert session.run([sys.executable, "-c", _HOG], timeout=120, key="hog").oom
@@ -119,7 +121,7 @@ class TestMemory:
 
 
 class TestTheyStay:
-    def test_through_forks_restores_and_reopening(
+    def test_limits_survive_forks_restores_and_reopening(
         self, hub: Hub, place: Path, tmp_path: Path
     ) -> None:
         asked = {"memory": "256M", "cpu": 0.5, "pids": 100}
@@ -140,7 +142,9 @@ class TestTheyStay:
             other = again.workspace(name=fork.name, limits={"pids": 50})
             assert limit_of(other) == "50"
 
-    def test_of_a_session_in_a_room(self, hub: Hub, tmp_path: Path) -> None:
+    def test_limits_of_a_session_without_a_directory_survive_reopening(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         session = hub.session("s", engine="criu", limits={"pids": 77})
         assert limit_of(session.machine) == "77"
         (fork,) = session.fork(1)
@@ -152,7 +156,7 @@ class TestTheyStay:
 
 
 class TestRefused:
-    def test_an_engine_that_has_none(self, hub: Hub, place: Path) -> None:
+    def test_limits_are_refused_by_an_engine_without_limits(self, hub: Hub, place: Path) -> None:
         with pytest.raises(Unsupported) as caught:
             hub.workspace(place, limits={"pids": 50})
         assert caught.value.kind == "no_limits"
@@ -160,7 +164,7 @@ class TestRefused:
             hub.session("s", workspace=place, limits={"pids": 50})
         assert hub.sessions() == []
 
-    def test_nonsense(self, hub: Hub, place: Path) -> None:
+    def test_invalid_limits_are_refused(self, hub: Hub, place: Path) -> None:
         with pytest.raises(Invalid):
             hub.workspace(place, engine="criu", limits={"pids": "many"})
         with pytest.raises(Invalid):
@@ -168,7 +172,7 @@ class TestRefused:
 
 
 class TestNothingIsLeft:
-    def test_when_it_closes(self, hub: Hub, place: Path) -> None:
+    def test_closing_the_hub_removes_the_control_groups(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place, engine="criu", limits={"memory": "256M", "cpu": 1})
         work.spawn("sleeper", "sleep 1000")
         work.commit("running")
@@ -180,7 +184,7 @@ class TestNothingIsLeft:
         assert not any(path.exists() for path in paths)
 
     @pytest.mark.parametrize("keeper", [False, True])
-    def test_of_a_process_that_was_killed(
+    def test_control_groups_of_a_killed_process_are_removed_as_leftovers(
         self, place: Path, tmp_path: Path, *, keeper: bool
     ) -> None:
         program = (

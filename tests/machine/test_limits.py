@@ -20,7 +20,7 @@ from ortet.machine.limits import PIDS, Limits, parse_limits
         ({"memory": 64 << 20, "cpu": 2}, Limits(64 << 20, 2)),
     ],
 )
-def test_understood(given: dict[str, Any], found: Limits) -> None:
+def test_limits_are_parsed_from_numbers_and_units(given: dict[str, Any], found: Limits) -> None:
     assert parse_limits(given) == found
     assert parse_limits(found.said()) == found
 
@@ -45,7 +45,7 @@ def test_understood(given: dict[str, Any], found: Limits) -> None:
         "2G",
     ],
 )
-def test_refused_with_what_to_give(given: Any) -> None:
+def test_invalid_limits_are_refused_with_advice(given: Any) -> None:
     with pytest.raises(Invalid) as caught:
         parse_limits(given)
     assert caught.value.kind == "bad_limits"

@@ -42,7 +42,7 @@ def index(tmp_path: Path) -> StatIndex:
     return index
 
 
-def test_join() -> None:
+def test_join_puts_a_slash_only_between_two_parts() -> None:
     assert (join(b"", b"a"), join(b"a/b", b"c")) == (b"a", b"a/b/c")
 
 
@@ -84,6 +84,6 @@ def test_a_directory_that_left_before_it_arrived(index: StatIndex) -> None:
     assert moves.take((101, 1)) is deep
 
 
-def test_what_is_recorded_by_path_does_not_move(index: StatIndex) -> None:
+def test_a_directory_with_pending_entries_is_not_moved(index: StatIndex) -> None:
     index.pending[b"d/e"] = {b"new": Entry(b"new", 0o100644, 1)}
     assert Moves(index).take((101, 1)) is None

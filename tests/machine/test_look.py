@@ -57,7 +57,7 @@ def _two_states(bench: Any) -> tuple[Image, Image]:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_since_the_freeze_is_a_conflict_and_nothing_is_touched(
+def test_a_change_since_the_snapshot_makes_restore_conflict_and_touch_nothing(
     bench: Any, see: Eye, name: str
 ) -> None:
     target, current = _two_states(bench)
@@ -121,7 +121,7 @@ def test_a_file_just_written_is_not_taken_for_changed(bench: Any) -> None:
     bench.check(target)
 
 
-def test_what_the_disk_could_not_be_given_is_no_conflict(
+def test_an_entry_that_could_not_be_created_on_disk_is_no_conflict(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("gone", "stays"):

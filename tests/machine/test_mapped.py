@@ -94,7 +94,7 @@ def reader(request: pytest.FixtureRequest, root: Path, place: Path) -> Iterator[
     reader.objects.close()
 
 
-def test_every_store_is_seen(reader: Reader, mapped: Mapped) -> None:
+def test_a_scan_sees_every_write_through_a_memory_mapping(reader: Reader, mapped: Mapped) -> None:
     """The first moves the file's times, the next to the same page do not."""
     assert reader.frozen() == b""
     for number in range(5):
@@ -103,7 +103,9 @@ def test_every_store_is_seen(reader: Reader, mapped: Mapped) -> None:
         assert reader.frozen() == b"store %d" % number
 
 
-def test_stores_are_seen_after_a_restart(root: Path, place: Path, mapped: Mapped) -> None:
+def test_writes_through_a_mapping_are_seen_after_a_restart(
+    root: Path, place: Path, mapped: Mapped
+) -> None:
     reader = Reader(root, place, False)
     reader.frozen()
     mapped.store(b"before")
@@ -133,13 +135,13 @@ def test_an_ended_mapping_is_forgotten(reader: Reader, mapped: Mapped) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_mapping_is_found(mapped: Mapped) -> None:
+def test_mapped_inodes_lists_a_file_while_it_is_mapped(mapped: Mapped) -> None:
     inode = mapped.path.stat().st_ino
     assert inode in mapped_inodes()
     mapped.memory.close()
     assert inode not in mapped_inodes()
 
 
-def test_where_times_move(place: Path) -> None:
+def test_moves_mtime_is_true_for_disks_and_false_for_shared_memory(place: Path) -> None:
     assert moves_mtime(place.stat().st_dev)
     assert not moves_mtime(Path("/dev/shm").stat().st_dev)

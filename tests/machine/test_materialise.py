@@ -24,7 +24,7 @@ def _names(path: Path) -> list[str]:
     return sorted(os.listdir(path))
 
 
-def test_everything_comes_back_identical(
+def test_materialise_gives_an_identical_tree(
     shop: Any, place: Path, torture: Torture, see: Eye
 ) -> None:
     torture(place / "from")
@@ -73,7 +73,7 @@ def test_a_missing_object_leaves_nothing(shop: Any, place: Path) -> None:
     assert _names(place) == ["store"]
 
 
-def test_an_unprivileged_user_gets_all_it_can_and_the_rest_told(
+def test_an_unprivileged_restore_reports_every_attribute_it_cannot_set(
     shop: Any, place: Path, torture: Torture, see: Eye, work: Callable[..., Any]
 ) -> None:
     torture(place / "from")

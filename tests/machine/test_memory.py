@@ -172,7 +172,7 @@ def test_many_generations_stay_in_few_pieces(memories: Memories) -> None:
     memories.check(kept, images)
 
 
-def test_what_changed_for_the_most_part_is_stored_anew(memories: Memories) -> None:
+def test_an_image_with_mostly_changed_pages_is_stored_whole(memories: Memories) -> None:
     memory = random_memory(HEAP, 2048)
     kept, _ = memories.keep(memories.write({7: memory}))
     images = memories.write({7: random_memory(HEAP, 2048)})
@@ -183,7 +183,7 @@ def test_what_changed_for_the_most_part_is_stored_anew(memories: Memories) -> No
     memories.check(kept, images)
 
 
-def test_after_a_sweep_nothing_that_may_be_gone_is_relied_on(memories: Memories) -> None:
+def test_an_image_kept_after_a_sweep_stores_swept_pages_again(memories: Memories) -> None:
     objects = memories.objects
     memory = {7: random_memory(HEAP, 500)}
     kept, _ = memories.keep(memories.write(memory))
@@ -195,7 +195,7 @@ def test_after_a_sweep_nothing_that_may_be_gone_is_relied_on(memories: Memories)
     memories.check(again, images)
 
 
-def test_what_is_stored_can_be_compared_with(memories: Memories) -> None:
+def test_a_recalled_image_serves_as_the_base_of_the_next(memories: Memories) -> None:
     objects = memories.objects
     memory = {7: random_memory(HEAP, 500)}
     kept, _ = memories.keep(memories.write(memory))
@@ -212,7 +212,9 @@ def test_what_is_stored_can_be_compared_with(memories: Memories) -> None:
     memories.check(again, images)
 
 
-def test_pages_of_another_size(memories: Memories, place: Path) -> None:
+def test_images_with_another_page_size_are_stored_and_restored(
+    memories: Memories, place: Path
+) -> None:
     host = msgspec.structs.replace(HOST, page_size=16 * PAGE)
     images = write_images(place / "images", {1: {}})
     (images / "pagemap-1.img").write_bytes(pagemap(1, [{1: HEAP, 2: 0, 4: 4, 5: 50}]))
@@ -226,7 +228,7 @@ def test_pages_of_another_size(memories: Memories, place: Path) -> None:
             file.write(b"changed")
 
 
-def test_a_sweep_keeps_what_is_referred_to_and_no_more(memories: Memories) -> None:
+def test_a_sweep_keeps_only_the_pages_of_referenced_images(memories: Memories) -> None:
     objects = memories.objects
     memory = {7: random_memory(HEAP, 3000)}
     first_images = memories.write(memory)
@@ -260,7 +262,7 @@ def test_a_sweep_keeps_what_is_referred_to_and_no_more(memories: Memories) -> No
         lambda images: (images / "pagemap-7.img").write_bytes(b"?"),
     ],
 )
-def test_what_is_no_image_directory_is_told(
+def test_a_malformed_image_directory_is_refused(
     memories: Memories, spoil: Callable[[Path], object]
 ) -> None:
     images = memories.write({7: random_memory(HEAP, 3)})

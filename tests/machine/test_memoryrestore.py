@@ -99,7 +99,9 @@ def test_a_bundle_carries_processes(shop: Shop, images: Path, place: Path) -> No
     there.close()
 
 
-def test_damage_is_found(shop: Shop, images: Path, place: Path) -> None:
+def test_a_damaged_process_image_is_reported_and_not_restored(
+    shop: Shop, images: Path, place: Path
+) -> None:
     objects = shop.objects
     kept = kept_in(objects, images)
     oid = commit(objects, kept.oid)
@@ -118,7 +120,9 @@ def test_damage_is_found(shop: Shop, images: Path, place: Path) -> None:
     again.close()
 
 
-def test_a_blob_that_is_gone_is_missed(shop: Shop, images: Path, place: Path) -> None:
+def test_restore_of_a_process_image_with_a_missing_blob_is_refused(
+    shop: Shop, images: Path, place: Path
+) -> None:
     objects = shop.objects
     kept = kept_in(objects, images)
     root = kept.processes.memory[1][1]
@@ -150,7 +154,7 @@ def test_forged_maps_are_corrupt(shop: Shop, place: Path, pages: PageMap) -> Non
     assert os.listdir(place) == ["store"]
 
 
-def test_a_map_of_maps_must_be_what_it_says(shop: Shop, place: Path) -> None:
+def test_a_nested_page_map_with_wrong_level_or_size_is_corrupt(shop: Shop, place: Path) -> None:
     objects = shop.objects
     leaf = objects.put(Kind.PAGES, encode(PageMap(0, 4, b"", [(-1, 0, 4)])))
     for level, pages in ((1, 5), (2, 4)):
@@ -187,7 +191,9 @@ def test_a_full_disk_leaves_nothing(
     assert sorted(os.listdir(place)) == ["images", "store"]
 
 
-def test_a_store_without_room_says_so_and_stays_sound(images: Path, place: Path) -> None:
+def test_keep_over_the_quota_is_refused_and_the_store_stays_sound(
+    images: Path, place: Path
+) -> None:
     path = place / "narrow"
     objects = LocalObjects(
         path, FileBucket(path / "bucket"), hasher=Hasher(), clock=SystemClock(), quota=8 * MIB
@@ -206,7 +212,9 @@ def test_a_store_without_room_says_so_and_stays_sound(images: Path, place: Path)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_killed_while_keeping(shop: Shop, images: Path, place: Path, nth: int) -> None:
+def test_a_kill_while_storing_a_process_image_leaves_the_store_sound(
+    shop: Shop, images: Path, place: Path, nth: int
+) -> None:
     objects = shop.objects
     first = commit(
         objects, kept_in(objects, write_images(place / "a", {1: random_memory(HEAP, 90)})).oid
@@ -226,7 +234,9 @@ def test_killed_while_keeping(shop: Shop, images: Path, place: Path, nth: int) -
     assert contents(place / "back") == contents(images)
 
 
-def test_killed_while_restoring(shop: Shop, images: Path, place: Path) -> None:
+def test_a_kill_while_restoring_leaves_no_directory_and_can_be_repeated(
+    shop: Shop, images: Path, place: Path
+) -> None:
     objects, back = shop.objects, place / "back"
     kept = kept_in(objects, images)
     assert not Bench.survives("memory.written:kill", lambda: restore_to(objects, kept.oid, back))
@@ -287,7 +297,9 @@ def stored(objects: LocalObjects) -> int:
     return stats.pack_bytes + stats.tail_bytes
 
 
-def test_a_real_process(shop: Shop, place: Path, criu: str) -> None:
+def test_a_real_process_dumped_by_criu_is_restored_with_its_memory(
+    shop: Shop, place: Path, criu: str
+) -> None:
     objects, answers = shop.objects, place / "answers"
     with namespace(criu) as first:
         assert first("start", 64 * MIB, answers) == "ready"
@@ -321,7 +333,7 @@ def test_a_real_process(shop: Shop, place: Path, criu: str) -> None:
     assert stored(objects) - size < MIB
 
 
-def test_this_host_takes_what_it_made(shop: Shop, place: Path, criu: str) -> None:
+def test_a_host_accepts_a_process_image_it_has_made(shop: Shop, place: Path, criu: str) -> None:
     text = subprocess.run([criu, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"Version: *(\S+)", text)
     assert found is not None

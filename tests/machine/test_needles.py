@@ -29,7 +29,9 @@ def needles(value: str = VALUE) -> Needles:
     value=st.binary(min_size=8, max_size=40),
     behind=st.binary(max_size=50),
 )
-def test_in_base64_wherever_it_lies(before: bytes, value: bytes, behind: bytes) -> None:
+def test_a_secret_is_found_in_base64_and_hex_at_any_offset(
+    before: bytes, value: bytes, behind: bytes
+) -> None:
     found = needles(value.decode("utf-8", "surrogateescape"))
     text = before + value + behind
     assert found.find(base64.b64encode(text)) == "X"
@@ -51,24 +53,24 @@ def test_in_base64_wherever_it_lies(before: bytes, value: bytes, behind: bytes) 
         json.dumps({"a": 'say "p@ss wörd/+9f27"'}).encode(),
     ],
 )
-def test_as_programs_write_it(text: bytes) -> None:
+def test_a_secret_is_found_in_url_and_json_encodings(text: bytes) -> None:
     assert needles().find(b"before" + text + b"behind") == "X"
     assert needles().find(b"before" + text[: len(text) // 2] + b"behind") == ""
 
 
-def test_where_it_lies_in_what() -> None:
+def test_a_secret_is_found_at_any_position_of_long_data() -> None:
     for text in (bytes(5000) + DATA, DATA + bytes(5000), DATA):
         assert needles().find(text) == "X"
     assert needles().find(b"") == ""
     assert Needles([("Y", b"something else")]).find(bytes(5000) + DATA) == ""
 
 
-def test_what_is_short_is_not_looked_for() -> None:
+def test_a_secret_shorter_than_8_characters_is_not_searched_for() -> None:
     assert forms("1234567") == []
     assert not Known({"SHORT": "1234567"})
 
 
-def test_data_without_them() -> None:
+def test_secrets_in_data_are_replaced_by_their_names() -> None:
     known = Known({"X": VALUE, "LONGER": f"{VALUE} and more"})
     plain = {"a": [1, None, {"b": "nothing"}]}
     assert known.hidden(plain) is plain
@@ -79,7 +81,7 @@ def test_data_without_them() -> None:
     assert known.bytes_without(b"a " + DATA) == b"a [X]"
 
 
-def test_a_path_is_told_without_it(tmp_path: Path) -> None:
+def test_a_secret_in_a_path_is_refused_and_not_shown(tmp_path: Path) -> None:
     known = Known({"X": "a-value-1234"})
     fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
     try:

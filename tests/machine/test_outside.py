@@ -46,7 +46,7 @@ def closed(place: Path) -> list[bool]:
     return found
 
 
-def test_what_leaves_is_closed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_connections_that_leave_the_machine_are_closed_in_the_dump(tmp_path: Path) -> None:
     files = [
         sock(("10.0.2.100", 5000), ("192.0.2.1", 443)),
         sock(("::ffff:10.0.2.100", 5001), ("::ffff:192.0.2.1", 80), _CLOSE_WAIT),
@@ -75,7 +75,7 @@ def test_a_client_through_a_door_has_no_other_end_inside(tmp_path: Path) -> None
     assert closed(tmp_path) == [True]
 
 
-def test_nothing_is_written_where_nothing_leaves(tmp_path: Path) -> None:
+def test_a_dump_without_outside_connections_is_not_rewritten(tmp_path: Path) -> None:
     put(tmp_path, sock(("127.0.0.1", 1), ("127.0.0.1", 1)))
     os.chmod(tmp_path / "files.img", 0o444)
     before = (tmp_path / "files.img").stat().st_mtime_ns
@@ -83,7 +83,7 @@ def test_nothing_is_written_where_nothing_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "files.img").stat().st_mtime_ns == before
 
 
-def test_what_a_copy_is_told() -> None:
+def test_each_ended_connection_becomes_a_loss_with_its_process() -> None:
     one, two = ended_outside(
         [
             Connection(7, "curl x", "10.0.2.100:5000", "192.0.2.1:443"),

@@ -97,7 +97,7 @@ SCOPES: list[Scope] = ["workspace", "host"]
 
 class TestTheHostIsLeftAlone:
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_writes_stay_inside(self, bench: Bench, scope: Scope) -> None:
+    def test_writes_in_a_machine_do_not_reach_the_host(self, bench: Bench, scope: Scope) -> None:
         machine = bench.open("m", scope)
         mark = bench.place.name
         script = (
@@ -113,7 +113,7 @@ class TestTheHostIsLeftAlone:
         assert machine.run(f"cat /etc/{mark}.x").exit_code == (0 if scope == "host" else 1)
 
     @pytest.mark.parametrize("early", [True, False])
-    def test_a_mount_that_the_host_takes_away_meanwhile_is_left_out(
+    def test_a_host_mount_that_disappears_during_open_is_left_out(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, early: bool
     ) -> None:
         gone = bench.place / "gone"
@@ -133,7 +133,9 @@ class TestTheHostIsLeftAlone:
         assert bench.open("m", "host").run("echo up").stdout == "up\n"
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_the_host_shows_inside(self, bench: Bench, scope: Scope) -> None:
+    def test_host_files_outside_the_workspace_are_visible_in_the_machine(
+        self, bench: Bench, scope: Scope
+    ) -> None:
         machine = bench.open("m", scope)
         (bench.place / "beside").write_text("on the host")
         assert machine.run(["cat", str(bench.place / "beside")]).stdout == "on the host"
@@ -164,7 +166,7 @@ class TestTheHostIsLeftAlone:
         assert machine.run("cat file").stdout == "file"
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_nothing_is_left_after_close(self, bench: Bench, scope: Scope) -> None:
+    def test_close_ends_all_processes_and_leaves_no_mount(self, bench: Bench, scope: Scope) -> None:
         machine = bench.open("m", scope)
         assert str(bench.place) not in Path("/proc/self/mountinfo").read_text()
         machine.run("setsid sleep 1000 > /dev/null 2>&1 < /dev/null &")
@@ -177,7 +179,7 @@ class TestTheHostIsLeftAlone:
 
 
 class TestWhatStays:
-    def test_two_cannot_have_it_open(self, bench: Bench) -> None:
+    def test_a_machine_that_is_open_cannot_be_opened_twice(self, bench: Bench) -> None:
         bench.open("m")
         with pytest.raises(Conflict) as caught:
             bench.open("m")
@@ -214,7 +216,9 @@ class TestWhatStays:
         assert machine.run("cat file; ls").stdout == "changed\ndir\nfile\nnew\n"
         assert machine.freeze().hex() == said["image"]
 
-    def test_a_dead_supervisor_is_said_plainly(self, bench: Bench) -> None:
+    def test_a_dead_supervisor_raises_machine_gone_and_the_machine_reopens(
+        self, bench: Bench
+    ) -> None:
         machine = bench.open("m")
         os.kill(pid_of(machine), signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
@@ -450,7 +454,7 @@ def mounts_of(machine: Machine) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["conformance/test_engine_overlay", "machine/test_upper"])
-def test_everything_as_an_ordinary_user(place: Path, name: str) -> None:
+def test_the_engine_tests_pass_as_an_unprivileged_user(place: Path, name: str) -> None:
     """The engine's suite again."""
     tests = Path(__file__).parents[1] / f"{name}.py"
     pass_as_nobody(place, tests, "WorkspaceScope or any_changes")

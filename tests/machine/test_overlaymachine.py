@@ -64,7 +64,9 @@ print(json.dumps("done"), flush=True)
 @pytest.mark.parametrize(
     "point", ["bases.adopted", "overlay.frozen", "overlay.switched", "overlay.mounted", "none"]
 )
-def test_killed_in_the_middle(shop: Shop, place: Path, verb: str, point: str) -> None:
+def test_a_machine_killed_while_it_changes_layers_has_the_old_or_new_image(
+    shop: Shop, place: Path, verb: str, point: str
+) -> None:
     work = place / "work"
     (work / "dir").mkdir(parents=True)
     (work / "dir/one").write_text("one")

@@ -51,13 +51,13 @@ def test_only_pages_that_are_in_the_file_count() -> None:
         MAGIC + b"\x01\0\0\0\x08",
     ],
 )
-def test_what_is_no_pagemap_is_told(data: bytes) -> None:
+def test_a_malformed_pagemap_is_refused(data: bytes) -> None:
     with pytest.raises(Invalid) as caught:
         parse(data, PAGE)
     assert caught.value.kind == "bad_images"
 
 
-def test_each_file_of_pages_has_its_process(tmp_path: Path) -> None:
+def test_each_pages_file_is_assigned_to_the_pagemap_of_its_process(tmp_path: Path) -> None:
     images = write_images(
         tmp_path / "d", {7: random_memory(0x10000, 3), 9: random_memory(0x40000, 2)}
     )
@@ -101,7 +101,9 @@ def test_pages_that_come_do_not_move_the_blocks_behind_them() -> None:
 
 
 @given(RUNS, RUNS, st.data())
-def test_places(old: list[Run], new: list[Run], data: st.DataObject) -> None:
+def test_places_finds_the_file_offset_of_every_page_and_back(
+    old: list[Run], new: list[Run], data: st.DataObject
+) -> None:
     plain: dict[int, int] = {}
     for address, count in old:
         for number in range(count):

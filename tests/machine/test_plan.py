@@ -101,7 +101,7 @@ def test_paths_that_are_nowhere_or_outside_are_refused(bench: Any) -> None:
             bench.thaw(target, paths=[path])
 
 
-def test_a_path_that_needs_a_directory_replaces_what_is_in_its_way(bench: Any) -> None:
+def test_restore_of_a_path_replaces_a_file_where_its_parent_directory_belongs(bench: Any) -> None:
     (bench.root / "d" / "e").mkdir(parents=True)
     (bench.root / "d" / "e" / "f").write_text("f")
     (bench.root / "d" / "other").write_text("not asked for")
@@ -131,7 +131,7 @@ def test_links_across_the_chosen_paths_are_cut_and_others_kept(bench: Any) -> No
     assert bench.freeze() == bench.shop.freeze(bench.root)
 
 
-def test_the_plan_names_only_what_differs_and_only_the_topmost(bench: Any) -> None:
+def test_the_plan_lists_only_the_topmost_differing_paths(bench: Any) -> None:
     bench.shell(
         "mkdir -p same/x goes/deep d; echo 1 > d/meta; echo 1 > d/text; echo 1 > goes/deep/f"
     )
@@ -149,7 +149,7 @@ def test_the_plan_names_only_what_differs_and_only_the_topmost(bench: Any) -> No
     assert nothing == Plan([], [], [], set())
 
 
-def test_a_file_that_is_linked_otherwise_is_replaced_though_it_looks_the_same(bench: Any) -> None:
+def test_an_equal_file_in_another_hardlink_group_is_replaced(bench: Any) -> None:
     bench.shell("mkdir d e; echo 1 > d/a; cp -p d/a e/b; touch -d @1 d/a e/b")
     root = bench.freeze().root
     plan = make_plan(bench.shop.trees, Side(root, []), Side(root, [[b"d/a", b"e/b"]]))

@@ -31,7 +31,7 @@ def high() -> Iterator[tuple[int, int]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_descriptor_above_1023(high: tuple[int, int]) -> None:
+def test_readable_works_with_descriptors_above_1023(high: tuple[int, int]) -> None:
     read, write = high
     assert readable(read) == []
     assert readable(read, seconds=0.01) == []
@@ -48,7 +48,7 @@ def test_a_command_whose_time_out_never_comes(tmp_path: Path) -> None:
         assert session.run("sleep 0.1; echo done", timeout=1e9).stdout == "done\n"
 
 
-def test_the_first_of_several(high: tuple[int, int]) -> None:
+def test_readable_returns_every_ready_descriptor_of_several(high: tuple[int, int]) -> None:
     read, write = high
     other, end = os.pipe()
     try:

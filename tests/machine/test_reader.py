@@ -46,7 +46,9 @@ def test_content_is_stored(objects: LocalObjects, here: int, tmp_path: Path) -> 
     assert outcome.losses == []
 
 
-def test_what_is_gone_is_an_outcome(objects: LocalObjects, here: int, tmp_path: Path) -> None:
+def test_a_deleted_file_is_an_outcome_without_an_error(
+    objects: LocalObjects, here: int, tmp_path: Path
+) -> None:
     (tmp_path / "files/f").write_text("content")
     work = job(here, "f")
     (tmp_path / "files/f").unlink()
@@ -55,7 +57,7 @@ def test_what_is_gone_is_an_outcome(objects: LocalObjects, here: int, tmp_path: 
     assert not outcome.unreadable
 
 
-def test_what_is_closed_to_us_keeps_what_was_known(
+def test_a_file_without_read_permission_is_reported_as_unreadable(
     objects: LocalObjects, here: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "files/f").write_text("content")

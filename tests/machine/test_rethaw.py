@@ -23,7 +23,7 @@ def tree(place: Path) -> Path:
     return tree
 
 
-def test_it_comes_back_and_spares_what_is_ignored(shop: Shop, place: Path, tree: Path) -> None:
+def test_restore_through_a_view_keeps_ignored_files(shop: Shop, place: Path, tree: Path) -> None:
     bases = Bases(shop.objects, shop.trees, place / "bases")
     (tree / "new").mkdir()
     target = shop.freeze(tree)

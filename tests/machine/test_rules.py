@@ -57,7 +57,9 @@ CASES: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("files", CASES)
-def test_patterns_mean_what_they_mean_to_git(tmp_path: Path, files: dict[str, str]) -> None:
+def test_ignore_patterns_match_the_same_files_as_in_git(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     rules = Rules()
     for directory, text in files.items():
@@ -84,7 +86,7 @@ def left_out(rules: Rules, path: bytes) -> bool:
     return any(rules.ignored(one, True) for one in above) or rules.ignored(path, False)
 
 
-def test_without_rules_only_our_own_names_are_left_out() -> None:
+def test_without_rules_only_ortet_files_are_ignored() -> None:
     rules = Rules()
     assert rules.empty
     assert rules.ignored(b".ortet", False)
@@ -96,7 +98,7 @@ def test_without_rules_only_our_own_names_are_left_out() -> None:
     assert not rules.ignored(b".git", True)
 
 
-def test_rules_are_state_themselves() -> None:
+def test_the_rule_file_itself_is_part_of_the_state() -> None:
     rules = Rules()
     rules.set(b"", b"*\n")
     assert rules.ignored(b"anything", False)
@@ -114,7 +116,7 @@ def test_rules_are_state_themselves() -> None:
         ("size > 0B", 0),
     ],
 )
-def test_size_lines(line: str, limit: int) -> None:
+def test_a_size_rule_sets_the_limit_in_its_unit(line: str, limit: int) -> None:
     rules = Rules()
     rules.set(b"", line.encode())
     assert rules.limit(b"any/file") == limit
@@ -134,7 +136,7 @@ def test_the_last_size_line_that_matches_decides() -> None:
 @pytest.mark.parametrize(
     "line", ["size > lots", "size > 5", "size >", "size > -1KB", "size > 1XB *"]
 )
-def test_a_size_that_is_none_is_refused(line: str) -> None:
+def test_a_size_rule_without_a_valid_size_is_refused(line: str) -> None:
     with pytest.raises(Invalid) as caught:
         parse(f"a\n{line}\n".encode(), "src")
     assert caught.value.kind == "bad_rule"

@@ -178,7 +178,7 @@ def test_same_size_and_mtime_are_not_enough(eye: Eye) -> None:
     assert eye.content(b"d/four") == b"FIVE/5"
 
 
-def test_only_what_is_listed_is_looked_at(eye: Eye) -> None:
+def test_a_scan_of_some_names_looks_only_at_those_names(eye: Eye) -> None:
     eye.scan()
     (eye.root / "a/one").write_text("seen")
     (eye.root / "d/four").write_text("not yet")
@@ -201,7 +201,7 @@ def test_a_moved_directory_is_not_read_again(eye: Eye) -> None:
     assert eye.scan({b"": {b"a"}, b"e": {b"moved"}}) == eye.afresh()
 
 
-def test_every_type_may_become_every_other(eye: Eye) -> None:
+def test_a_scan_sees_every_change_of_file_type(eye: Eye) -> None:
     place = eye.root / "d" / "thing"
     makers: dict[str, Callable[[], object]] = {
         "file": lambda: place.write_text("file"),
@@ -263,7 +263,7 @@ def test_a_directory_swapped_between_listing_and_entering(eye: Eye, place: Path)
     assert eye.scan() == eye.afresh()
 
 
-def test_what_goes_while_we_look_is_gone(eye: Eye) -> None:
+def test_a_directory_deleted_during_the_scan_is_left_out_without_a_loss(eye: Eye) -> None:
     eye.scan()
     eye.index = StatIndex(eye.trees)
 
@@ -401,7 +401,7 @@ def test_linked_symlinks_are_a_group(eye: Eye) -> None:
     assert eye.links() == [[b"a/l", b"l"]]
 
 
-def test_rules_of_every_directory(eye: Eye, place: Path) -> None:
+def test_ignore_rules_of_each_directory_apply_and_can_change(eye: Eye, place: Path) -> None:
     eye.scan()
     (eye.root / ".ortetignore").write_text("two\n*.tmp\n")
     (eye.root / "d" / ".ortetignore").write_text("!keep.tmp\nfour\n")
@@ -422,7 +422,7 @@ def test_rules_of_every_directory(eye: Eye, place: Path) -> None:
     assert {b"a/b/two", b"x.tmp"} <= eye.paths() and b"e" not in eye.paths()
 
 
-def test_what_is_too_large_is_told_every_time(eye: Eye, place: Path) -> None:
+def test_a_file_over_the_size_limit_is_reported_by_every_scan(eye: Eye, place: Path) -> None:
     (eye.root / ".ortetignore").write_text("size > 100B\nsize > 1MB *.db\n")
     (eye.root / "a" / "big").write_bytes(b"x" * 101)
     (eye.root / "a" / "big.db").write_bytes(b"x" * 101)
@@ -452,7 +452,7 @@ def test_a_broken_rule_is_refused_and_named(eye: Eye) -> None:
     assert "d/.ortetignore line 1" in caught.value.message
 
 
-def test_our_own_names_are_no_state(eye: Eye) -> None:
+def test_the_pointer_and_stage_files_are_not_part_of_the_state(eye: Eye) -> None:
     before = eye.scan()
     times = eye.root.stat().st_mtime_ns
     (eye.root / ".ortet").write_text("pointer")
@@ -462,7 +462,9 @@ def test_our_own_names_are_no_state(eye: Eye) -> None:
     assert eye.scan() == before
 
 
-def test_the_whole_torture_tree(eye: Eye, torture: Callable[[Path], None], place: Path) -> None:
+def test_a_second_scan_of_the_torture_tree_reads_nothing(
+    eye: Eye, torture: Callable[[Path], None], place: Path
+) -> None:
     eye.root = place / "torture"
     torture(eye.root)
     first = eye.scan()
@@ -486,7 +488,7 @@ def test_another_directory_in_the_root_s_place(eye: Eye) -> None:
     assert eye.scan({}) == eye.afresh()
 
 
-def test_no_root(eye: Eye, place: Path) -> None:
+def test_a_scan_of_a_missing_root_or_a_file_is_refused(eye: Eye, place: Path) -> None:
     eye.root = place / "nowhere"
     with pytest.raises(NotFound) as missing:
         eye.scan()
@@ -497,7 +499,7 @@ def test_no_root(eye: Eye, place: Path) -> None:
     assert wrong.value.kind == "not_a_directory"
 
 
-def test_times_of_other_millennia(eye: Eye, place: Path) -> None:
+def test_times_that_do_not_fit_a_record_are_clamped_and_reported(eye: Eye, place: Path) -> None:
     """A file system such as tmpfs keeps any time; a record ends in the year 2554."""
     far = Path("/dev/shm") / place.name
     shutil.copytree(eye.root, far, symlinks=True)

@@ -25,7 +25,7 @@ from ortet.machine.seen import (
 FILE: Seen = (0o100644, 7, 1, 1, 0, 0, 5, -1, 2)
 
 
-def test_every_change_is_in_it(tmp_path: Path) -> None:
+def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("f")
     states = [seen(file.stat())]
@@ -54,7 +54,7 @@ def test_marks_make_it_unequal_but_not_other(tmp_path: Path) -> None:
     assert marked((), RACY) == ()
 
 
-def test_what_it_is() -> None:
+def test_is_linked_and_is_dir_read_the_packed_stat() -> None:
     linked = (*FILE[:3], 2, *FILE[4:])
     folder = (0o040755, *linked[1:])
     assert (is_linked(FILE), is_linked(linked), is_linked(folder)) == (False, True, False)
@@ -95,7 +95,7 @@ def test_times_of_another_millennium_are_packed_apart() -> None:
     assert again.seen == node.seen
 
 
-def test_a_change_unpacks() -> None:
+def test_changing_a_packed_node_unpacks_it() -> None:
     node = Node(Node().pack())
     assert node.names() == []
     node.put("a", FILE)

@@ -54,7 +54,7 @@ def test_an_ignore_file_is_read_with_its_directory(setting: Setting) -> None:
     assert (name, loss.path, loss.what) == ("y", "y", "size")
 
 
-def test_known_names_are_asked_for_again(setting: Setting) -> None:
+def test_a_known_name_that_becomes_ignored_is_reported_as_gone(setting: Setting) -> None:
     node = Node()
     for name in ("keep", "drop"):
         (setting.root / name).write_text(name)
@@ -70,7 +70,7 @@ def test_known_names_are_asked_for_again(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "fifo"])
-def test_only_a_plain_file_says_rules(setting: Setting, kind: str) -> None:
+def test_an_ignore_file_that_is_not_a_regular_file_is_not_read(setting: Setting, kind: str) -> None:
     place = setting.root / ".ortetignore"
     (setting.root / "other").write_text("*\n")
     if kind == "link":

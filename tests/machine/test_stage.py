@@ -71,7 +71,7 @@ def test_a_mount_is_filled_from_inside(
     assert see(volume) == see(place / "from")
 
 
-def test_a_parent_that_is_closed_to_us_is_refused_or_gone_around(
+def test_materialise_below_an_unwritable_parent_needs_an_existing_directory(
     shop: Any, place: Path, work: Callable[..., Any], see: Eye
 ) -> None:
     (place / "from" / "closed").mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_a_killed_restore_into_a_mount_is_cleaned_too(
     assert see(volume) == see(place / "from")
 
 
-def test_two_at_once_do_not_disturb_one_another(shop: Any, place: Path) -> None:
+def test_one_of_several_concurrent_restores_to_a_directory_succeeds(shop: Any, place: Path) -> None:
     (place / "from").mkdir()
     (place / "from" / "f").write_text("x")
     image = shop.freeze(place / "from")
@@ -152,7 +152,7 @@ def test_a_place_that_may_not_be_written_is_refused(shop: Any, place: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["default acl", "setgid", "umask"])
-def test_what_the_parent_would_bequeath_does_not_get_in(
+def test_a_default_acl_setgid_or_umask_does_not_change_restored_files(
     shop: Any, place: Path, torture: Torture, see: Eye, kind: str
 ) -> None:
     torture(place / "from")
@@ -172,7 +172,7 @@ def test_what_the_parent_would_bequeath_does_not_get_in(
     assert see(parent / "to") == see(place / "from")
 
 
-def test_a_directory_that_is_gone_before_it_is_opened_is_made_again(
+def test_a_stage_directory_removed_before_it_is_opened_is_made_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process took it for a leftover, and was done with it before we looked."""

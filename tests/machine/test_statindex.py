@@ -70,7 +70,7 @@ def setting(root: Path, shop: object) -> Setting:
     return Setting(root, shop.trees)  # type: ignore[attr-defined]
 
 
-def test_lookup_knows_what_was_scanned(setting: Setting) -> None:
+def test_lookup_returns_the_scanned_entry(setting: Setting) -> None:
     image = setting.scan()
     for path in (b"f", b"d", b"d/g", b"d/e", b"d/e/h\xff"):
         assert setting.lookup(path) == setting.trees.resolve(image.root, path)
@@ -96,7 +96,7 @@ def test_a_recorded_file_is_known_and_reaches_the_tree(setting: Setting, root: P
     assert found == entry, "what was recorded is believed, not read"
 
 
-def test_recording_a_directory_says_what_it_holds(setting: Setting, root: Path) -> None:
+def test_recording_a_directory_records_its_tree(setting: Setting, root: Path) -> None:
     before = setting.scan()
     directory = setting.known(b"d")
     assert directory is not None
@@ -155,7 +155,7 @@ def test_saved_and_loaded_it_knows_the_same(setting: Setting, tmp_path: Path) ->
     assert list(setting.index.pending) == [b""]
 
 
-def test_saving_again_changes_nothing(setting: Setting, tmp_path: Path) -> None:
+def test_saving_an_unchanged_index_writes_the_same_bytes(setting: Setting, tmp_path: Path) -> None:
     setting.scan()
     setting.index.save(tmp_path / "one", IMAGE)
     setting.reload(tmp_path / "one")
@@ -166,7 +166,7 @@ def test_saving_again_changes_nothing(setting: Setting, tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "three").read_bytes()
 
 
-def test_any_damage_is_noticed(setting: Setting, tmp_path: Path) -> None:
+def test_a_damaged_or_truncated_index_is_not_loaded(setting: Setting, tmp_path: Path) -> None:
     setting.scan()
     file = tmp_path / "index"
     setting.index.save(file, IMAGE)
@@ -208,7 +208,9 @@ def test_a_change_as_young_as_the_clock_is_not_trusted(setting: Setting, root: P
     assert setting.trees.resolve(setting.scan().root, b"f") == stale, "the rule made the difference"
 
 
-def test_what_could_not_be_applied_stays_in_the_state(setting: Setting, root: Path) -> None:
+def test_owner_and_mode_that_could_not_be_applied_stay_in_the_state(
+    setting: Setting, root: Path
+) -> None:
     setting.scan()
     file = setting.known(b"d/g")
     meant = msgspec.structs.replace(file, uid=4242, gid=4343, mode=0o104755)
@@ -235,7 +237,7 @@ def test_a_directory_keeps_its_meant_owner_when_names_come(setting: Setting, roo
     assert setting.trees.resolve(setting.scan().root, b"d/more") is not None
 
 
-def test_what_the_disk_could_not_be_given_stays(setting: Setting) -> None:
+def test_a_device_that_could_not_be_created_stays_in_the_state(setting: Setting) -> None:
     """A device without the privilege to make it: the tree recorded for its directory holds it."""
     setting.scan()
     directory = setting.known(b"d")

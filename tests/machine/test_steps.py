@@ -64,7 +64,7 @@ def test_an_error_at_any_step_puts_everything_back(
     assert count > 1
 
 
-def test_what_was_saved_between_kill_and_recovery_stays(bench: Any) -> None:
+def test_a_file_saved_between_kill_and_recovery_is_kept(bench: Any) -> None:
     for name in ("placed", "kept", "other"):
         (bench.root / name).write_text("target")
     target = bench.freeze()
@@ -82,7 +82,9 @@ def test_what_was_saved_between_kill_and_recovery_stays(bench: Any) -> None:
     bench.check_clean()
 
 
-def test_undoing_what_was_not_done_changes_nothing(bench: Any, torture: Torture, see: Eye) -> None:
+def test_undo_of_steps_that_were_not_executed_changes_nothing(
+    bench: Any, torture: Torture, see: Eye
+) -> None:
     torture(bench.root)
     target = bench.freeze()
     bench.disturb()

@@ -63,7 +63,9 @@ class TestCommands:
         with pytest.raises(FileNotFoundError):
             run(overlay.machine, "tool", env={"PATH": "/nowhere"})
 
-    def test_what_cannot_be_executed(self, overlay: Overlay, place: Path) -> None:
+    def test_a_file_that_cannot_be_executed_raises_the_os_error(
+        self, overlay: Overlay, place: Path
+    ) -> None:
         (place / "one/lower/plain").write_text("text")
         with pytest.raises(PermissionError):
             run(overlay.machine, str(place / "one/lower/plain"))
@@ -80,7 +82,7 @@ class TestCommands:
             run(overlay.machine, "echo", env={"A=B": "x"})
         assert run(overlay.machine, "echo", "on").stdout == "on\n"
 
-    def test_names_that_are_no_text(self, overlay: Overlay) -> None:
+    def test_an_argument_that_is_not_utf8_reaches_the_command(self, overlay: Overlay) -> None:
         name = os.fsdecode(b"\xff\xfe")
         run(overlay.machine, "touch", name, cwd=str(overlay.base / "place"))
         assert name in os.listdir(overlay.view)
@@ -113,7 +115,7 @@ class TestLayers:
         assert overlay.machine.ask({"do": "unmount"})[0] == {"done": True}
         assert list(overlay.view.iterdir()) == []
 
-    def test_a_refused_mount_is_told(self, overlay: Overlay) -> None:
+    def test_a_failed_mount_returns_the_error_and_can_be_retried(self, overlay: Overlay) -> None:
         overlay.machine.ask({"do": "unmount"})
         options = overlay_options(["t/lower"], "t/nowhere", "t/work")
         reply, _ = overlay.machine.ask({"do": "mount", "options": options})
@@ -141,7 +143,7 @@ class TestTheEnd:
         assert "No such file" in caught.value.message
         machine.close()
 
-    def test_one_that_died_is_gone(self, overlay: Overlay) -> None:
+    def test_a_request_to_a_killed_supervisor_raises_machine_gone(self, overlay: Overlay) -> None:
         os.kill(overlay.machine.pid, 9)
         with pytest.raises(Unavailable) as caught:
             overlay.machine.ask({"do": "state"})
@@ -157,7 +159,7 @@ class TestTheEnd:
         assert not Path(f"/proc/{parent}").exists()
 
 
-def test_overlay_options_escape_what_has_a_meaning() -> None:
+def test_overlay_options_escape_special_characters() -> None:
     assert escape("a:b,c\\d") == "a\\:b\\,c\\\\d"
     assert overlay_options(["l1", "l2"]) == "lowerdir=l1:l2"
     assert overlay_options(["l"], "u", "w", extra=["x"]) == "lowerdir=l,upperdir=u,workdir=w,x"

@@ -59,7 +59,7 @@ def setting(
     os.close(setting.fd)
 
 
-def test_nothing_changed(setting: Setting) -> None:
+def test_an_unchanged_tree_has_no_suspects(setting: Setting) -> None:
     assert setting.look() == {}
 
 
@@ -74,14 +74,14 @@ def test_nothing_changed(setting: Setting) -> None:
         (lambda root: (root / "new").mkdir(), {b"": None}),
     ],
 )
-def test_a_change_is_suspected(
+def test_each_kind_of_change_makes_its_directory_suspect(
     setting: Setting, act: Callable[[Path], object], found: Names
 ) -> None:
     act(setting.root)
     assert setting.look() == found
 
 
-def test_a_moved_directory(setting: Setting) -> None:
+def test_a_moved_directory_makes_its_parent_and_subdirectories_suspect(setting: Setting) -> None:
     (setting.root / "a").rename(setting.root / "z")
     assert setting.look() == {
         b"": None,
@@ -98,7 +98,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_trusted(setting: Setting) -> 
     assert b"" in found and found[b""] is None
 
 
-def test_what_was_lost_is_looked_for_again(setting: Setting) -> None:
+def test_a_directory_with_losses_is_always_suspect(setting: Setting) -> None:
     setting.index.losses[b"a"] = {}
     assert setting.look() == {b"a": None}
 

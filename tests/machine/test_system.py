@@ -103,7 +103,7 @@ def test_a_command_that_changes_nothing_leaves_nothing(machines: Machines) -> No
     assert machines.image(machine.freeze()).system is None
 
 
-def test_what_differs_is_captured_with_marks(machines: Machines) -> None:
+def test_system_changes_are_captured_with_opaque_and_whiteout_flags(machines: Machines) -> None:
     machine = machines.open("m")
     assert machine.run(INSTALL).exit_code == 0
     image = machines.commit(machine)
@@ -117,7 +117,7 @@ def test_what_differs_is_captured_with_marks(machines: Machines) -> None:
     assert machine.freeze() == image
 
 
-def test_it_is_there_again_for_forks_and_later_opens(machines: Machines) -> None:
+def test_system_changes_are_restored_in_forks_and_later_opens(machines: Machines) -> None:
     machine = machines.open("m")
     machine.run(INSTALL)
     image = machines.commit(machine)
@@ -149,7 +149,7 @@ def test_differences_add_up_and_cancel_out(machines: Machines) -> None:
     assert machines.image(fresh.freeze()).system is None
 
 
-def test_going_back_takes_it_away(machines: Machines) -> None:
+def test_restore_to_an_earlier_commit_removes_system_changes(machines: Machines) -> None:
     machine = machines.open("m")
     before = machines.commit(machine)
     machine.run(INSTALL + "; echo changed > file")
@@ -162,7 +162,7 @@ def test_going_back_takes_it_away(machines: Machines) -> None:
     assert looks(machine) == INSTALLED
 
 
-def test_it_cannot_be_taken_away_under_processes(machines: Machines) -> None:
+def test_restore_of_system_changes_is_refused_while_processes_run(machines: Machines) -> None:
     machine = machines.open("m")
     before = machines.commit(machine)
     machine.run("echo x > /opt/x; sleep 1000 &")
@@ -187,7 +187,7 @@ def test_another_host_gets_the_workspace_and_a_loss(machines: Machines, shop: Sh
     assert [loss.what for loss in narrow.losses] == ["system"]
 
 
-def test_killed_while_it_changes_its_system_it_has_one_or_the_other(machines: Machines) -> None:
+def test_restore_removes_the_old_numbered_host_uppers(machines: Machines) -> None:
     """Uppers over the host are numbered: the old ones stay until the record names the new."""
     machine = machines.open("m")
     before = machines.commit(machine)

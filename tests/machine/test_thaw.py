@@ -25,7 +25,7 @@ Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
 
 
-def test_back_and_forth_between_very_different_trees(
+def test_restore_moves_back_and_forth_between_very_different_trees(
     bench: Any, torture: Torture, see: Eye
 ) -> None:
     torture(bench.root)
@@ -44,7 +44,7 @@ def test_back_and_forth_between_very_different_trees(
     bench.check(second)
 
 
-def test_only_what_differs_is_touched(bench: Any) -> None:
+def test_restore_touches_only_differing_files(bench: Any) -> None:
     for name in ("same", "content", "mode", "gone", "d/same", "d/content", "other/same"):
         (bench.root / name).parent.mkdir(exist_ok=True)
         (bench.root / name).write_text(name)
@@ -81,7 +81,9 @@ KINDS = {
 
 @pytest.mark.parametrize("new", KINDS)
 @pytest.mark.parametrize("old", KINDS)
-def test_anything_can_become_anything(bench: Any, see: Eye, old: str, new: str) -> None:
+def test_restore_replaces_any_file_type_by_any_other(
+    bench: Any, see: Eye, old: str, new: str
+) -> None:
     above = bench.root / "d"
     above.mkdir()
     bench.shell(KINDS[new], above)
@@ -153,7 +155,7 @@ def test_an_ignored_thing_in_the_place_of_a_file_stays(bench: Any) -> None:
     assert os.listdir(bench.root / "d") == ["mine"]
 
 
-def test_a_directory_that_must_stay_blocks_what_would_replace_it(bench: Any) -> None:
+def test_a_directory_with_ignored_files_is_not_replaced_by_a_file(bench: Any) -> None:
     (bench.root / "it").write_text("a file in the target")
     _ignore(bench, b"*.log")
     target = bench.freeze()
@@ -178,7 +180,7 @@ def test_files_left_out_for_their_size_stay(bench: Any) -> None:
     assert os.listdir(bench.root / "d") == ["large"]
 
 
-def test_a_mount_is_thawed_from_inside(
+def test_restore_of_a_mount_point_can_be_killed_and_recovered(
     bench: Any, place: Path, torture: Torture, *, see: Eye, mount: Callable[..., Path]
 ) -> None:
     (place / "volume").mkdir()
@@ -366,7 +368,7 @@ def lay(root: Path, things: list[tuple[str, str]]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(old=TREES, new=TREES)
-def test_any_tree_becomes_any_other(
+def test_restore_turns_any_tree_into_any_other_tree(
     bench: Any, see: Eye, old: list[tuple[str, str]], new: list[tuple[str, str]]
 ) -> None:
     shutil.rmtree(bench.root)

@@ -168,7 +168,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_kind_of_change(name: str, make: Make) -> None:
+def test_the_upper_directory_shows_each_kind_of_change(name: str, make: Make) -> None:
     pair = make(fill)
     before = pair.told()
     assert before == pair.below
@@ -196,7 +196,7 @@ def test_a_chmod_copies_no_content(make: Make) -> None:
     assert (entry.data, entry.mode & 0o777) == (was.data, 0o640)
 
 
-def test_layers_with_renames_between_them(
+def test_renames_across_stacked_layers_are_followed(
     shop: Shop, zygote: Zygote, place: Path, make: Make
 ) -> None:
     """A frozen upper directory as the middle layer: its marks are followed by the kernel and us."""
@@ -215,7 +215,7 @@ def test_layers_with_renames_between_them(
     again.close()
 
 
-def test_files_written_through_memory(make: Make) -> None:
+def test_files_written_through_a_memory_mapping_are_seen_in_the_upper(make: Make) -> None:
     """A second store to a page moves no time by itself; told that it is mapped, we see it."""
     pair = make(fill)
     with (pair.view / "big").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
@@ -228,7 +228,7 @@ def test_files_written_through_memory(make: Make) -> None:
     assert two == pair.seen().root
 
 
-def test_what_is_ignored_is_no_state(make: Make) -> None:
+def test_ignored_files_in_the_upper_directory_are_not_part_of_the_state(make: Make) -> None:
     def ignoring(lower: Path) -> None:
         fill(lower)
         (lower / ".ortetignore").write_text("*.log\n/cache/\nsize > 1KB *.bin\n")
@@ -279,7 +279,9 @@ def test_a_racy_file_is_read_again(make: Make) -> None:
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 10**9))
-def test_any_changes(seed: int, shop: Shop, zygote: Zygote, place: Path) -> None:
+def test_the_upper_scan_agrees_with_a_full_scan_after_any_changes(
+    seed: int, shop: Shop, zygote: Zygote, place: Path
+) -> None:
     base = place / "any"
     (base / "lower").mkdir(parents=True)
     dice = random.Random(seed)
@@ -303,7 +305,7 @@ def test_any_changes(seed: int, shop: Shop, zygote: Zygote, place: Path) -> None
         remove_tree(base)
 
 
-def test_an_entry_is_what_the_tree_holds(make: Make) -> None:
+def test_a_changed_file_is_found_in_the_scanned_tree_with_its_size(make: Make) -> None:
     pair = make(fill)
     (pair.view / "dir/deep/two").write_text("changed")
     root: Entry = pair.told().root

@@ -64,7 +64,7 @@ def test_a_host_scope_covers_disks_only(spec: Spec) -> None:
     assert places_to_cover(spec, host) == [("/", True), ("/etc", True), ("/tmp", False)]
 
 
-def test_a_workspace_scope_covers_what_programs_write_to(spec: Spec) -> None:
+def test_a_workspace_scope_covers_the_writable_places_without_keeping_them(spec: Spec) -> None:
     found = places_to_cover(replace(spec, scope="workspace"), [])
     assert ("/tmp", False) in found
     assert not any(state for _, state in found)
@@ -96,7 +96,7 @@ def test_layers_lie_on_an_overlay_of_the_directory(spec: Spec, place: Path) -> N
     assert second["options"].startswith(f"lowerdir={place}/layer:{first['at']},")
 
 
-def test_hidden_places(spec: Spec, place: Path) -> None:
+def test_existing_hidden_places_outside_the_workspace_are_hidden(spec: Spec, place: Path) -> None:
     (place / "secret").mkdir()
     (place / "token").write_text("t")
     (place / "link").symlink_to("secret")
@@ -122,6 +122,6 @@ def test_a_missing_place_needs_a_cover(spec: Spec, place: Path) -> None:
     assert at(made, "mkdir") == [str(lost.path)]
 
 
-def test_within() -> None:
+def test_within_compares_whole_path_components() -> None:
     assert within("/a/b", ["/a"]) and within("/a", ["/a"]) and within("/x", ["/"])
     assert not within("/ab", ["/a"]) and not within("/a", ["/a/b"])

@@ -62,7 +62,7 @@ def test_a_second_walk_learns_nothing(setting: Setting) -> None:
     assert (walk.changed, bool(walk.learned), walk.read) == (0, False, {})
 
 
-def test_what_walks_found_adds_up(setting: Setting) -> None:
+def test_several_walks_accumulate_their_changes(setting: Setting) -> None:
     (setting.root / "one").write_text("1")
     (setting.root / "a/b/two").write_text("2")
     walk = setting.walk()
@@ -79,7 +79,7 @@ def test_what_walks_found_adds_up(setting: Setting) -> None:
     assert paths == {b"one", b"a/b/two"}
 
 
-def test_files_with_other_names_are_told(setting: Setting) -> None:
+def test_a_walk_reports_the_inodes_of_hardlinked_files(setting: Setting) -> None:
     os.link(setting.root / "one", setting.root / "a" / "uno")
     walk = setting.walk()
     walk.run(setting.fd, setting.plan(a={b"uno"}))
@@ -88,7 +88,7 @@ def test_files_with_other_names_are_told(setting: Setting) -> None:
     assert walk.linked == {(st.st_ino, st.st_dev)}
 
 
-def test_a_whole_directory_is_planned_by_one_word(setting: Setting) -> None:
+def test_a_plan_marked_whole_reads_the_directory_recursively(setting: Setting) -> None:
     (setting.root / "a/b/two").write_text("2")
     plan = Plan()
     plan.at(b"a").whole = True
@@ -98,7 +98,7 @@ def test_a_whole_directory_is_planned_by_one_word(setting: Setting) -> None:
     assert walk.changed == 1
 
 
-def test_a_plan_for_what_is_not_there(setting: Setting) -> None:
+def test_a_plan_for_missing_paths_changes_nothing(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, setting.plan(x_y={b"z"}, one={b"below a file"}))
     walk.close()

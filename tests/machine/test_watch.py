@@ -53,7 +53,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
     setting.watch.close()
 
 
-def test_nothing_happened(setting: Setting) -> None:
+def test_reading_files_reports_no_change(setting: Setting) -> None:
     (setting.root / "f").read_text()
     os.listdir(setting.root / "a")
     assert setting.names() == {}
@@ -86,7 +86,7 @@ def test_a_directory_that_changes_itself(setting: Setting) -> None:
     assert setting.names() == {b"": set()}
 
 
-def test_raw_names(setting: Setting) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported(setting: Setting) -> None:
     Path(os.fsdecode(os.fsencode(setting.root) + b"/\xff\n")).write_text("x")
     assert setting.names() == {b"": {b"\xff\n"}}
 
@@ -120,7 +120,7 @@ def test_a_dropped_directory_is_silent(setting: Setting) -> None:
     assert setting.names() == {}
 
 
-def test_removed_and_made_again(setting: Setting) -> None:
+def test_a_directory_removed_and_made_again_is_reported_whole(setting: Setting) -> None:
     shutil.rmtree(setting.root / "a")
     (setting.root / "a").mkdir()
     dirty = setting.drain()
@@ -141,7 +141,7 @@ def test_a_file_with_another_name_is_watched_itself(setting: Setting, tmp_path: 
     outside.unlink()
 
 
-def test_what_is_still_open_for_writing_is_held(setting: Setting) -> None:
+def test_a_file_open_for_writing_is_reported_as_held(setting: Setting) -> None:
     with (setting.root / "f").open("ab", buffering=0) as file:
         file.write(b"x")
         assert setting.drain().held == {b"f"}
@@ -149,7 +149,7 @@ def test_what_is_still_open_for_writing_is_held(setting: Setting) -> None:
     assert setting.drain().held == set()
 
 
-def test_too_many_events_mean_everything(setting: Setting) -> None:
+def test_a_queue_overflow_means_that_everything_may_have_changed(setting: Setting) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for _ in range(limit // 2 + 10):
         os.utime(setting.root / "f")
@@ -163,7 +163,7 @@ def test_a_root_that_is_moved_means_everything(setting: Setting, tmp_path: Path)
     (tmp_path.parent / "elsewhere").rename(tmp_path)
 
 
-def test_too_few_watches_break_it(tmp_path: Path) -> None:
+def test_a_failed_inotify_watch_marks_the_watch_as_broken(tmp_path: Path) -> None:
     class Full:
         def inotify_add_watch(self, *_: object) -> int:
             ctypes.set_errno(28)
@@ -177,7 +177,7 @@ def test_too_few_watches_break_it(tmp_path: Path) -> None:
     watch.close()
 
 
-def test_only_local_file_systems_are_believed(tmp_path: Path) -> None:
+def test_only_local_file_systems_are_watched(tmp_path: Path) -> None:
     assert is_local(tmp_path)
     assert not is_local(Path("/proc"))
     assert not is_local(Path("/")), "proc and others are mounted below it"
@@ -199,10 +199,12 @@ class TestListening:
     def hear(self, setting: Setting, *ignored: bytes) -> News:
         return setting.watch.listen(0, -1, lambda path, _: path in ignored)
 
-    def test_nothing(self, setting: Setting) -> None:
+    def test_listen_returns_no_news_without_a_change(self, setting: Setting) -> None:
         assert self.hear(setting) == News()
 
-    def test_a_change_and_what_a_look_is_told(self, setting: Setting) -> None:
+    def test_listen_reports_a_change_once_and_drain_still_returns_its_name(
+        self, setting: Setting
+    ) -> None:
         (setting.root / "f").write_text("new")
         assert self.hear(setting) == News(changed=True)
         assert self.hear(setting) == News()
@@ -213,27 +215,27 @@ class TestListening:
         assert setting.names() == {b"": {b"f", b"h", b"i"}, b"a": {b"g"}}
         assert setting.names() == {}
 
-    def test_new_directories(self, setting: Setting) -> None:
+    def test_listen_reports_a_new_directory_as_fresh(self, setting: Setting) -> None:
         (setting.root / "new").mkdir()
         assert self.hear(setting) == News(changed=True, fresh=True)
         (setting.root / "f").write_text("new")
         assert self.hear(setting) == News(changed=True)
         assert setting.drain().whole == {b"new"}
 
-    def test_what_is_no_state(self, setting: Setting) -> None:
+    def test_listen_reports_no_news_for_ignored_names(self, setting: Setting) -> None:
         (setting.root / "log").write_text("new")
         (setting.root / "out").mkdir()
         assert self.hear(setting, b"log", b"out") == News()
         assert setting.names() == {b"": {b"log", b"out"}}  # the rules may be others by then
 
-    def test_it_can_be_woken(self, setting: Setting) -> None:
+    def test_listen_returns_when_its_wake_descriptor_is_readable(self, setting: Setting) -> None:
         read, write = os.pipe()
         os.write(write, b"x")
         assert setting.watch.listen(-1, read, lambda *_: False) == News()
         os.close(read)
         os.close(write)
 
-    def test_the_directory_itself_is_gone(self, setting: Setting) -> None:
+    def test_listen_reports_a_replaced_root_as_fresh_and_changed(self, setting: Setting) -> None:
         shutil.rmtree(setting.root)
         setting.root.mkdir()
         assert self.hear(setting) == News(changed=True, fresh=True)

@@ -50,7 +50,9 @@ def test_descriptors_travel_and_are_closed_on_exec(
             os.close(fd)
 
 
-def test_the_end_is_told(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_closed_socket_raises_closed_on_receive_and_send(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     one, two = pair
     with two:
         one.sendall(b"\0\0\0\x09{")
@@ -81,7 +83,7 @@ def test_messages_are_cut_from_a_buffer_as_they_become_whole() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_what_is_no_message_ends_the_conversation(body: bytes) -> None:
+def test_an_invalid_or_oversized_message_raises_closed(body: bytes) -> None:
     with pytest.raises(wire.Closed):
         wire.cut(bytearray(len(body).to_bytes(4, "big") + body))
     with pytest.raises(wire.Closed):

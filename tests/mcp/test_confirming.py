@@ -53,7 +53,7 @@ def test_a_second_call_names_what_the_first_one_showed(project: Project, way: st
     drive(work)
 
 
-def test_rewind_undo_and_redo(project: Project) -> None:
+def test_rewind_undo_and_redo_need_confirmation_of_the_target(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             one, two, three = await three_commits(project, agent)
@@ -76,7 +76,7 @@ def test_rewind_undo_and_redo(project: Project) -> None:
     drive(work)
 
 
-def test_only_some_parts_come_back(project: Project) -> None:
+def test_restore_with_only_files_keeps_the_session_state(project: Project) -> None:
     async def work() -> None:
         async with project.agent("--allow-destructive") as agent:
             one, *_ = await three_commits(project, agent)
@@ -126,7 +126,7 @@ def test_a_client_that_can_ask_asks_its_user(project: Project, way: str, era: st
     ("action", "content"),
     [("decline", {}), ("cancel", {}), ("accept", {"confirm": False}), ("accept", {})],
 )
-def test_a_user_who_does_not_agree(
+def test_user_who_declines_prevents_the_restore(
     project: Project, era: str, action: str, content: dict[str, Any]
 ) -> None:
     """A model that knows the id cannot do it over the head of a user who can be asked."""
@@ -143,7 +143,7 @@ def test_a_user_who_does_not_agree(
     drive(work)
 
 
-def test_the_flag_at_start_asks_nobody(project: Project) -> None:
+def test_allow_destructive_flag_asks_no_confirmation(project: Project) -> None:
     answer, questions = asking("decline")
 
     async def work() -> None:
@@ -155,7 +155,7 @@ def test_the_flag_at_start_asks_nobody(project: Project) -> None:
     drive(work)
 
 
-def test_what_stays_done_is_told(project: Project) -> None:
+def test_rewind_preview_lists_effects_that_are_not_undone(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             await three_commits(project, agent)
@@ -168,7 +168,7 @@ def test_what_stays_done_is_told(project: Project) -> None:
     drive(work)
 
 
-def test_nothing_to_go_back_to(project: Project) -> None:
+def test_undo_rewind_and_restore_without_a_commit_are_refused(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             for tool, words in (("undo", {}), ("rewind", {}), ("restore", {"ref": "HEAD"})):

@@ -61,7 +61,7 @@ def claude(project: Project) -> Claude:
     return Claude(project)
 
 
-def test_a_turn_from_prompt_to_answer(claude: Claude) -> None:
+def test_hooks_record_a_turn_with_thoughts_tool_call_and_commits(claude: Claude) -> None:
     project = claude.project
     file = project.write("src/lexer.py", "old\n")
     assert claude.tell("UserPromptSubmit", prompt="the login test fails\nsee below") == ""
@@ -105,7 +105,7 @@ def test_a_turn_from_prompt_to_answer(claude: Claude) -> None:
     assert file.read_text() == "old\n" and len(claude.events()) == 1
 
 
-def test_two_calls_at_once_think_once(claude: Claude) -> None:
+def test_parallel_tool_calls_record_a_thought_once(claude: Claude) -> None:
     claude.entry("assistant", {"type": "text", "text": "Both at once."})
     for number in (1, 2):
         use = {"type": "tool_use", "id": f"toolu_{number}", "name": "Bash", "input": {}}
@@ -122,7 +122,7 @@ def test_two_calls_at_once_think_once(claude: Claude) -> None:
     assert claude.messages() == ["Bash: Say 2", "Bash: Say 1"]
 
 
-def test_a_call_that_failed(claude: Claude) -> None:
+def test_failed_tool_call_is_recorded_as_an_error_result(claude: Claude) -> None:
     claude.tell(
         "PostToolUseFailure",
         tool_name="Bash",
@@ -160,12 +160,12 @@ def test_before_a_compaction_the_episode_is_kept(claude: Claude) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '"x"', "{}", '{"hook_event_name": 5}', "\0"])
-def test_it_never_fails_the_agent(claude: Claude, text: str) -> None:
+def test_bad_hook_input_reports_an_error_and_exits_zero(claude: Claude, text: str) -> None:
     assert "ortet hook: " in claude.project.ortet("hook", stdin=text)
     assert "no session" in claude.project.ortet("journal", code=4)
 
 
-def test_odd_calls(claude: Claude) -> None:
+def test_odd_hook_payloads_are_recorded_or_reported_without_traceback(claude: Claude) -> None:
     deep: Any = []
     for _ in range(100):
         deep = [deep]
@@ -192,7 +192,7 @@ def test_where_no_workspace_is_it_does_nothing(project: Project) -> None:
     assert not (project.home / "data").exists() and os.listdir(project.path) == []
 
 
-def test_it_finds_the_workspace_by_what_it_is_told(claude: Claude, tmp_path: Path) -> None:
+def test_hook_finds_the_workspace_by_the_cwd_in_its_input(claude: Claude, tmp_path: Path) -> None:
     """Some agents run hooks in a directory of their own."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

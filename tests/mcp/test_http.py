@@ -49,7 +49,7 @@ def test_names_that_others_made_mean_this_host_are_refused(project: Project) -> 
         assert big.status_code == 413
 
 
-def test_a_token_is_asked_for(project: Project) -> None:
+def test_http_request_without_the_right_token_is_401(project: Project) -> None:
     env = {"ORTET_MCP_TOKEN": "s3cret"}
     with project.listening(env=env) as served:
         for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
@@ -69,7 +69,7 @@ def test_a_token_is_asked_for(project: Project) -> None:
     assert not any(b"s3cret" in line for line in served.log)
 
 
-def test_without_one_a_token_is_made_and_told(project: Project) -> None:
+def test_http_server_without_a_token_generates_and_prints_one(project: Project) -> None:
     """Loopback is open to every user of a host, and tools run commands as whoever began it."""
     process = project.start("--http", "0", stdin=subprocess.DEVNULL, stdout=None)
     assert process.stderr is not None
@@ -94,7 +94,7 @@ def test_without_one_a_token_is_made_and_told(project: Project) -> None:
     assert token.encode() not in rest
 
 
-def test_a_token_and_none_are_not_one_wish(project: Project) -> None:
+def test_token_together_with_no_auth_is_refused(project: Project) -> None:
     project.env["ORTET_MCP_TOKEN"] = "s3cret"
     told = project.ortet("--json", "mcp", "--http", "0", "--no-auth", code=2)
     assert json.loads(told)["kind"] == "bad_usage"
@@ -116,19 +116,21 @@ def httpx_client(headers: dict[str, str]) -> Any:
         (("--http", "0", "--host", "0.0.0.0", "--no-auth"), "no_auth_here"),
     ],
 )
-def test_what_it_does_not_begin(project: Project, flags: tuple[str, ...], kind: str) -> None:
+def test_bad_server_options_are_refused(
+    project: Project, flags: tuple[str, ...], kind: str
+) -> None:
     told = project.ortet("--json", "mcp", *flags, code=None)
     assert json.loads(told)["kind"] == kind
 
 
-def test_a_port_that_is_taken(project: Project) -> None:
+def test_taken_port_is_reported(project: Project) -> None:
     with project.listening() as served:
         port = served.url.split(":")[2].split("/")[0]
         told = project.ortet("--json", "mcp", "--http", port, code=7)
         assert json.loads(told)["kind"] == "port_taken"
 
 
-def test_other_hosts_with_a_token(project: Project) -> None:
+def test_other_hosts_are_served_with_a_token(project: Project) -> None:
     env = {"ORTET_MCP_TOKEN": "s3cret"}
     with project.listening("--host", "0.0.0.0", env=env) as served:
         url = served.url.replace("0.0.0.0", "127.0.0.1")
@@ -137,7 +139,7 @@ def test_other_hosts_with_a_token(project: Project) -> None:
         assert named.status_code == 200
 
 
-def test_two_clients_share_one_server(project: Project) -> None:
+def test_two_http_clients_share_one_session(project: Project) -> None:
     with project.listening() as served:
 
         async def work() -> None:

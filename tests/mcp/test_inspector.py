@@ -51,7 +51,9 @@ def inspect(inspector: Path, project: Project, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_it_lists_and_calls(project: Project, inspector: Path) -> None:
+def test_mcp_inspector_lists_and_calls_tools_over_both_transports(
+    project: Project, inspector: Path
+) -> None:
     by_stdio = (sys.executable, "-m", "ortet", "mcp")
     with project.listening() as served:
         by_http = (served.url, "--transport", "http")

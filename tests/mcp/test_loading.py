@@ -28,7 +28,7 @@ def test_only_the_server_loads_the_sdk(project: Project) -> None:
     assert not theirs & loaded(project, "from ortet.surface.mcp import catalogue, resources")
 
 
-def test_to_greet_needs_no_store(project: Project) -> None:
+def test_transports_import_does_not_load_the_database(project: Project) -> None:
     """A client waits for the first answer, and the database can be loaded behind it."""
     script = "from ortet.surface.mcp import transports"
     assert not {"apsw", "blake3"} & loaded(project, script)

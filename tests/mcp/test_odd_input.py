@@ -41,7 +41,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_odd_input(project: Project) -> None:
+def test_odd_tool_arguments_return_one_error_shape(project: Project) -> None:
     with Wire(project) as wire:
         wire.greet()
         assert not wire.call("commit", message="begin").failed
@@ -78,7 +78,7 @@ def test_control_characters_are_data(project: Project) -> None:
     drive(work)
 
 
-def test_a_client_that_asks_for_nonsense(project: Project) -> None:
+def test_resource_uri_outside_the_scheme_is_refused(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             with pytest.raises(MCPError):

@@ -11,7 +11,7 @@ from tests.mcp.conftest import WAYS, Project, drive
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_address(project: Project, way: str) -> None:
+def test_every_resource_address_returns_its_content(project: Project, way: str) -> None:
     async def work() -> None:
         async with project.agent(way=way) as agent:
             listed = {str(one.uri) for one in (await agent.client.list_resources()).resources}
@@ -45,7 +45,7 @@ def test_every_address(project: Project, way: str) -> None:
     drive(work)
 
 
-def test_before_anything_is_recorded(project: Project) -> None:
+def test_resources_before_the_first_record_say_so_and_make_no_store(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             assert "Nothing is recorded" in (await agent.read("briefing")).text
@@ -81,7 +81,9 @@ def test_before_anything_is_recorded(project: Project) -> None:
         ("", "no_resource"),
     ],
 )
-def test_what_cannot_be_read(project: Project, address: str, kind: str) -> None:
+def test_unreadable_resource_addresses_are_refused(
+    project: Project, address: str, kind: str
+) -> None:
     project.write("a.txt", "fine")
     project.write("big.txt", "x" * (1 << 20) + "x")
     (project.path / "link").symlink_to("/etc")
@@ -99,7 +101,7 @@ def test_what_cannot_be_read(project: Project, address: str, kind: str) -> None:
     drive(work)
 
 
-def test_prompts(project: Project) -> None:
+def test_prompts_are_listed_filled_and_checked(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
             listed = (await agent.client.list_prompts()).prompts

@@ -51,7 +51,9 @@ def test_end_of_input_ends_it(project: Project) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it(project: Project, number: signal.Signals) -> None:
+def test_signal_ends_the_server_and_frees_the_session(
+    project: Project, number: signal.Signals
+) -> None:
     with Wire(project) as wire:
         wire.greet()
         wire.call("think", text="begin")
@@ -114,7 +116,7 @@ def test_output_comes_as_progress(project: Project) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_clients_and_the_user_at_once(project: Project, way: str) -> None:
+def test_concurrent_clients_and_hooks_record_every_message_once(project: Project, way: str) -> None:
     """All that is said is there in the end, said once, and the chain of events is whole."""
     project.ortet("init")
     said = [f"{who} {number}" for who in "abu" for number in range(5)]
@@ -155,7 +157,7 @@ def prompt(text: str) -> str:
     return json.dumps({"hook_event_name": "UserPromptSubmit", "prompt": text})
 
 
-def test_a_session_that_another_process_has_open(project: Project) -> None:
+def test_write_to_a_session_open_elsewhere_is_refused_and_reads_succeed(project: Project) -> None:
     """It is asked for again for a moment, then refused in words; reading goes on."""
     project.ortet("init")
     project.ortet("hook", stdin=prompt("begin"))
@@ -195,7 +197,9 @@ def test_a_session_that_another_process_has_open(project: Project) -> None:
         ("rewind", "restore.after-move"),
     ],
 )
-def test_killed_in_the_middle(project: Project, tool: str, point: str) -> None:
+def test_server_killed_during_commit_or_rewind_leaves_before_or_after_state(
+    project: Project, tool: str, point: str
+) -> None:
     """Mind and files are those of before or of after, and the next server goes on at once."""
     with Wire(project) as wire:
         wire.greet()
@@ -220,7 +224,7 @@ def test_killed_in_the_middle(project: Project, tool: str, point: str) -> None:
         assert wire.call("status").data["clean"]
 
 
-def test_a_directory_that_nobody_wants_whole(project: Project) -> None:
+def test_home_directory_is_refused_as_workspace(project: Project) -> None:
     project.env["HOME"] = str(project.path)
     with Wire(project) as wire:
         wire.greet()
@@ -229,7 +233,7 @@ def test_a_directory_that_nobody_wants_whole(project: Project) -> None:
     assert not (project.home / "data").exists()
 
 
-def test_a_session_by_name(project: Project) -> None:
+def test_session_option_names_the_session_of_the_directory(project: Project) -> None:
     with Wire(project, "--session", "fix-42", "--agent", "ann") as wire:
         wire.greet()
         assert "begins 'fix-42'" in wire.call("status").text
@@ -242,7 +246,7 @@ def test_a_session_by_name(project: Project) -> None:
         assert wire.call("status").data["name"] == "fix-42"
 
 
-def test_the_next_server_goes_on(project: Project) -> None:
+def test_next_server_continues_the_session_of_the_directory(project: Project) -> None:
     """With the session of the directory, whatever forks of it there are."""
     with Wire(project) as wire:
         wire.greet()
@@ -260,7 +264,7 @@ def test_the_next_server_goes_on(project: Project) -> None:
         assert "on" in wire.call("brief").text
 
 
-def test_a_name_that_another_directory_has(project: Project) -> None:
+def test_session_name_taken_by_another_directory_gets_a_number(project: Project) -> None:
     with Wire(project) as wire:
         wire.greet()
         wire.call("think", text="begin")

@@ -17,7 +17,9 @@ SNAPSHOT = Path(__file__).with_name("tools.txt")
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("era", ERAS)
-def test_a_day_of_work(project: Project, way: str, era: str) -> None:
+def test_every_tool_works_over_both_transports_and_protocol_versions(
+    project: Project, way: str, era: str
+) -> None:
     async def work() -> None:
         async with project.agent(way=way, mode=era) as agent:
             await _files_and_mind(project, agent)
@@ -152,7 +154,7 @@ def test_the_tools_are_those_that_clients_know(project: Project) -> None:
     assert text == SNAPSHOT.read_text(), f"on purpose? then write it into {SNAPSHOT.name}:\n{text}"
 
 
-def test_hints_are_honest() -> None:
+def test_tool_hints_and_descriptions_are_consistent() -> None:
     """What only reads is not destructive, what asks first is, and all have a word to say."""
     for tool in TOOLS:
         assert not (tool.hints.reads and tool.hints.destroys), tool.name

@@ -13,7 +13,7 @@ VALUES = st.sampled_from([0.5, 1.0, 1.5, 2.25])
 
 
 @given(st.dictionaries(st.integers(1, 60), VALUES), st.integers(1, 70))
-def test_the_most_telling_are_the_largest_and_of_equals_the_first(
+def test_top_candidates_are_the_largest_scores_and_the_first_of_equals(
     told: dict[int, float], many: int
 ) -> None:
     assert most_telling(told, many) == heapq.nlargest(many, told, key=told.__getitem__)

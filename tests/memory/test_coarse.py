@@ -77,7 +77,7 @@ def test_the_nearest_are_those_of_all(kind: str) -> None:
             assert [(-one.cosine, -one.seq, one.timeline) for one in found] == wanted[:limit]
 
 
-def test_what_was_put_in_any_order_is_found_alike() -> None:
+def test_the_order_of_puts_does_not_change_the_cosines() -> None:
     half, length = _made("usual", 40, 8)
     rows = rows_of(half, length)
     lines = []

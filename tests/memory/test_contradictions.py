@@ -66,20 +66,22 @@ CAN_BOTH = [
 
 
 @pytest.mark.parametrize(("one", "other", "about"), CANNOT_BOTH)
-def test_cannot_both_be_true(one: str, other: str, about: str) -> None:
+def test_contradicting_claims_are_detected_in_both_directions(
+    one: str, other: str, about: str
+) -> None:
     detector = RuleDetector()
     assert detector(Claim("new", one, about), [Claim("old", other, about)]) == ["old"]
     assert detector(Claim("new", other, about), [Claim("old", one, about)]) == ["old"]
 
 
 @pytest.mark.parametrize(("one", "other", "about"), CAN_BOTH)
-def test_can_both_be_true(one: str, other: str, about: str) -> None:
+def test_compatible_claims_are_not_contradictions(one: str, other: str, about: str) -> None:
     detector = RuleDetector()
     assert detector(Claim("new", one, about), [Claim("old", other, about)]) == []
     assert detector(Claim("new", other, about), [Claim("old", one, about)]) == []
 
 
-def test_about_something_else() -> None:
+def test_claims_about_different_subjects_do_not_contradict() -> None:
     detector = RuleDetector()
     new = Claim("new", "the port is 8080", "gateway")
     assert detector(new, [Claim("old", "the port is 9090", "database")]) == []
@@ -89,7 +91,7 @@ def test_about_something_else() -> None:
     assert detector(named, [Claim("old", "the gateway port is 9090")]) == ["old"]
 
 
-def test_only_while_both_are_valid() -> None:
+def test_claims_contradict_only_while_both_are_valid() -> None:
     detector = RuleDetector()
     march, april, may = 300, 400, 500
     old = Claim("old", "Anna lives in Oslo", "Anna", march, april)
@@ -99,7 +101,7 @@ def test_only_while_both_are_valid() -> None:
     assert detector(Claim("new", "Anna lives in Bergen", "Anna", 0, march), [old]) == []
 
 
-def test_all_of_them_in_order_and_never_itself() -> None:
+def test_every_contradicted_claim_is_listed_in_order_except_itself() -> None:
     detector: Detector = RuleDetector()
     known = [Claim(str(n), f"the port is {n}", "port") for n in range(8080, 8084)]
     new = Claim("8081", "the port is 8081", "port")

@@ -42,7 +42,7 @@ class TestByName:
         "spec",
         ["", "word2vec", "wordllama:x", "sentence-transformers:", "openai:m", "openai:m@ftp://h"],
     )
-    def test_a_name_of_none(self, spec: str) -> None:
+    def test_an_unknown_embedder_name_is_refused(self, spec: str) -> None:
         with pytest.raises(Invalid, match="names no embedder: give wordllama"):
             find_embedder(spec)
 
@@ -51,7 +51,7 @@ class TestByName:
         assert find_embedder(given) is given
 
     @pytest.mark.parametrize("given", [None, 7, object(), Hashing(""), Hashing])
-    def test_an_object_that_is_none(self, given: Any) -> None:
+    def test_an_object_that_is_no_embedder_is_refused(self, given: Any) -> None:
         with pytest.raises(Invalid, match="is no embedder: give it a name"):
             find_embedder(given)
 
@@ -66,7 +66,7 @@ class TestByName:
             ("sentence-transformers:m", "sentence_transformers", "'ortet[transformers]'"),
         ],
     )
-    def test_what_is_not_installed(
+    def test_a_missing_package_is_named_with_the_install_command(
         self, monkeypatch: pytest.MonkeyPatch, spec: str, package: str, command: str
     ) -> None:
         monkeypatch.setattr(
@@ -88,7 +88,7 @@ class TestByName:
 
 
 class TestWordLlama:
-    def test_gives_what_its_own_package_gives(self) -> None:
+    def test_wordllama_vectors_equal_those_of_its_package(self) -> None:
         program = (
             "import json, sys, wordllama; from pathlib import Path\n"
             "model = wordllama.WordLlama.load(\n"
@@ -106,7 +106,7 @@ class TestWordLlama:
         ours = find_embedder("wordllama").embed(TEXTS)
         assert np.abs(ours - theirs).max() < 1e-5
 
-    def test_its_size_and_an_empty_text(self) -> None:
+    def test_wordllama_vectors_have_256_dimensions_and_empty_text_is_zero(self) -> None:
         embedder = find_embedder("wordllama")
         made = np.asarray(embedder.embed(["", "word"]))
         assert made.shape == (2, 256)
@@ -114,7 +114,7 @@ class TestWordLlama:
         assert embedder.name == "wordllama:l2_supercat_256"
         assert np.asarray(embedder.embed([])).shape == (0, 256)
 
-    def test_a_very_long_text(self) -> None:
+    def test_wordllama_embeds_a_very_long_text(self) -> None:
         made = np.asarray(find_embedder("wordllama").embed(["long words " * 100_000]))
         assert np.isfinite(made).all()
 
@@ -147,13 +147,13 @@ class TestMiniLM:
             ("", TEXTS[0], 0.002082),
         ],
     )
-    def test_gives_what_sentence_transformers_gives(
+    def test_minilm_cosines_equal_those_of_sentence_transformers(
         self, minilm: Embedder, one: str, other: str, expected: float
     ) -> None:
         a, b = np.asarray(minilm.embed([one, other]))
         assert cosine(a, b) == pytest.approx(expected, abs=2e-5)
 
-    def test_a_batch_gives_what_each_text_gives_alone(self, minilm: Embedder) -> None:
+    def test_minilm_vectors_do_not_depend_on_the_batch(self, minilm: Embedder) -> None:
         texts = [*TEXTS, "", "short", "many words " * 60]
         together = np.asarray(minilm.embed(texts))
         alone = np.concatenate([np.asarray(minilm.embed([text])) for text in texts])
@@ -162,7 +162,7 @@ class TestMiniLM:
         assert np.asarray(minilm.embed([])).shape == (0, 384)
 
 
-def test_weights_that_are_none(tmp_path: Path) -> None:
+def test_invalid_weight_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for damage in (b"{}", b"\x10" + bytes(7) + b"not json at all!", b"\xff" * 64):
         path.write_bytes(damage)
@@ -223,12 +223,12 @@ class TestEndpoint:
         (asked,) = server.asked
         assert asked == ("/v1/embeddings", {"model": "m", "input": TEXTS}, "Bearer secret")
 
-    def test_its_name_is_model_and_address(self) -> None:
+    def test_the_endpoint_name_holds_model_and_address_without_the_key(self) -> None:
         embedder = find_embedder("openai:@cf/baai/bge@https://host:8/v1/", api_key="secret")
         assert embedder.name == "openai:@cf/baai/bge@host:8/v1"
         assert "secret" not in repr(vars(embedder).get("name"))
 
-    def test_batches(self, server: Server) -> None:
+    def test_the_endpoint_sends_texts_in_batches(self, server: Server) -> None:
         embedder = Endpoint("m", server.url, batch=3)
         texts = [f"text {n}" for n in range(7)]
         assert embedder.embed(texts) == Hashing().embed(texts)
@@ -240,7 +240,9 @@ class TestEndpoint:
         assert len(server.asked[0][1]["input"][0]) == 8000
 
     @pytest.mark.parametrize("status", [400, 401, 429, 500])
-    def test_refusals_are_told_without_the_key(self, server: Server, status: int) -> None:
+    def test_an_endpoint_error_is_reported_without_the_key(
+        self, server: Server, status: int
+    ) -> None:
         server.status, server.body = status, b'{"error": "bad key sk-secret"}'
         with pytest.raises(Unavailable) as caught:
             Endpoint("m", server.url, api_key="sk-secret").embed(["text"])
@@ -268,23 +270,23 @@ class TestEndpoint:
             b'{"data": [{"index": 0, "embedding": ["x"]}]}',
         ],
     )
-    def test_answers_that_are_none(self, server: Server, body: bytes) -> None:
+    def test_invalid_endpoint_answers_are_refused(self, server: Server, body: bytes) -> None:
         server.body = body
         with pytest.raises(Unavailable) as caught:
             Endpoint("m", server.url).embed(["text"])
         assert caught.value.kind == "embedder_nonsense"
 
-    def test_nobody_there(self) -> None:
+    def test_an_unreachable_endpoint_is_unavailable(self) -> None:
         with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
             Endpoint("m", "http://127.0.0.1:1/v1").embed(["text"])
 
-    def test_nobody_answers(self) -> None:
+    def test_an_endpoint_that_times_out_is_unavailable(self) -> None:
         refused = pytest.raises(Unavailable, match="cannot be reached: timed out")
         with Server() as silent, refused:  # it listens, and does not serve
             Endpoint("m", silent.url, timeout=0.01).embed(["text"])
 
     @pytest.mark.parametrize("url", ["ftp://host/v1", "http://", "http://me:pw@host/v1"])
-    def test_addresses_that_are_none(self, url: str) -> None:
+    def test_invalid_endpoint_addresses_are_refused(self, url: str) -> None:
         with pytest.raises(Invalid, match="looks like https://host/v1") as caught:
             Endpoint("m", url)
         assert "pw" not in caught.value.message.replace("password", "")

@@ -121,7 +121,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize(("said", "text"), STATED)
-def test_stated(said: str, text: str | None) -> None:
+def test_a_plain_statement_is_extracted_as_one_fact(said: str, text: str | None) -> None:
     found = learned(said)
     assert len(found) == 1
     if text is not None:
@@ -129,17 +129,17 @@ def test_stated(said: str, text: str | None) -> None:
 
 
 @pytest.mark.parametrize("said", NOT_STATED)
-def test_not_stated(said: str) -> None:
+def test_questions_guesses_and_wishes_are_not_extracted(said: str) -> None:
     assert learned(said) == []
 
 
 @pytest.mark.parametrize("said", ORDERS)
 @pytest.mark.parametrize("speaker", ["user", "assistant", "Mallory"])
-def test_nothing_is_learned_from_who_steers_the_model(said: str, speaker: str) -> None:
+def test_instructions_to_the_model_are_not_extracted(said: str, speaker: str) -> None:
     assert learned(said, speaker=speaker) == []
 
 
-def test_a_dialogue() -> None:
+def test_a_dialogue_yields_its_facts_with_subject_and_turn() -> None:
     turns = [
         Turn("user", "Hi! My name is Marta. Can you help me with the deploy script?"),
         Turn("assistant", "Of course, Marta. What does it do?"),
@@ -167,25 +167,25 @@ def test_a_dialogue() -> None:
     assert sure["The config lives in /etc/shop.toml"] < 0.7  # a model may have guessed
 
 
-def test_who_is_not_known_is_the_user() -> None:
+def test_facts_in_the_first_person_are_about_the_speaker() -> None:
     assert learned("I prefer tabs.", speaker="user") == ["the user prefers tabs"]
     assert learned("I prefer tabs.", speaker="James") == ["James prefers tabs"]
     assert learned("My car is a Volvo.", speaker="James") == ["James' car is a Volvo"]
 
 
-def test_said_twice_learned_once() -> None:
+def test_a_statement_repeated_in_a_dialogue_is_extracted_once() -> None:
     found = RuleExtractor()("", [Turn("Anna", "I prefer tabs."), Turn("Anna", "I PREFER tabs!")])
     assert [one.turn for one in found] == [0]
 
 
-def test_of_an_episode_without_its_turns() -> None:
+def test_an_episode_without_turns_is_extracted_from_its_summary() -> None:
     text = "- user: hello\nThe service needs Java 21. I prefer tabs."
     assert RuleExtractor()(text, []) == [
         Extracted("The service needs Java 21", "service", 0.6, None)
     ]
 
 
-def test_it_is_an_extractor_and_gives_the_same_each_time() -> None:
+def test_the_rule_extractor_is_deterministic() -> None:
     extractor: Extractor = RuleExtractor()
     turns = [Turn("Anna", said) for said, _ in STATED]
     assert extractor.name == "rules-1"
@@ -193,6 +193,6 @@ def test_it_is_an_extractor_and_gives_the_same_each_time() -> None:
     assert all(0 < one.confidence <= 1 for one in extractor("", turns))
 
 
-def test_a_megabyte_is_no_statement() -> None:
+def test_a_megabyte_of_text_yields_no_fact() -> None:
     for text in ("I prefer " + "x" * 1_000_000, "I " * 500_000, "the " * 250_000 + "is 5"):
         assert learned(text) == []

@@ -82,18 +82,18 @@ def whole(index: Index, many: int = 40) -> bool:
 
 
 class TestTakingIn:
-    def test_nothing_is_known_at_first(self, index: Index, path: Path) -> None:
+    def test_a_new_index_knows_no_events_and_has_no_file(self, index: Index, path: Path) -> None:
         assert not path.exists()
         assert index.known(LINE) == 0
         assert not index.in_memory
 
-    def test_how_far_it_is_known(self, index: Index) -> None:
+    def test_known_returns_the_last_indexed_event_of_each_timeline(self, index: Index) -> None:
         index.add(LINE, 0, 7, [said(3, "hello")], [])
         assert (index.known(LINE), index.known(OTHER)) == (7, 0)
         index.add(LINE, 7, 9, [], [])
         assert index.known(LINE) == 9
 
-    def test_what_is_known_is_passed_over(self, index: Index) -> None:
+    def test_already_indexed_events_are_not_indexed_again(self, index: Index) -> None:
         fill(index)
         index.add(LINE, 0, 20, [said(seq, "zebra again") for seq in range(1, 21)], [])
         index.add(LINE, 35, 42, [said(seq, "zebra late") for seq in range(36, 43)], [])
@@ -101,7 +101,7 @@ class TestTakingIn:
         assert count(index, "zebra") == 42
         assert (count(index, "again"), count(index, "late")) == (0, 2)
 
-    def test_only_what_is_in_the_page(self, index: Index) -> None:
+    def test_add_ignores_documents_outside_of_its_page(self, index: Index) -> None:
         index.add(LINE, 0, 5, [said(4, "soon"), said(6, "late")], [End(9, "f", 1)])
         assert (count(index, "soon"), count(index, "late")) == (1, 0)
         with index.reading() as lookup:
@@ -115,14 +115,14 @@ class TestTakingIn:
             index.add(OTHER, 3, 9, [], [])
         assert (index.known(LINE), index.known(OTHER)) == (5, 0)
 
-    def test_it_is_still_there_when_opened_again(self, index: Index, path: Path) -> None:
+    def test_an_index_keeps_its_content_when_reopened(self, index: Index, path: Path) -> None:
         fill(index)
         index.close()
         again = Index(path)
         assert whole(again)
         again.close()
 
-    def test_a_closed_one_says_so(self, index: Index) -> None:
+    def test_a_closed_index_refuses_use(self, index: Index) -> None:
         index.close()
         with pytest.raises(Invalid, match="open the store again"):
             index.known(LINE)
@@ -137,7 +137,7 @@ class TestTakingIn:
                 assert (end.id - start.id, end.total) == (10, 30)
                 assert lookup.hashes(1, [tier], 0, 30)[0][1] == text_hash("three little words")
 
-    def test_ids_by_time(self, index: Index) -> None:
+    def test_until_finds_the_last_id_before_a_time(self, index: Index) -> None:
         fill(index)
         with index.reading() as lookup:
             start, end = _place(lookup, 1, "working", 0), _place(lookup, 1, "working", 40)
@@ -149,7 +149,7 @@ class TestTakingIn:
 
 
 @given(st.text(min_size=1, max_size=60))
-def test_every_token_is_found(words_index: Index, text: str) -> None:
+def test_every_token_of_a_document_is_found(words_index: Index, text: str) -> None:
     """The file splits tokens at spaces only, and nothing in a question is syntax."""
     known = words_index.known(LINE)
     words_index.add(LINE, known, known + 1, [said(known + 1, text)], [])
@@ -170,12 +170,12 @@ def words_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
 
 
 class TestManyAtOnce:
-    def test_threads(self, index: Index) -> None:
+    def test_threads_that_fill_one_index_store_everything_once(self, index: Index) -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: fill(index), range(4)))
         assert whole(index)
 
-    def test_processes(self, path: Path) -> None:
+    def test_processes_that_fill_one_index_store_everything_once(self, path: Path) -> None:
         workers = [FORK.Process(target=lambda: fill(Index(path), 200)) for _ in range(3)]
         for worker in workers:
             worker.start()
@@ -186,7 +186,7 @@ class TestManyAtOnce:
         assert whole(index, 200)
         index.close()
 
-    def test_a_child_opens_it_again(self, index: Index) -> None:
+    def test_a_forked_child_reopens_the_index(self, index: Index) -> None:
         fill(index, 20)
         child = os.fork()
         if child == 0:  # pragma: no cover
@@ -210,7 +210,9 @@ class TestManyAtOnce:
             os._exit(0 if whole(index) and index.in_memory else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    def test_another_process_empties_it(self, index: Index, path: Path) -> None:
+    def test_an_index_emptied_by_another_process_is_filled_again(
+        self, index: Index, path: Path
+    ) -> None:
         fill(index, 20)
         other = Index(path)
         other.drop()
@@ -221,7 +223,7 @@ class TestManyAtOnce:
         assert whole(other)
         other.close()
 
-    def test_a_busy_file(self, path: Path) -> None:
+    def test_a_locked_index_file_is_unavailable_until_released(self, path: Path) -> None:
         index = Index(path, busy_ms=1)
         fill(index, 10)
         other = apsw.Connection(str(path))
@@ -258,7 +260,7 @@ def scramble(path: Path, how: str) -> None:
 
 class TestFaults:
     @pytest.mark.parametrize("how", ["head", "middle", "zeros", "short", "text", "empty"])
-    def test_a_damaged_file(self, path: Path, how: str) -> None:
+    def test_a_damaged_index_file_is_rebuilt(self, path: Path, how: str) -> None:
         first = Index(path)
         fill(first, 400)
         first.close()
@@ -273,7 +275,7 @@ class TestFaults:
         assert not index.in_memory
         index.close()
 
-    def test_damaged_while_it_is_open(self, index: Index, path: Path) -> None:
+    def test_an_index_damaged_while_open_is_rebuilt(self, index: Index, path: Path) -> None:
         fill(index, 400)
         with apsw.Connection(str(path)) as other:
             other.execute("DROP TABLE docs")
@@ -282,7 +284,7 @@ class TestFaults:
         fill(index, 400)
         assert whole(index, 400)
 
-    def test_the_file_is_gone(self, index: Index, path: Path) -> None:
+    def test_an_index_whose_file_was_deleted_is_rebuilt(self, index: Index, path: Path) -> None:
         fill(index, 20)
         for file in path.parent.iterdir():
             file.unlink()
@@ -290,7 +292,7 @@ class TestFaults:
         fill(index)
         assert whole(index)
 
-    def test_the_directory_is_gone(self, index: Index, path: Path) -> None:
+    def test_an_index_whose_directory_was_moved_is_rebuilt(self, index: Index, path: Path) -> None:
         fill(index, 20)
         path.parent.rename(path.parent.with_name("away"))
         with pytest.raises(Lost):
@@ -299,7 +301,7 @@ class TestFaults:
         assert whole(index)
         assert path.exists()
 
-    def test_another_version(self, index: Index, path: Path) -> None:
+    def test_an_index_of_another_version_is_rebuilt(self, index: Index, path: Path) -> None:
         fill(index, 20)
         index.close()
         with apsw.Connection(str(path)) as other:
@@ -310,7 +312,7 @@ class TestFaults:
         assert whole(again)
         again.close()
 
-    def test_another_program_of_the_same_version(self, path: Path) -> None:
+    def test_an_index_file_of_another_program_is_replaced(self, path: Path) -> None:
         path.parent.mkdir()
         with apsw.Connection(str(path)) as other:
             other.execute(f"CREATE TABLE docs (a); PRAGMA user_version = {VERSION}")
@@ -319,7 +321,7 @@ class TestFaults:
         assert whole(index)
         index.close()
 
-    def test_nowhere_to_write(self, tmp_path: Path) -> None:
+    def test_an_index_without_a_writable_place_is_kept_in_memory(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         index = Index(tmp_path / "file" / "index.db")
         fill(index)
@@ -328,7 +330,7 @@ class TestFaults:
         index.drop()
         assert index.known(LINE) == 0
 
-    def test_a_directory_that_cannot_be_written(self) -> None:
+    def test_an_index_in_an_unwritable_directory_is_kept_in_memory(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory).chmod(0o555)
             worker = FORK.Process(target=_may_not_write, args=(Path(directory) / "index.db",))
@@ -337,7 +339,7 @@ class TestFaults:
             assert worker.exitcode == 0
             Path(directory).chmod(0o700)
 
-    def test_the_disk_is_full(self, path: Path) -> None:
+    def test_an_index_on_a_full_disk_stays_usable(self, path: Path) -> None:
         worker = FORK.Process(target=_on_a_full_disk, args=(path,))
         worker.start()
         worker.join()
@@ -367,7 +369,7 @@ class TestDropping:
     def leftovers(self, path: Path) -> list[str]:
         return [file.name for file in path.parent.iterdir() if b"xylophon" in file.read_bytes()]
 
-    def test_nothing_stays(self, index: Index, path: Path) -> None:
+    def test_drop_leaves_no_text_in_the_files(self, index: Index, path: Path) -> None:
         for seq in range(1, 200):
             index.add(LINE, seq - 1, seq, [said(seq, f"my xylophone{seq} and my xylophon")], [])
         assert self.leftovers(path)
@@ -377,7 +379,7 @@ class TestDropping:
         fill(index)
         assert whole(index)
 
-    def test_nothing_stays_of_what_another_process_wrote(self, index: Index, path: Path) -> None:
+    def test_drop_leaves_no_text_written_by_another_handle(self, index: Index, path: Path) -> None:
         index.add(LINE, 0, 1, [said(1, "a xylophone")], [])
         other = Index(path)
         other.drop()
@@ -385,7 +387,7 @@ class TestDropping:
         index.drop()
         other.close()
 
-    def test_nothing_stays_of_a_damaged_one(self, index: Index, path: Path) -> None:
+    def test_drop_of_a_damaged_index_leaves_no_text(self, index: Index, path: Path) -> None:
         index.add(LINE, 0, 300, [said(seq, f"xylophone{seq}") for seq in range(1, 300)], [])
         index.close()
         scramble(path, "head")
@@ -394,12 +396,14 @@ class TestDropping:
         assert self.leftovers(path) == []
         again.close()
 
-    def test_there_is_none(self, index: Index, path: Path) -> None:
+    def test_drop_without_a_file_creates_none(self, index: Index, path: Path) -> None:
         index.drop()
         assert not path.exists()
 
     @pytest.mark.parametrize("index", [False], indirect=True)
-    def test_a_file_from_before_the_directory_was_closed(self, index: Index, path: Path) -> None:
+    def test_drop_empties_the_file_of_an_index_that_moved_into_memory(
+        self, index: Index, path: Path
+    ) -> None:
         """An index in memory took its place: the file is emptied all the same."""
         index.add(LINE, 0, 1, [said(1, "a xylophone")], [])
         assert isinstance(index._file, IndexFile)

@@ -20,7 +20,7 @@ def ask(library: Library) -> tuple[list[int], str]:
     return [found.seq for found in answer.found], answer.dense
 
 
-def test_what_is_not_installed_leaves_the_words(
+def test_without_an_installed_embedder_search_uses_words_and_reports_it(
     tmp_path: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ortet.memory.embedders.find_spec", lambda name: None)

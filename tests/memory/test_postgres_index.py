@@ -31,7 +31,7 @@ def found(index: PostgresIndex, text: str, upto: int) -> list[int]:
     return [one.seq for one in search(index, paths, Query(text)).found]
 
 
-def test_texts_of_any_size(in_database: PostgresIndex) -> None:
+def test_texts_of_any_size_are_indexed(in_database: PostgresIndex) -> None:
     """More distinct words than one tsvector holds; none; many pages at once."""
     words = " ".join(f"w{'x' * 40}{n}" for n in range(40_000))
     take(in_database, said(1, words, "k1"), said(2, "!?", "k2"))
@@ -51,12 +51,14 @@ def test_texts_of_any_size(in_database: PostgresIndex) -> None:
 @pytest.mark.parametrize(
     "odd", ["it's", "back\\slash_x", "a&b|c", "'", "f(x):*", "日本語", "ñandú"]
 )
-def test_nothing_in_a_word_is_syntax(in_database: PostgresIndex, odd: str) -> None:
+def test_special_characters_in_a_word_are_not_query_syntax(
+    in_database: PostgresIndex, odd: str
+) -> None:
     take(in_database, said(1, f"before {odd} behind", "k1"), said(2, "nothing", "k2"))
     assert found(in_database, f"{odd} before", 2) == [1]
 
 
-def test_keys_that_text_in_postgresql_cannot_be(in_database: PostgresIndex) -> None:
+def test_keys_that_postgresql_text_cannot_hold_are_stored(in_database: PostgresIndex) -> None:
     standing = in_database.standing([])
     docs = [said(1, "zebra one", "k\0\ud800"), said(2, "zebra two", "long" * 5000)]
     in_database.take([Page(LINE, 0, 3, docs, [End(3, "k\0\ud800", 3)])], standing.mark)
@@ -66,7 +68,7 @@ def test_keys_that_text_in_postgresql_cannot_be(in_database: PostgresIndex) -> N
     assert len(search(in_database, paths, Query("zebra")).found) == 2
 
 
-def test_what_was_read_before_is_not_taken_in(in_database: PostgresIndex) -> None:
+def test_a_page_read_before_an_erasure_is_refused(in_database: PostgresIndex) -> None:
     """Of timelines that were emptied since; others go on."""
     standing = in_database.standing([LINE, OTHER])
     in_database.forget([LINE])
@@ -104,7 +106,7 @@ def test_a_timeline_goes_with_its_rows(
     catalog.drop_timeline(OTHER)
 
 
-def test_a_connection_that_is_lost_in_the_middle(
+def test_a_connection_lost_during_a_read_raises_lost_and_is_replaced(
     catalog: PostgresCatalog, in_database: PostgresIndex
 ) -> None:
     take(in_database, said(1, "zebra"))

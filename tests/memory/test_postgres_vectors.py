@@ -93,7 +93,7 @@ def world(
     made.told.index.close()
 
 
-def test_the_answers_of_a_file(world: World) -> None:
+def test_vectors_in_postgres_rank_like_vectors_in_a_file(world: World) -> None:
     for size in (8, 64):
         embedder = Hashing(f"hashing {size}", size)
         for text in ("text 17", "a question"):
@@ -104,7 +104,7 @@ def test_the_answers_of_a_file(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", ["walked", "walked in vain"])
-def test_the_answers_of_a_file_where_all_vectors_are_read(
+def test_vectors_in_postgres_rank_alike_when_all_are_read(
     world: World, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     walked = []
@@ -129,7 +129,9 @@ def test_the_answers_of_a_file_where_all_vectors_are_read(
     assert world.in_database(embedder, "text 17", 1000, *spans) == twice
 
 
-def test_where_they_are_compared(catalog: PostgresCatalog, plain: PostgresCatalog) -> None:
+def test_vectors_are_compared_in_the_database_only_with_pgvector(
+    catalog: PostgresCatalog, plain: PostgresCatalog
+) -> None:
     for made, kind in ((catalog, PostgresMeanings), (plain, Vectors)):
         meanings = PostgresShelves(made.link).meanings(Hashing(), SystemClock())
         assert isinstance(meanings, kind)
@@ -137,7 +139,7 @@ def test_where_they_are_compared(catalog: PostgresCatalog, plain: PostgresCatalo
     assert PostgresVectorStore(plain.link, "any").kind == "bytea"
 
 
-def test_no_host_embeds_what_another_has(world: World) -> None:
+def test_a_text_embedded_by_one_host_is_not_embedded_by_another(world: World) -> None:
     one, two = Hashing(), Hashing()
     first = world.in_database(one, "which?", 5, *SPANS)
     assert len(one.texts) == len(set(one.texts)) == 17 + 100 + 1
@@ -145,7 +147,7 @@ def test_no_host_embeds_what_another_has(world: World) -> None:
     assert two.texts == ["which?"]
 
 
-def test_what_comes_later_is_found_too(world: World) -> None:
+def test_a_text_indexed_later_is_embedded_and_found(world: World) -> None:
     embedder = Hashing()
     meanings = world.meanings(embedder)
     asked = meanings.over(world.index, world.told.news)
@@ -160,13 +162,13 @@ def test_what_comes_later_is_found_too(world: World) -> None:
     meanings.close()
 
 
-def test_an_embedder_that_fails_says_so(world: World) -> None:
+def test_a_failing_embedder_is_reported_in_the_status(world: World) -> None:
     near = world.in_database(Failing(), "text 9", 5, *SPANS)
     assert near.places == []
     assert near.status.startswith("failed: OSError: no such host")
 
 
-def test_erased_texts_and_lost_tables(world: World) -> None:
+def test_vectors_of_erased_texts_go_and_lost_tables_are_rebuilt(world: World) -> None:
     embedder = Hashing()
     first = world.in_database(embedder, "text 9", 5, *SPANS)
     store = PostgresVectorStore(world.catalog.link, "")
@@ -180,7 +182,7 @@ def test_erased_texts_and_lost_tables(world: World) -> None:
     assert world.in_database(embedder, "text 9", 5, *SPANS) == first
 
 
-def test_what_was_read_before_an_erasure_is_not_kept(world: World) -> None:
+def test_a_vector_computed_before_an_erasure_is_not_stored(world: World) -> None:
     store = PostgresVectorStore(world.catalog.link, "m")
     mark, size = store.state()
     assert size == 0

@@ -57,7 +57,7 @@ def chain(*lines: int) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lines", [(3,), (1, 2), (0, 4, 5, 9), tuple(range(12))])
-def test_counted_and_found_alike(
+def test_every_lookup_method_counts_and_finds_the_same(
     index: Index, monkeypatch: pytest.MonkeyPatch, way: str, lines: tuple[int, ...]
 ) -> None:
     with index.reading() as lookup:
@@ -80,7 +80,9 @@ def test_counted_and_found_alike(
         assert exact.nearest(WORDS[0], 7) == wanted[WORDS[0]][:7]
 
 
-def test_inferred_alike(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_lookup_method_estimates_the_same_counts(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inferred = []
     for settings in WAYS.values():
         with monkeypatch.context() as patch, index.reading() as lookup:
@@ -93,7 +95,9 @@ def test_inferred_alike(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inferred[0][WORDS[1]] == pytest.approx(0.7 * visible.total, rel=0.25)
 
 
-def test_the_same_answers(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_lookup_method_gives_the_same_search_answers(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [chain(*range(12)), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
     effort = Effort(postings=150, documents=30, counted=40)
     answers = []
@@ -106,7 +110,7 @@ def test_the_same_answers(index: Index, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(answers[0].found) == 25
 
 
-def test_nothing_to_see(index: Index) -> None:
+def test_postings_without_visible_documents_are_empty(index: Index) -> None:
     with index.reading() as lookup:
         empty = Postings(lookup, see(lookup, [], Query("")), limit=5)
         assert empty.count(["terma"]) == {"terma": 0}
@@ -153,7 +157,7 @@ def answers_alike(index: Index, in_database: PostgresIndex) -> None:
 
 
 @pytest.mark.parametrize("way", ["looked at", "by the index of terms"])
-def test_rows_that_lie_in_any_order(
+def test_the_row_order_in_the_database_does_not_change_the_answers(
     index: Index,
     catalog: PostgresCatalog,
     in_database: PostgresIndex,

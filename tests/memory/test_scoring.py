@@ -25,42 +25,42 @@ def score(
 
 
 class TestRarity:
-    def test_rare_terms_tell_more(self) -> None:
+    def test_rare_terms_have_a_higher_weight(self) -> None:
         told = [rarity("zebra", 1000, having) for having in (1, 10, 100, 500, 1000)]
         assert told == sorted(told, reverse=True)
         assert told[-1] > 0
 
-    def test_common_words_tell_little_from_the_first_message_on(self) -> None:
+    def test_common_words_have_a_low_weight_from_the_first_message(self) -> None:
         assert rarity("and", 3, 1) < rarity("zebra", 3, 3)
         assert rarity("and", 100_000, 10) == pytest.approx(
             rarity("zebra", 100_000, 10 + 200 / 3), rel=0.01
         )
 
     @given(st.integers(0, 10**9), st.floats(0, 1e10))
-    def test_it_is_never_negative(self, total: int, having: float) -> None:
+    def test_rarity_is_always_positive(self, total: int, having: float) -> None:
         assert rarity("the", total, having) > 0
 
 
 class TestCounting:
-    def test_each_once(self) -> None:
+    def test_without_counts_each_term_counts_once(self) -> None:
         assert count_terms("the dog barks", None, RARITIES) == {"the": 1, "dog": 1}
 
-    def test_how_often(self) -> None:
+    def test_terms_count_as_often_as_the_counts_say(self) -> None:
         assert count_terms("the dog barks", bytes([3, 1, 9]), RARITIES) == {"the": 3, "dog": 1}
 
-    def test_nothing(self) -> None:
+    def test_an_empty_text_has_no_terms(self) -> None:
         assert count_terms("", None, RARITIES) == {}
 
 
 class TestWindow:
-    def test_by_hand(self) -> None:
+    def test_the_window_score_equals_a_hand_computed_bm25(self) -> None:
         plain = Weights(before=0.5, behind=0.0, k1=1.0, b=0.5)
         alone = score(Counted({"dog": 1}, 20), weights=plain)
         assert alone == pytest.approx(2.0 * 1 * 2 / (1 + 1.5))
         beside = score(Counted({"dog": 1}, 10), Counted({"zebra": 2}, 10), weights=plain)
         assert beside == pytest.approx(2.0 * 1 * 2 / (1 + 1) + 5.0 * 1 * 2 / (1 + 1))
 
-    def test_own_words_before_those_beside(self) -> None:
+    def test_own_words_score_higher_than_words_of_neighbours(self) -> None:
         has, other = Counted({"zebra": 1}, 10), Counted({}, 10)
         own = score(has, other, other)
         behind_it = score(other, has, other)
@@ -88,7 +88,7 @@ class TestFusion:
         assert ranks({"a": 1.0, "b": 3.0, "c": 1.0, "d": 0.5}) == {"b": 1, "a": 3, "c": 3, "d": 4}
         assert ranks({}) == {}
 
-    def test_reciprocal_ranks(self) -> None:
+    def test_fuse_adds_weighted_reciprocal_ranks(self) -> None:
         fused = fuse("ab", [(1.0, {"a": 1}), (0.5, {"a": 2, "b": 1})], flatness=9)
         assert fused == pytest.approx({"a": 1 / 10 + 0.5 / 11, "b": 0.5 / 10})
 

@@ -94,16 +94,16 @@ TALK = [
 
 
 class TestWhatIsFound:
-    def test_the_best_first(self, world: World) -> None:
+    def test_the_best_matching_message_comes_first(self, world: World) -> None:
         world.say(MAIN, *TALK)
         assert world.texts("grilled sardines", HERE)[0] == TALK[3]
         assert world.texts("the cat named Momo", HERE)[0] == TALK[4]
 
-    def test_the_answer_to_a_question(self, world: World) -> None:
+    def test_the_message_after_a_matching_question_is_found_too(self, world: World) -> None:
         world.say(MAIN, *TALK)
         assert world.texts("where in summer", HERE, k=2) == TALK[:2]
 
-    def test_no_more_than_asked_for(self, world: World) -> None:
+    def test_search_returns_at_most_k_results(self, world: World) -> None:
         world.say(MAIN, *[f"zebra number {number}" for number in range(30)])
         assert len(world.ask("zebra", HERE).found) == 10
         assert len(world.ask("zebra", HERE, k=30).found) == 30
@@ -111,7 +111,7 @@ class TestWhatIsFound:
         assert world.ask("zebra", HERE, k=0).found == []
 
     @pytest.mark.parametrize("text", ["", "  ", "?!", "\0", "nowhere", "\ud800"])
-    def test_nothing(self, world: World, text: str) -> None:
+    def test_search_without_a_match_returns_nothing(self, world: World, text: str) -> None:
         assert world.ask(text, HERE).found == []
         world.say(OTHER, *TALK)
         assert world.ask(text, on((OTHER, 0, 9))).found == []
@@ -124,12 +124,12 @@ class TestWhatIsFound:
             *("\0", "'; DROP TABLE docs; --", "-sardines", "NOT sardines", 'sardines"', "+ +"),
         ],
     )
-    def test_syntax_is_data(self, world: World, syntax: str) -> None:
+    def test_query_syntax_in_a_question_is_treated_as_text(self, world: World, syntax: str) -> None:
         world.say(MAIN, *TALK)
         world.ask(syntax, HERE)
         assert world.texts(f"sardines {syntax}", HERE)[0] == TALK[3]
 
-    def test_a_very_long_question(self, world: World) -> None:
+    def test_a_very_long_question_is_answered(self, world: World) -> None:
         world.say(MAIN, *TALK)
         assert world.texts("sardines " + "word " * 200_000, HERE)[0] == TALK[3]
         many = " ".join(f"word{number}" for number in range(100_000))
@@ -149,11 +149,11 @@ class TestWhatIsFound:
             ("in src/app/main.py", "main.py"),
         ],
     )
-    def test_any_script(self, world: World, said: str, asked: str) -> None:
+    def test_words_of_any_script_are_found(self, world: World, said: str, asked: str) -> None:
         world.say(MAIN, "something else", "of another kind", said, "and more", "of the same")
         assert world.texts(asked, HERE)[0] == said
 
-    def test_who_said_it_and_what_about(self, world: World) -> None:
+    def test_search_matches_the_speaker_and_the_subject(self, world: World) -> None:
         world.say(MAIN, "I went to the lake", speaker="Caroline")
         world.say(MAIN, "I went to the lake", start=2, speaker="Melanie")
         world.put(MAIN, Doc(3, "semantic", "it takes an hour", 30, key="f", about="deployment"))
@@ -177,7 +177,7 @@ class TestWhatIsFound:
         assert world.ask("wifi password", HERE).found[0].key == "f"
         assert world.ask("vault password", HERE).found[0].seq == 90
 
-    def test_why_it_was_found(self, world: World) -> None:
+    def test_a_result_explains_its_scores(self, world: World) -> None:
         world.say(MAIN, *TALK)
         world.learn(MAIN, 7, "sardines are fish", "f", importance=0.9)
         best, *_ = world.ask("sardines are fish unicorn", HERE).found
@@ -189,7 +189,7 @@ class TestWhatIsFound:
         assert set(best.scores.terms) == {"sardin", "ar", "fish"}
         assert (best.scores.cosine, best.scores.cosine_rank) == (0.0, 0)
 
-    def test_between_likes_the_newer_and_the_more_important(self, world: World) -> None:
+    def test_equal_matches_are_ordered_by_recency_and_importance(self, world: World) -> None:
         for seq in (1, 3, 5):
             world.learn(MAIN, seq, "the sky is blue", f"f{seq}")
         assert [one.seq for one in world.ask("sky", HERE).found] == [5, 3, 1]
@@ -214,7 +214,7 @@ class TestBranches:
         assert world.texts("four", left) == []
         assert world.texts("right", left) == []
 
-    def test_the_turn_before_a_fork_is_beside_its_first(self, world: World) -> None:
+    def test_the_turn_before_a_fork_is_a_neighbour_of_its_first_turn(self, world: World) -> None:
         world.say(MAIN, "hello", "what is your favourite fruit", "mango", "ok")
         world.say(LEFT, "papaya", "fine", start=3)
         left = on((MAIN, 0, 2), (LEFT, 2, 4))
@@ -229,7 +229,7 @@ class TestBranches:
         fork = on((MAIN, 0, 6), (LEFT, 6, 6), (RIGHT, 6, 6))
         assert world.texts("sardines", fork) == world.texts("sardines", on((MAIN, 0, 6)))
 
-    def test_what_ended_on_one_branch(self, world: World) -> None:
+    def test_a_fact_ended_on_one_branch_is_found_on_the_other(self, world: World) -> None:
         world.learn(MAIN, 1, "the sky is green", "f")
         world.end(LEFT, 3, "f")
         left, right = (on((MAIN, 0, 2), (line, 2, 5)) for line in (LEFT, RIGHT))
@@ -237,14 +237,14 @@ class TestBranches:
         assert world.texts("sky", right) == ["the sky is green"]
         assert world.texts("sky", on((MAIN, 0, 2), (LEFT, 2, 2))) == ["the sky is green"]
 
-    def test_an_end_on_another_path(self, world: World) -> None:
+    def test_a_fact_ended_on_one_searched_path_is_not_found(self, world: World) -> None:
         world.learn(SHARED, 1, "the sky is green", "f")
         world.end(MAIN, 3, "f")
         shared = on((SHARED, 0, 1), scope="agent")
         assert world.texts("sky", shared) == ["the sky is green"]
         assert world.texts("sky", on((MAIN, 0, 9)), shared) == []
 
-    def test_many_that_ended_do_not_hide_the_one_that_did_not(self, world: World) -> None:
+    def test_a_valid_fact_is_found_behind_many_ended_facts(self, world: World) -> None:
         for seq in range(1, 1000):
             world.learn(MAIN, seq, "the build is red", f"f{seq}")
             world.end(MAIN, seq + 1, f"f{seq}")
@@ -259,7 +259,7 @@ class TestBranches:
         assert [one.scope for one in world.ask("sky", own, shared).found] == [""]
         assert [one.scope for one in world.ask("sky", shared, own).found] == ["agent"]
 
-    def test_what_two_paths_share_counts_once(self, world: World) -> None:
+    def test_messages_shared_by_two_paths_are_found_once(self, world: World) -> None:
         world.say(MAIN, *TALK)
         world.say(LEFT, "sardines again", start=5)
         main, left = on((MAIN, 0, 6)), on((MAIN, 0, 4), (LEFT, 4, 5))
@@ -297,7 +297,9 @@ class TestFilters:
             ((), set()),
         ],
     )
-    def test_tiers(self, mixed: World, tiers: tuple[Tier, ...], keys: set[str]) -> None:
+    def test_only_the_requested_tiers_are_searched(
+        self, mixed: World, tiers: tuple[Tier, ...], keys: set[str]
+    ) -> None:
         assert {one.key for one in mixed.ask("zebra", HERE, tiers=tiers).found} == keys
 
     def test_few_facts_among_many_messages(self, world: World) -> None:
@@ -306,7 +308,7 @@ class TestFilters:
         path = on((MAIN, 0, 3001))
         assert [one.key for one in world.ask("zebra", path, tiers=("semantic",)).found] == ["f"]
 
-    def test_what_could_be_known_then(self, mixed: World) -> None:
+    def test_search_at_a_time_returns_what_was_known_at_that_time(self, mixed: World) -> None:
         def seqs(at: int) -> list[int]:
             return sorted(one.seq for one in mixed.ask("zebra", HERE, at=at).found)
 
@@ -316,17 +318,17 @@ class TestFilters:
         assert seqs(79) == [1, 2, 3, 4, 5, 6]
         assert seqs(80) == [1, 2, 3, 4, 5]
 
-    def test_then_is_as_if_no_more_had_happened(self, world: World) -> None:
+    def test_search_at_a_time_ignores_later_events_in_its_scores(self, world: World) -> None:
         world.say(MAIN, *TALK)
         then = world.ask("how was the food, Momo?", on((MAIN, 0, 6)), at=30)
         assert then == world.ask("how was the food, Momo?", on((MAIN, 0, 3)))
 
-    def test_what_was_valid_then(self, mixed: World) -> None:
+    def test_search_on_a_time_returns_facts_valid_at_that_time(self, mixed: World) -> None:
         for moment, valid in [(999, False), (1000, True), (1999, True), (2000, False)]:
             found = mixed.ask("zebra", HERE, on=moment).found
             assert ("f" in {one.key for one in found}) is valid
 
-    def test_since(self, mixed: World) -> None:
+    def test_search_after_a_time_returns_only_newer_memories(self, mixed: World) -> None:
         assert sorted(one.seq for one in mixed.ask("zebra", HERE, after=30).found) == [3, 4, 5]
         found = mixed.ask("zebra", HERE, after=20, at=40).found
         assert sorted(one.seq for one in found) == [2, 3, 4]
@@ -346,7 +348,7 @@ class Nearby:
 
 
 class TestMeaning:
-    def test_it_joins_what_words_found(self, world: World) -> None:
+    def test_semantic_matches_are_combined_with_word_matches(self, world: World) -> None:
         world.say(MAIN, *TALK)
         near = Nearby((MAIN, 5, 0.8), (MAIN, 2, 0.3))
         answer = world.ask("grilled sardines", HERE, vectors=near)
@@ -362,7 +364,9 @@ class TestMeaning:
             "grilled sardines",
         )
 
-    def test_only_what_can_be_seen_and_is_believed(self, world: World) -> None:
+    def test_semantic_matches_outside_the_visible_path_or_ended_are_dropped(
+        self, world: World
+    ) -> None:
         world.say(MAIN, *TALK)
         world.learn(MAIN, 7, "over", "f")
         world.end(MAIN, 8, "f")
@@ -376,7 +380,7 @@ class TestMeaning:
         found = world.ask("unheard", HERE, vectors=near, at=65).found
         assert [one.seq for one in found] == [6]
 
-    def test_it_is_asked_for_what_is_asked_for(self, world: World) -> None:
+    def test_the_vector_search_gets_only_the_visible_spans(self, world: World) -> None:
         world.say(MAIN, *TALK)
         world.say(LEFT, *TALK, start=5)
         near = Nearby((MAIN, 2, 0.5))
@@ -386,7 +390,7 @@ class TestMeaning:
         world.ask("unheard", path, vectors=near, after=20, at=40)
         assert near.asked[-1][0] == [Span(MAIN, 1, 4)]
 
-    def test_more_are_asked_for_when_the_nearest_are_gone(self, world: World) -> None:
+    def test_more_vectors_are_requested_when_the_nearest_have_ended(self, world: World) -> None:
         for seq in range(1, 400):
             world.learn(MAIN, seq, "over", f"f{seq}")
             world.end(MAIN, seq + 1, f"f{seq}")
@@ -401,7 +405,7 @@ class TestMeaning:
         found = world.ask("unheard", on((MAIN, 0, 401)), vectors=Ordered()).found
         assert [one.key for one in found] == ["g"]
 
-    def test_how_it_took_part(self, world: World) -> None:
+    def test_the_answer_reports_a_failed_vector_search(self, world: World) -> None:
         world.say(MAIN, *TALK)
         answer = world.ask("sardines", HERE, vectors=Nearby(status="failed: no answer"))
         assert answer.dense == "failed: no answer"
@@ -424,13 +428,13 @@ class TestPruning:
         assert best.scores.pruned == ("common", "word")
         assert set(best.scores.terms) == {"common", "word", "needl"}
 
-    def test_when_all_are_common(self, many: World) -> None:
+    def test_a_query_of_only_common_terms_still_finds_results(self, many: World) -> None:
         effort = Effort(postings=50, documents=20, counted=30)
         found = many.ask("common words", on((MAIN, 0, 401)), effort=effort).found
         assert len(found) == 10
         assert found[0].scores.pruned == ("word",)
 
-    def test_nothing_is_pruned_in_a_small_world(self, world: World) -> None:
+    def test_no_term_is_pruned_in_a_small_index(self, world: World) -> None:
         world.say(MAIN, *TALK)
         assert world.ask("the cat and the food", HERE).found[0].scores.pruned == ()
 
@@ -504,7 +508,7 @@ def reference(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(worlds(), st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4, unique=True))
-def test_as_if_all_were_read(
+def test_search_scores_equal_a_reference_without_an_index(
     tmp_path_factory: pytest.TempPathFactory,
     made: tuple[dict[str, list[Doc]], dict[str, list[End]], Path],
     terms: list[str],

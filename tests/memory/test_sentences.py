@@ -33,7 +33,7 @@ from ortet.memory.sentences import clip, commands_model, sentences
         (" \n\t ...!!! ", []),
     ],
 )
-def test_sentences(text: str, found: list[str] | int) -> None:
+def test_text_is_split_into_sentences(text: str, found: list[str] | int) -> None:
     assert (len(sentences(text)) if isinstance(found, int) else sentences(text)) == found
 
 
@@ -61,12 +61,12 @@ def test_a_megabyte_is_read_once(text: str) -> None:
         ("I forget where the file is", False),
     ],
 )
-def test_what_is_meant_for_the_model(text: str, verdict: bool) -> None:
+def test_instructions_to_the_model_are_recognised(text: str, verdict: bool) -> None:
     assert commands_model(text) is verdict
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 8, 11, 100])
-def test_clip(limit: int) -> None:
+def test_clip_never_exceeds_its_limit(limit: int) -> None:
     cut = clip("some words", limit)
     assert len(cut) <= limit
     assert cut.endswith("…") or cut == "some words"

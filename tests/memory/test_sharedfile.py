@@ -66,7 +66,7 @@ def test_many_users_share_a_few_connections(tmp_path: Path) -> None:
     assert os.path.realpath(opened.path) not in _KNOWN
 
 
-def test_who_closes_leaves_it_to_the_others(tmp_path: Path) -> None:
+def test_closing_one_user_keeps_the_file_open_for_the_others(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
     first, second = SharedFile(opened.path, opened), SharedFile(opened.path, opened)
     with first.transaction(write=True) as connection:
@@ -85,7 +85,7 @@ def test_who_closes_leaves_it_to_the_others(tmp_path: Path) -> None:
             pass
 
 
-def test_what_is_lent_while_the_last_closes_is_closed_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_connection_in_use_during_the_last_close_is_closed_afterwards(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
     user = SharedFile(opened.path, opened)
     with user.transaction() as connection:
@@ -96,7 +96,7 @@ def test_what_is_lent_while_the_last_closes_is_closed_when_it_comes_back(tmp_pat
         pass
 
 
-def test_those_who_wait_are_served_in_order(tmp_path: Path) -> None:
+def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
     user = SharedFile(opened.path, opened, most=1)
     served: list[int] = []
@@ -140,7 +140,7 @@ def _knows(index: Index) -> None:
         assert index.known("a" * 32) == 1
 
 
-def test_a_child_of_a_busy_process_opens_it_anew(tmp_path: Path) -> None:
+def test_a_forked_child_of_a_busy_process_opens_its_own_index(tmp_path: Path) -> None:
     path = tmp_path / "index.db"
     index = Index(path, shared=True)
     index.add("a" * 32, 0, 1, [Doc(1, "working", "zebra", 1)], [])

@@ -56,7 +56,7 @@ class TestExactly:
         assert (timeline, seq) == ("a", 17)
         assert cosine == pytest.approx(1, abs=1e-6)
 
-    def test_as_a_loop_over_all_finds_them(self, told: Told, opened: Any) -> None:
+    def test_vector_ranking_equals_a_loop_over_all_texts(self, told: Told, opened: Any) -> None:
         told.tell("b", *(f"other {n}" for n in range(300)))
         embedder = Hashing(size=64)
         vectors = opened(embedder)
@@ -72,7 +72,7 @@ class TestExactly:
         assert [(t, s) for t, s, _ in near.places] == [(t, -s) for _, s, t in expected]
         assert [c for *_, c in near.places] == pytest.approx([-c for c, *_ in expected], abs=1e-6)
 
-    def test_to_the_last_digit_whatever_else_is_there(self, told: Told, opened: Any) -> None:
+    def test_cosines_do_not_depend_on_other_timelines(self, told: Told, opened: Any) -> None:
         alone = told.ask(opened(Hashing(size=64)), "q")
         told.tell("b", *(f"noise {n}" for n in range(500)))
         told.tell("c", *(f"noise {n}" for n in range(7)))
@@ -87,7 +87,9 @@ class TestExactly:
         near = told.ask(opened(Hashing()), "thanks", limit=3)
         assert [seq for _, seq, _ in near.places] == [80, 79, 78]
 
-    def test_only_the_span_and_the_tiers_asked_for(self, told: Told, opened: Any) -> None:
+    def test_ranking_returns_only_the_requested_span_and_tiers(
+        self, told: Told, opened: Any
+    ) -> None:
         vectors = opened(Hashing())
         near = told.ask(vectors, "text 17", Span("a", 4, 9), limit=100)
         assert sorted(seq for _, seq, _ in near.places) == [5, 6, 7, 8, 9]
@@ -98,7 +100,9 @@ class TestExactly:
         near = told.ask(vectors, "text 2", Span("a", 0, 9), limit=1)  # further back than before
         assert [seq for _, seq, _ in near.places] == [2]
 
-    def test_a_line_of_many_chunks(self, told: Told, opened: Any) -> None:
+    def test_an_event_log_of_many_chunks_is_ranked_completely(
+        self, told: Told, opened: Any
+    ) -> None:
         told.tell("long", *(f"line {n % 9000}" for n in range(1, 17001)))
         vectors = opened(Hashing(size=4))
         near = told.ask(vectors, "line 8500", told.span("long"), limit=2)
@@ -107,7 +111,7 @@ class TestExactly:
         near = told.ask(vectors, "late 5", told.span("long"), limit=1)
         assert [seq for _, seq, _ in near.places] == [17006]
 
-    def test_what_is_too_much_for_memory_is_given_up_and_read_again(
+    def test_vectors_evicted_from_memory_are_read_again_not_embedded_again(
         self, told: Told, opened: Any
     ) -> None:
         told.tell("b", *(f"other {n}" for n in range(50)))
@@ -130,7 +134,7 @@ class TestOnce:
             ["q", "and its own", *(f"text {n}" for n in range(1, 31))]
         )
 
-    def test_nor_by_another_process_or_a_new_index(
+    def test_no_text_is_embedded_again_for_a_new_index(
         self, told: Told, opened: Any, tmp_path: Path
     ) -> None:
         first = told.ask(opened(Hashing()), "q")
@@ -141,7 +145,7 @@ class TestOnce:
         assert again.ask(opened(embedder), "q", again.span("a")) == first
         assert embedder.texts == ["q"]
 
-    def test_what_is_new_is_embedded_alone(self, told: Told, opened: Any) -> None:
+    def test_only_new_texts_are_embedded(self, told: Told, opened: Any) -> None:
         embedder = Hashing()
         vectors = opened(embedder)
         told.ask(vectors, "q")
@@ -157,7 +161,9 @@ class TestOnce:
 
 
 class TestEmbeddersThatAreSlow:
-    def test_a_question_is_not_waited_for_and_remembered(self, told: Told, opened: Any) -> None:
+    def test_a_slow_question_is_not_waited_for_and_its_vector_is_kept(
+        self, told: Told, opened: Any
+    ) -> None:
         embedder = Gated()
         vectors = opened(embedder, patience=0.01, allowance=0)
         near = told.ask(vectors, "text 3")
@@ -184,7 +190,9 @@ class TestEmbeddersThatAreSlow:
         assert told.ask(vectors, "news").places[0][1] == 31
         assert embedder.texts.count("news") == 2  # by one as a text, as a question by the other
 
-    def test_some_when_others_are_still_to_come(self, told: Told, opened: Any) -> None:
+    def test_the_status_is_some_while_vectors_are_still_missing(
+        self, told: Told, opened: Any
+    ) -> None:
         embedder = Gated()
         embedder.open.set()
         vectors = opened(embedder, allowance=0.0)
@@ -207,7 +215,7 @@ class TestEmbeddersThatAreSlow:
         vectors.close()
         embedder.open.set()
 
-    def test_one_thread_at_a_time_calls_it(self, told: Told, opened: Any) -> None:
+    def test_only_one_thread_at_a_time_calls_the_embedder(self, told: Told, opened: Any) -> None:
         inside = threading.Lock()
 
         class Single(Hashing):
@@ -232,7 +240,9 @@ class TestEmbeddersThatAreSlow:
 
 
 class TestEmbeddersThatFail:
-    def test_it_is_said_and_not_tried_again_at_once(self, told: Told, opened: Any) -> None:
+    def test_a_failing_embedder_is_reported_and_retried_with_backoff(
+        self, told: Told, opened: Any
+    ) -> None:
         embedder, clock = Failing(), ManualClock()
         vectors = opened(embedder, clock=clock)
         for _ in range(3):
@@ -256,7 +266,9 @@ class TestEmbeddersThatFail:
         embedder.error = None
         assert told.ask(vectors, "q").status == "all"
 
-    def test_even_one_that_would_end_the_program(self, told: Told, opened: Any) -> None:
+    def test_an_embedder_that_raises_system_exit_is_reported_as_failed(
+        self, told: Told, opened: Any
+    ) -> None:
         embedder = Failing()
         embedder.error = SystemExit(3)
         assert told.ask(opened(embedder), "q").status == "failed: SystemExit: 3"
@@ -278,7 +290,9 @@ class TestEmbeddersThatFail:
         assert near.status == "some"
         assert {seq for _, seq, _ in near.places} == {*range(1, 31)} - {20}
 
-    def test_texts_that_cannot_be_read_are_asked_for_again(self, told: Told, opened: Any) -> None:
+    def test_texts_that_could_not_be_read_are_requested_again(
+        self, told: Told, opened: Any
+    ) -> None:
         clock = ManualClock()
         vectors = opened(Hashing(), clock=clock)
 
@@ -309,7 +323,9 @@ class TestNonsense:
             (lambda rows: [[float("inf")] + [1.0] * 7] * len(rows), "zero or not of numbers"),
         ],
     )
-    def test_is_refused_and_not_kept(self, told: Told, opened: Any, given: Any, said: str) -> None:
+    def test_malformed_vectors_are_refused_and_not_stored(
+        self, told: Told, opened: Any, given: Any, said: str
+    ) -> None:
         class Wrong(Hashing):
             def embed(self, texts: Sequence[str], /) -> Any:
                 return given(super().embed(texts)) if wrong else super().embed(texts)
@@ -325,7 +341,9 @@ class TestNonsense:
         clock.advance(SECOND)
         assert told.ask(vectors, "text 4").places[0][1] == 4
 
-    def test_for_some_texts_leaves_the_others(self, told: Told, opened: Any) -> None:
+    def test_zero_vectors_for_some_texts_do_not_affect_the_others(
+        self, told: Told, opened: Any
+    ) -> None:
         class Half(Hashing):
             def embed(self, texts: Sequence[str], /) -> Any:
                 rows = super().embed(texts)
@@ -395,7 +413,7 @@ class TestAnotherEmbedder:
 
 
 class TestErased:
-    def test_nothing_of_it_stays_in_the_files(self, told: Told, opened: Any) -> None:
+    def test_an_erased_text_leaves_no_vector_in_the_files(self, told: Told, opened: Any) -> None:
         vectors = opened(Hashing(size=64))
         told.ask(vectors, "q")
         digest = text_hash("text 12")
@@ -413,7 +431,9 @@ class TestErased:
             assert near.status == "all"
         assert not _found(told, kept)
 
-    def test_not_even_when_it_was_just_being_embedded(self, told: Told, opened: Any) -> None:
+    def test_a_text_erased_while_being_embedded_leaves_no_vector(
+        self, told: Told, opened: Any
+    ) -> None:
         embedder = Gated()
         vectors = opened(embedder, allowance=0, patience=0)
         vectors.fill(told.index, told.news, [told.span("a")], TIERS, 0)
@@ -426,7 +446,7 @@ class TestErased:
         assert not _found(told, text_hash("text 12"))
         assert _found(told, text_hash("text 13"))
 
-    def test_all_of_it(self, told: Told, opened: Any) -> None:
+    def test_drop_removes_every_vector(self, told: Told, opened: Any) -> None:
         vectors = opened(Hashing())
         first = told.ask(vectors, "q")
         vectors.drop()
@@ -437,7 +457,7 @@ class TestErased:
 
 class TestTheFile:
     @pytest.mark.parametrize("damage", ["text", "zeros", "cut", "empty", "foreign", "middle"])
-    def test_damaged_is_begun_anew(self, told: Told, opened: Any, damage: str) -> None:
+    def test_a_damaged_vector_file_is_rebuilt(self, told: Told, opened: Any, damage: str) -> None:
         vectors = opened(Hashing(size=64))
         first = told.ask(vectors, "q")
         vectors.close()
@@ -456,7 +476,7 @@ class TestTheFile:
         )
         assert told.ask(opened(Hashing(size=64)), "q") == first
 
-    def test_vectors_that_are_none_are_made_again(self, told: Told, opened: Any) -> None:
+    def test_stored_zero_vectors_are_computed_again(self, told: Told, opened: Any) -> None:
         vectors = opened(Hashing(size=64))
         first = told.ask(vectors, "q")
         vectors.close()
@@ -467,7 +487,7 @@ class TestTheFile:
         told.ask(again, "q")
         assert told.ask(again, "q") == first
 
-    def test_where_nothing_can_be_written(self, told: Told) -> None:
+    def test_vectors_work_without_a_writable_place(self, told: Told) -> None:
         (told.directory / "file").write_text("in the way")
         vectors = Vectors(told.directory / "file" / "vectors.db", Hashing(), allowance=LONG)
         assert told.ask(vectors, "text 5").places[0][1] == 5
@@ -492,7 +512,7 @@ class TestTheFile:
         assert told.ask(vectors, "q") == first
         assert len(embedder.texts) == before
 
-    def test_several_processes_at_once(self, told: Told, opened: Any) -> None:
+    def test_several_processes_share_one_vector_file(self, told: Told, opened: Any) -> None:
         program = (
             "import sys; from pathlib import Path; from tests.memory.embedding import *\n"
             "told = Told(Path(sys.argv[1]) / sys.argv[2])\n"
@@ -517,7 +537,7 @@ class TestTheFile:
         assert "status='all'" in said.pop()
 
 
-def test_with_a_real_model(told: Told, opened: Any) -> None:
+def test_the_wordllama_model_ranks_by_meaning(told: Told, opened: Any) -> None:
     told.tell(
         "talk",
         "the cat sleeps on the sofa",

@@ -57,14 +57,14 @@ def words() -> Words:
         ("“quoted”—dash", "quoted"),
     ],
 )
-def test_what_is_said_is_found(words: Words, said: str, asked: str) -> None:
+def test_query_terms_match_the_tokens_of_the_text(words: Words, said: str, asked: str) -> None:
     terms = words.query_terms(asked)
     assert terms
     assert set(terms) <= set(words.tokens(said))
 
 
 @pytest.mark.parametrize("nothing", ["", " \t\n", "?!… —", "\0\0", "\ud800", "\u200b\u200f"])
-def test_nothing_to_look_for(words: Words, nothing: str) -> None:
+def test_text_without_words_has_no_tokens(words: Words, nothing: str) -> None:
     assert words.tokens(nothing) == []
     assert words.query_terms(nothing) == []
 
@@ -82,12 +82,12 @@ def test_hashes_are_not_taken_apart(words: Words) -> None:
     assert words.tokens("a3f9c2d7") == ["a3f9c2d7"]
 
 
-def test_repeated_as_in_the_text(words: Words) -> None:
+def test_tokens_repeat_as_often_as_in_the_text(words: Words) -> None:
     assert words.tokens("tea or more tea") == ["tea", "or", "more", "tea"]
     assert words.query_terms("tea or more tea") == ["tea", "or", "more"]
 
 
-def test_long_words_are_cut_alike(words: Words) -> None:
+def test_long_words_are_cut_to_the_same_token(words: Words) -> None:
     assert words.tokens("x" * 5000) == words.tokens("x" * 900) == ["x" * LONGEST]
 
 
@@ -97,14 +97,14 @@ def test_a_very_long_question_is_cut(words: Words) -> None:
     assert len(asked) <= 256
 
 
-def test_the_cache_is_bounded(words: Words) -> None:
+def test_the_token_cache_is_bounded(words: Words) -> None:
     for start in range(0, 80_000, 10_000):
         words.tokens(" ".join(f"n{number}q" for number in range(start, start + 10_000)))
     assert len(words._known) <= 1 << 15
 
 
 @given(st.text())
-def test_any_text(words: Words, text: str) -> None:
+def test_any_text_has_stable_tokens_without_spaces(words: Words, text: str) -> None:
     tokens = words.tokens(text)
     assert tokens == words.tokens(text)
     for token in tokens:
@@ -115,7 +115,7 @@ def test_any_text(words: Words, text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*"ab-_./:@'+# é猫🍕", "A1", "://"]), max_size=12))
-def test_joints_in_any_order(words: Words, parts: list[str]) -> None:
+def test_any_mix_of_joints_and_letters_gives_clean_tokens(words: Words, parts: list[str]) -> None:
     text = "".join(parts)
     tokens = words.tokens(text)
     assert " " not in "".join(tokens)

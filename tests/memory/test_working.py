@@ -116,7 +116,9 @@ def test_the_working_memory_of_another_place_is_no_answer(
     assert read_through(cache, key_of(T, 71, 20), journal.make, now=0).seq == 71
 
 
-def test_what_was_erased_is_let_go(clock: ManualClock, journal: Journal) -> None:
+def test_let_go_drops_cached_working_memory_after_an_erasure(
+    clock: ManualClock, journal: Journal
+) -> None:
     cache = ProcessCache(clock)
     cache.put("another's", b"value")
     read_through(cache, key_of(T, 7, 20), journal.make, now=0)
@@ -135,7 +137,7 @@ def test_another_process_forgets_it_in_time(clock: ManualClock, journal: Journal
     assert journal.read == 2
 
 
-def test_what_cannot_be_read_is_not_kept(clock: ManualClock) -> None:
+def test_a_failed_read_is_not_cached(clock: ManualClock) -> None:
     cache = ProcessCache(clock)
 
     def make() -> Working:
@@ -146,6 +148,6 @@ def test_what_cannot_be_read_is_not_kept(clock: ManualClock) -> None:
     assert cache.size == 0
 
 
-def test_no_plan_and_all_done() -> None:
+def test_current_is_empty_without_a_plan_or_after_its_last_step() -> None:
     assert Working(T, 1).current == ""
     assert Working(T, 1, plan=["a"], step=1).current == ""

@@ -25,7 +25,9 @@ def begin(page: Page, name: str) -> Locator:
     return dialog
 
 
-def test_a_fork(page: Page, client: Client, look: Look) -> None:
+def test_fork_dialog_creates_forks_and_links_to_them(
+    page: Page, client: Client, look: Look
+) -> None:
     path = client.new("forked")
     client.post(f"{path}/messages", {"role": "user", "content": "hello"})
     page.goto("/s/forked/journal")
@@ -100,7 +102,7 @@ def test_a_head_that_moved_is_told_and_nothing_is_done(
     assert client.get(path)["head"]["message"] == "b"
 
 
-def test_what_cannot_be_done_is_said_in_the_dialog(
+def test_dialog_shows_the_error_and_disables_the_action(
     page: Page, client: Client, troubles: list[str]
 ) -> None:
     path = client.new("cannot")
@@ -115,7 +117,7 @@ def test_what_cannot_be_done_is_said_in_the_dialog(
     troubles.clear()
 
 
-def test_a_pause_by_keyboard(page: Page, client: Client) -> None:
+def test_session_can_be_paused_by_keyboard(page: Page, client: Client) -> None:
     path = client.new("to-pause")
     page.goto("/s/to-pause/journal")
     page.get_by_role("button", name="Pause").focus()
@@ -128,7 +130,7 @@ def test_a_pause_by_keyboard(page: Page, client: Client) -> None:
     assert client.get(path)["status"] == "paused"
 
 
-def test_a_commit_is_restored_and_forked_from_its_page(page: Page, client: Client) -> None:
+def test_commit_page_can_fork_and_restore_the_commit(page: Page, client: Client) -> None:
     path = client.new("from-commit")
     oids = []
     for word in ("one", "two"):
@@ -159,7 +161,9 @@ def test_an_undo_names_the_whole_commit_that_it_takes_back(page: Page, client: C
     expect(report).to_contain_text("a message of more than twelve characters")
 
 
-def test_a_fork_is_had_back_by_its_own_name(page: Page, client: Client, tmp_path: Path) -> None:
+def test_commit_page_of_a_fork_shows_a_restore_command_with_its_name(
+    page: Page, client: Client, tmp_path: Path
+) -> None:
     path = client.new("original", workspace=str(tmp_path))
     client.post(f"{path}/commits", {"message": "first"})
     (fork,) = client.post(f"{path}/forks", {"n": 1})["forks"]
@@ -168,9 +172,7 @@ def test_a_fork_is_had_back_by_its_own_name(page: Page, client: Client, tmp_path
     expect(page.get_by_text(f"ortet restore {head[:12]} -w original/1")).to_be_visible()
 
 
-def test_a_look_at_what_would_happen_leaves_no_trace(
-    page: Page, client: Client, server: Server
-) -> None:
+def test_preview_dialogs_record_no_event(page: Page, client: Client, server: Server) -> None:
     with ortet.open(server.store) as hub, hub.session("only-looked") as session:
         for word in ("one", "two"):
             session.say("user", word)

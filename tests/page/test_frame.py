@@ -39,7 +39,7 @@ def test_without_a_token_a_page_asks_for_one(browser: Browser, serve: Serve, loo
 
 
 @pytest.mark.parametrize("to", ["//elsewhere.example/", "/\\elsewhere.example", "http://x.example"])
-def test_who_signs_in_stays_here(serve: Serve, to: str) -> None:
+def test_login_redirects_only_to_paths_of_this_site(serve: Serve, to: str) -> None:
     server = serve()
     token = server.token("me", "--allow", "read")
     form = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -79,7 +79,7 @@ def test_the_theme_follows_the_system_and_then_the_switch(
     look(phone(page), "phone")
 
 
-def test_keys_have_a_help(page: Page, sample: Sample, look: Look) -> None:
+def test_question_mark_opens_the_keyboard_help(page: Page, sample: Sample, look: Look) -> None:
     page.goto(f"/s/{sample.session}")
     page.keyboard.press("?")
     help_ = page.get_by_role("dialog")
@@ -101,13 +101,15 @@ def test_the_tab_where_one_is_can_be_seen_on_a_phone(page: Page, sample: Sample)
     expect(tab).to_be_in_viewport(ratio=0.9)
 
 
-def test_the_interface_is_led_to(page: Page, sample: Sample) -> None:
+def test_site_navigation_links_to_the_api_page(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}")
     page.get_by_role("navigation", name="Site").get_by_role("link", name="API").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("The HTTP interface")
 
 
-def test_what_is_not_there_is_said_in_words(page: Page, troubles: list[str], look: Look) -> None:
+def test_unknown_session_page_is_404_with_an_explanation(
+    page: Page, troubles: list[str], look: Look
+) -> None:
     answer = page.goto("/s/" + "0" * 32)
     assert answer is not None
     assert answer.status == 404
@@ -136,7 +138,7 @@ def test_files_are_kept_for_ever_under_their_version(server: Server, sample: Sam
 @pytest.mark.parametrize(
     "name", ["../site.py", "..%2fsite.py", "%2e%2e/site.py", "/etc/passwd", "//etc/passwd", "x"]
 )
-def test_no_name_leads_out_of_the_shelf(server: Server, name: str) -> None:
+def test_static_path_outside_the_static_directory_is_404(server: Server, name: str) -> None:
     reply = server.client().ask("GET", f"/static/0/{name}")
     assert reply.status == 404
     assert reply.kind == "no_route"

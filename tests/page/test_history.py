@@ -22,7 +22,7 @@ def test_a_commit_has_a_page_of_its_own(page: Page, sample: Sample, look: Look) 
     expect(page.locator("#said")).to_contain_text("all green now")
 
 
-def test_an_id_is_copied(page: Page, sample: Sample) -> None:
+def test_copy_button_copies_the_commit_id(page: Page, sample: Sample) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"/s/{sample.session}/c/{sample.first}")
     page.get_by_role("button", name=f"Copy {sample.first[:12]}", exact=True).click()
@@ -30,7 +30,9 @@ def test_an_id_is_copied(page: Page, sample: Sample) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == sample.first
 
 
-def test_two_commits_side_by_side(page: Page, sample: Sample, look: Look) -> None:
+def test_compare_page_shows_file_changes_side_by_side_and_stacked_on_phones(
+    page: Page, sample: Sample, look: Look
+) -> None:
     page.goto(f"/s/{sample.session}/compare/{sample.first}/{sample.second}")
     lexer = page.locator("details.diff").filter(has_text="lexer.py")
     removed, added = lexer.locator(".removed .l"), lexer.locator(".added .l")
@@ -60,7 +62,7 @@ def test_two_commits_side_by_side(page: Page, sample: Sample, look: Look) -> Non
     look(page, "phone")
 
 
-def test_the_two_are_swapped(page: Page, sample: Sample) -> None:
+def test_x_key_swaps_the_compared_commits(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}/compare/{sample.first}/{sample.second}")
     page.keyboard.press("x")
     page.wait_for_url(f"**/compare/{sample.second}/{sample.first}")
@@ -68,7 +70,7 @@ def test_the_two_are_swapped(page: Page, sample: Sample) -> None:
     expect(page.locator("#known s")).to_have_text("tests need PYTHONPATH=src")
 
 
-def test_one_file_alone(server: Server, sample: Sample) -> None:
+def test_compare_page_serves_one_file_by_its_number(server: Server, sample: Sample) -> None:
     where = f"/s/{sample.session}/compare/{sample.first}/{sample.second}"
     client = server.client()
     assert b"list[str]" in client.ask("GET", where, headers=HTML, file=0).body
@@ -101,7 +103,7 @@ def test_a_session_is_replayed_step_by_step(page: Page, sample: Sample, look: Lo
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_it_plays_by_itself(page: Page, sample: Sample) -> None:
+def test_replay_plays_to_the_last_event(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}/replay?at=0")
     page.get_by_label("Pace").select_option("fast")
     page.get_by_role("button", name="Play").click()

@@ -173,7 +173,7 @@ def check(page: Page) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_it_is_shown_and_not_run(
+def test_hostile_text_is_shown_and_not_executed_on_every_page(
     watched: tuple[Page, list[str]], evil: Evil, path: str, look: Look
 ) -> None:
     page, troubles = watched
@@ -192,7 +192,7 @@ def test_it_is_shown_and_not_run(
 
 
 @pytest.mark.parametrize(("path", "status"), REFUSED)
-def test_errors_show_it_and_do_not_run_it(
+def test_error_pages_show_hostile_text_and_do_not_execute_it(
     watched: tuple[Page, list[str]], path: str, status: int
 ) -> None:
     page, troubles = watched
@@ -204,7 +204,7 @@ def test_errors_show_it_and_do_not_run_it(
     assert all("status of" in one for one in troubles), troubles
 
 
-def test_every_part_of_it_can_be_read(watched: tuple[Page, list[str]]) -> None:
+def test_journal_page_shows_every_part_of_hostile_text(watched: tuple[Page, list[str]]) -> None:
     page, _ = watched
     page.goto("/s/evil/journal")
     shown = page.locator("#events").inner_text()
@@ -212,7 +212,7 @@ def test_every_part_of_it_can_be_read(watched: tuple[Page, list[str]]) -> None:
         assert part in shown
 
 
-def test_what_an_agent_made_runs_nowhere(watched: tuple[Page, list[str]]) -> None:
+def test_html_and_svg_artifacts_are_served_sandboxed(watched: tuple[Page, list[str]]) -> None:
     """Opened as a page of its own it has no origin and no scripts."""
     page, _ = watched
     for end in (".html", ".svg"):
@@ -225,7 +225,9 @@ def test_what_an_agent_made_runs_nowhere(watched: tuple[Page, list[str]]) -> Non
         assert page.evaluate("window.origin") == "null"
 
 
-def test_reports_and_streams_show_it(watched: tuple[Page, list[str]], evil: Evil) -> None:
+def test_reports_and_streams_show_hostile_text_unexecuted(
+    watched: tuple[Page, list[str]], evil: Evil
+) -> None:
     page, troubles = watched
     page.goto("/s/evil/journal")
     page.get_by_role("button", name="Restore").click()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortet.surface.page.lanes import Place, lay_out
 
 
-def test_a_line_is_straight() -> None:
+def test_linear_history_uses_one_lane() -> None:
     assert list(lay_out([("b", ["a"]), ("a", [])], ["b"])) == [Place(0, [0], []), Place(0, [], [])]
 
 

@@ -18,7 +18,7 @@ def points(text: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (one.split(",") for one in text.split())]
 
 
-def test_a_sum_stays_until_it_grows() -> None:
+def test_step_plot_keeps_the_sum_until_it_grows() -> None:
     plot = steps(
         "usd",
         [("m", [(2 * SECOND, 1.0), (6 * SECOND, 3.0)])],
@@ -39,7 +39,7 @@ def test_a_sum_stays_until_it_grows() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 400, 401, 5000])
-def test_any_number_of_points_is_a_line(count: int) -> None:
+def test_plot_with_any_number_of_points_is_one_bounded_line(count: int) -> None:
     given = [(n * SECOND, float(n + 1)) for n in range(count)]
     (series,) = steps("t", [("m", given)], start=0, end=6000 * SECOND).series
     assert len(points(series.points)) <= 2 * 401 + 2

@@ -27,7 +27,9 @@ def keep(client: Client, path: str, name: str, data: bytes) -> None:
     assert made.status == HTTPStatus.CREATED, made
 
 
-def test_artifacts_are_seen_as_what_they_are(page: Page, client: Client, look: Look) -> None:
+def test_artifact_preview_matches_the_content_type_and_runs_no_script(
+    page: Page, client: Client, look: Look
+) -> None:
     path = client.new("maker")
     keep(client, path, "table.csv", b"name,score\n<b>ann</b>,3\nbob,5\n")
     keep(client, path, "data.json", b'{"a":[1,2],"b":"<i>"}')
@@ -104,7 +106,9 @@ def test_without_a_budget_the_command_is_told(page: Page, client: Client) -> Non
     expect(page.get_by_role("main")).to_contain_text("ortet budget free --set usd=5")
 
 
-def test_what_the_store_holds(page: Page, sample: Sample, look: Look) -> None:
+def test_storage_page_lists_object_kinds_and_the_sweep_command(
+    page: Page, sample: Sample, look: Look
+) -> None:
     page.goto("/storage")
     kinds = page.get_by_role("table", name="What it holds, before compression")
     expect(kinds).to_contain_text("commits")

@@ -13,7 +13,9 @@ live = pytest.mark.skipif(not privileged(), reason="live machines need root")
 
 
 @live
-def test_lines_go_into_a_machine_and_come_out(page: Page, server: Server, look: Look) -> None:
+def test_plain_terminal_page_sends_lines_and_shows_output(
+    page: Page, server: Server, look: Look
+) -> None:
     path = server.client().new("typed-plain")
     page.goto("/s/typed-plain/terminal?plain=1")
     expect(

@@ -47,7 +47,7 @@ def test_a_token_for_one_agent_sees_no_session_of_another(serve: Serve) -> None:
     assert sorted(rows["title"]) == ["first of mine", "second of mine"]
 
 
-def test_scripts_are_told_of_errors_as_everywhere(serve: Serve) -> None:
+def test_json_request_without_a_token_gets_a_json_error(serve: Serve) -> None:
     reply = serve().client().ask("GET", "/s/x/tree.json", headers={"Accept": "application/json"})
     assert (reply.status, reply.kind) == (401, "no_token")
 

@@ -29,7 +29,7 @@ def ready(page: Page, count: int) -> None:
     page.wait_for_selector(f'#tree[data-ready="{count}"]', state="attached")
 
 
-def test_branches_tags_attempts_and_what_was_restored_away(
+def test_tree_shows_branches_tags_attempts_and_restored_away_commits(
     page: Page, sample: Sample, look: Look
 ) -> None:
     page.goto(f"/s/{sample.session}")
@@ -148,7 +148,7 @@ def test_on_a_phone_a_commit_has_the_whole_screen(page: Page, sample: Sample, lo
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_of_many_only_those_are_drawn_that_can_be_seen(page: Page, many: str, look: Look) -> None:
+def test_tree_draws_only_visible_rows(page: Page, many: str, look: Look) -> None:
     page.goto(f"/s/{many}")
     ready(page, MANY)
     rows = page.locator(".row")
@@ -162,7 +162,7 @@ def test_of_many_only_those_are_drawn_that_can_be_seen(page: Page, many: str, lo
     look(page)
 
 
-def test_words_are_found_wherever_they_are(page: Page, many: str, look: Look) -> None:
+def test_tree_search_finds_commits_by_message(page: Page, many: str, look: Look) -> None:
     page.goto(f"/s/{many}")
     ready(page, MANY)
     page.keyboard.press("/")

@@ -26,7 +26,7 @@ def archives(store: Path) -> list[Path]:
 
 
 class TestArchive:
-    def test_away_and_back(self, store: Path) -> None:
+    def test_archived_session_is_readable_and_can_be_unarchived(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = fill(hub)
             before = [e.data for e in hub.get(id_).events()]
@@ -51,7 +51,9 @@ class TestArchive:
             hub.audit(id_)
             hub.verify()
 
-    def test_it_holds_the_files_too(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+    def test_archive_includes_files_changed_since_the_last_commit(
+        self, hub: Hub, work: Path, tmp_path: Path
+    ) -> None:
         """Failed before: files changed since the last commit were not in it."""
         s = hub.session("s", workspace=work)
         s.say("user", "x")
@@ -63,7 +65,9 @@ class TestArchive:
         hub.unarchive(s.id)
         assert hub.session("s").diff(done.commit) == []
 
-    def test_a_directory_that_is_gone(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+    def test_archive_uses_the_head_files_if_the_workspace_directory_is_missing(
+        self, hub: Hub, work: Path, tmp_path: Path
+    ) -> None:
         s = hub.session("s", workspace=work)
         s.say("user", "x")
         s.commit()
@@ -75,13 +79,13 @@ class TestArchive:
         assert (tmp_path / "out/a.txt").exists()
         hub.verify()
 
-    def test_from_the_session(self, hub: Hub) -> None:
+    def test_session_archive_sets_the_status_to_archived(self, hub: Hub) -> None:
         s = hub.session("s")
         s.say("user", "x")
         s.archive()
         assert hub.get(s.id).status == "archived"
 
-    def test_in_use(self, hub: Hub) -> None:
+    def test_archive_of_an_open_session_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s, pytest.raises(Conflict) as caught:
             hub.archive(s.id)
         assert caught.value.kind == "illegal_move"
@@ -90,7 +94,7 @@ class TestArchive:
         with pytest.raises(NotFound):
             hub.archive("0" * 32)
 
-    def test_its_branch_may_be_gone(self, store: Path) -> None:
+    def test_unarchive_works_after_the_branch_was_deleted_and_swept(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = fill(hub)
             hub.archive(id_)
@@ -136,7 +140,9 @@ def killed(store: Path, verb: str, id_: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["committed", "stored", "turned", "back"])
-def test_killed_on_the_way(store: Path, point: str) -> None:
+def test_archive_killed_at_any_point_can_be_finished_and_unarchived(
+    store: Path, point: str
+) -> None:
     with open_hub(store) as hub:
         id_ = fill(hub)
         if point == "back":
@@ -158,7 +164,9 @@ def test_killed_on_the_way(store: Path, point: str) -> None:
 
 
 class TestRetain:
-    def test_dry_run_first(self, store: Path) -> None:
+    def test_retain_dry_run_changes_nothing_and_retain_erases_and_archives(
+        self, store: Path
+    ) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub:
             id_ = fill(hub)
@@ -183,7 +191,7 @@ class TestRetain:
             assert hub.retain().deeds == []
             hub.verify()
 
-    def test_a_hold_wins(self, store: Path) -> None:
+    def test_hold_on_a_fork_prevents_retention_erase_and_remove(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub:
             with hub.session("s") as s:
@@ -205,7 +213,7 @@ class TestRetain:
             assert hub.get(s.id).messages() == []
             hub.verify()
 
-    def test_a_profile_may_hold(self, hub: Hub) -> None:
+    def test_enterprise_profile_holds_messages_against_retention(self, hub: Hub) -> None:
         with hub.session("s", profile="enterprise") as s:
             s.say("user", "x")
         hub.retention(keep_messages=0, archive_after=0)
@@ -226,7 +234,7 @@ class TestRetain:
         assert len(hub.get(s.id).messages()) == 5
         hub.verify()
 
-    def test_a_trim_gives_the_room_back(self, hub: Hub) -> None:
+    def test_retain_trims_rows_and_shrinks_the_catalog_file(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for number in range(300):
                 s.say("user", f"{number} " * 100)
@@ -241,7 +249,7 @@ class TestRetain:
         assert len(hub.get(s.id).messages()) == 300
         hub.verify()
 
-    def test_bad_policies(self, hub: Hub) -> None:
+    def test_retention_policy_with_bad_values_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid):
             hub.retention(keep_messages=-1)
         with pytest.raises(Invalid):
@@ -249,7 +257,7 @@ class TestRetain:
 
 
 class TestRemove:
-    def test_what_was_adopted_from_another_family_stays(self, hub: Hub) -> None:
+    def test_remove_keeps_events_adopted_from_another_family(self, hub: Hub) -> None:
         """Failed before: the other session lost its timelines, and could not be opened again."""
         with hub.session("s") as s:
             s.say("user", OTHER)
@@ -278,7 +286,7 @@ class TestRemove:
         assert hub.catalog.rows(f"left/{kid.id}") == []
         hub.verify()
 
-    def test_the_name_is_free_again(self, hub: Hub) -> None:
+    def test_removed_session_frees_its_name_and_keeps_its_forks(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "x")
             (kid,) = s.fork(machine=False)
@@ -299,7 +307,7 @@ class TestRemove:
 
 
 class TestDataSets:
-    def test_one_object_a_line(self, hub: Hub, tmp_path: Path) -> None:
+    def test_export_jsonl_writes_one_object_per_session(self, hub: Hub, tmp_path: Path) -> None:
         id_ = fill(hub)
         with hub.session("t") as t:
             t.say("user", "x", name="bob")

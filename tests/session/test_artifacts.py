@@ -41,12 +41,16 @@ class TestArtifacts:
         ("name", "why"),
         [("a\0b", r"it has '\\x00' in it"), ("a\nb", "in it"), ("", "0 ch"), ("x" * 1001, "1001")],
     )
-    def test_a_name_that_is_refused_is_told_why(self, hub: Hub, name: str, why: str) -> None:
+    def test_bad_artifact_name_is_refused_with_the_reason(
+        self, hub: Hub, name: str, why: str
+    ) -> None:
         with hub.session("s") as s, pytest.raises(Invalid, match=why) as found:
             s.artifact(name, data=b"x")
         assert found.value.kind == "bad_name"
 
-    def test_versions_by_name(self, store: Path) -> None:
+    def test_artifact_versions_are_numbered_per_name_and_all_stay_readable(
+        self, store: Path
+    ) -> None:
         big = os.urandom(BIG)
         with open_hub(store) as hub, hub.session("s") as s:
             first = s.artifact("report.md", kind="report", data="# one")
@@ -73,7 +77,7 @@ class TestArtifacts:
             assert s.orphans().missing == []
             hub.verify()
 
-    def test_lineage(self, hub: Hub) -> None:
+    def test_lineage_names_the_action_and_reason_of_an_artifact(self, hub: Hub) -> None:
         with hub.session("s") as s:
 
             def draw() -> None:
@@ -99,7 +103,9 @@ class TestArtifacts:
                 s.artifact_data("review")
             assert s.orphans().missing == []
 
-    def test_files_of_the_workspace(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+    def test_artifact_from_a_workspace_file_must_lie_inside_the_workspace(
+        self, hub: Hub, work: Path, tmp_path: Path
+    ) -> None:
         (work / "before.txt").write_text("was here")
         with hub.session("s", workspace=work) as s:
             s.commit("first")
@@ -119,7 +125,9 @@ class TestArtifacts:
                     s.artifact(outside)
                 assert caught.value.kind == "outside_workspace"
 
-    def test_files_without_a_workspace(self, hub: Hub, work: Path) -> None:
+    def test_artifact_from_a_path_without_a_workspace_must_be_a_regular_file(
+        self, hub: Hub, work: Path
+    ) -> None:
         (work / "a.txt").write_text("a")
         os.mkfifo(work / "pipe")
         with hub.session("s") as s:
@@ -137,7 +145,7 @@ class TestArtifacts:
                 s.artifact("x", data={1: 2})  # type: ignore[arg-type]
             assert len(list(s.events())) == before
 
-    def test_unknown_ones(self, hub: Hub) -> None:
+    def test_reading_an_unknown_artifact_or_version_is_not_found(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.artifact("a", data="x")
             for args in (("b",), ("a", 2), ("a", 0)):
@@ -154,7 +162,7 @@ class TestArtifacts:
             assert s.artifact_data("a") == b"one"
             assert s.artifact("a", data="three").version == 2
 
-    def test_lost_content_is_found(self, hub: Hub) -> None:
+    def test_orphans_and_verify_report_lost_artifact_content(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.artifact("a", data=os.urandom(BIG))
             s.artifact("b", data="x")
@@ -175,7 +183,9 @@ class TestSweep:
         hub.sweep(min_garbage=0.0, expire_ns=0)
 
     @pytest.mark.parametrize("durability", ["event", "group", "commit"])
-    def test_what_no_commit_holds_stays(self, store: Path, durability: Any) -> None:
+    def test_sweep_keeps_artifacts_of_uncommitted_events(
+        self, store: Path, durability: Any
+    ) -> None:
         data = os.urandom(BIG)
         with open_hub(store) as hub, hub.session("s", durability=durability) as s:
             s.artifact("before", data=b"sealed")
@@ -196,7 +206,7 @@ class TestSweep:
                 assert fork.artifact_data("forked") == data[::-1]
             hub.verify()
 
-    def test_before_the_first_commit(self, store: Path) -> None:
+    def test_sweep_before_the_first_commit_keeps_artifacts(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:
                 s.artifact("a", data=b"x" * BIG)
@@ -225,7 +235,7 @@ class TestSweep:
 
 
 class TestModelCalls:
-    def test_it_is_recorded_by_reference_and_spent(self, hub: Hub) -> None:
+    def test_model_call_is_stored_by_reference_and_counted_as_spent(self, hub: Hub) -> None:
         request = {"messages": [{"role": "user", "content": "hi " * 100_000}]}
         with hub.session("s", budget={"tokens": 1000}) as s:
             event = s.model_call(
@@ -268,7 +278,7 @@ class TestModelCalls:
             s.model_call("p", "m", usage=usage)
             assert s.spent().get("tokens") == tokens
 
-    def test_a_call_that_was_too_much_is_recorded(self, hub: Hub) -> None:
+    def test_model_call_over_budget_is_recorded_and_pauses_the_session(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 1})
         with pytest.raises(Refused):
             s.model_call("p", "m", usage={"usd": 2}, response="dear")

@@ -46,7 +46,7 @@ def hints(hub: Hub) -> list[str]:
     return [row.key for row in hub.catalog.rows(ASKS)]
 
 
-def test_until_it_is_answered(hub: Hub) -> None:
+def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
     with hub.session("s") as s:
         first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
         assert [one.id for _, one in all_waiting(hub)] == [first, second]
@@ -60,7 +60,9 @@ def test_until_it_is_answered(hub: Hub) -> None:
         assert names(hub) == ["s"]
 
 
-def test_few_minds_are_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_approvals_loads_only_sessions_that_have_one(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert names(hub) == []  # this store is known
     for number in range(20):
         with hub.session(f"quiet-{number}") as s:
@@ -81,7 +83,7 @@ def test_few_minds_are_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [s.id]
 
 
-def test_forks_ask_for_what_they_were_forked_with(hub: Hub) -> None:
+def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         s.fork(2, machine=False)
@@ -89,7 +91,7 @@ def test_forks_ask_for_what_they_were_forked_with(hub: Hub) -> None:
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
 
 
-def test_from_where_it_was_not_answered(hub: Hub) -> None:
+def test_whatif_from_before_the_answer_lists_the_approval_as_pending(hub: Hub) -> None:
     with hub.session("s") as s:
         id_ = s.request_approval("sell the boat")
         said = s.say("user", "which one?")
@@ -102,7 +104,7 @@ def test_from_where_it_was_not_answered(hub: Hub) -> None:
         assert names(hub) == by_reading(hub) == [other.name]
 
 
-def test_a_restore_asks_again(hub: Hub) -> None:
+def test_restore_to_before_the_answer_makes_the_approval_pending(hub: Hub) -> None:
     with hub.session("s") as s:
         id_ = s.request_approval("sell the boat")
         then = s.commit("asked")
@@ -114,7 +116,7 @@ def test_a_restore_asks_again(hub: Hub) -> None:
         assert names(hub) == by_reading(hub) == ["s"]
 
 
-def test_a_restore_of_files_by_a_workspace_alone(hub: Hub, tmp_path: Path) -> None:
+def test_workspace_restore_makes_the_session_approval_pending(hub: Hub, tmp_path: Path) -> None:
     place = tmp_path / "work"
     place.mkdir()
     with hub.session("s", workspace=place) as s:
@@ -129,7 +131,7 @@ def test_a_restore_of_files_by_a_workspace_alone(hub: Hub, tmp_path: Path) -> No
     assert names(hub) == by_reading(hub) == ["s"]
 
 
-def test_a_merge_and_a_checkpoint(hub: Hub) -> None:
+def test_pending_approvals_follow_a_merge_and_a_checkpoint(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "begin")
         (fork,) = s.fork(1, machine=False)
@@ -143,7 +145,7 @@ def test_a_merge_and_a_checkpoint(hub: Hub) -> None:
         assert "moved" in names(hub)
 
 
-def test_out_of_an_archive(hub: Hub) -> None:
+def test_archived_session_lists_no_approvals_until_it_is_unarchived(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         s.commit("asked")
@@ -155,7 +157,7 @@ def test_out_of_an_archive(hub: Hub) -> None:
     assert names(hub) == hints(hub) == []
 
 
-def test_a_store_of_an_earlier_layout(hub: Hub) -> None:
+def test_pending_approvals_are_found_in_a_store_without_approval_rows(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         (fork,) = s.fork(1, machine=False)
@@ -168,7 +170,7 @@ def test_a_store_of_an_earlier_layout(hub: Hub) -> None:
     assert sorted(hints(hub)) == sorted([s.id, fork.id])
 
 
-def test_a_store_that_an_earlier_release_wrote(tmp_path: Path) -> None:
+def test_pending_approvals_are_found_in_a_store_of_an_earlier_release(tmp_path: Path) -> None:
     with tarfile.open(OLD) as archive:
         archive.extractall(tmp_path, filter="data")
     (store,) = {path.parent for path in tmp_path.rglob("FORMAT")}
@@ -180,7 +182,7 @@ def test_a_store_that_an_earlier_release_wrote(tmp_path: Path) -> None:
             assert "new" in names(hub)
 
 
-def test_who_asks_while_somebody_looks_is_not_forgotten(
+def test_approval_requested_during_a_listing_is_not_lost(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert names(hub) == []  # this store is known
@@ -199,7 +201,7 @@ def test_who_asks_while_somebody_looks_is_not_forgotten(
         assert names(hub) == ["s"]
 
 
-def test_many_ask_and_look_at_once(tmp_path: Path) -> None:
+def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> None:
     store, many = tmp_path / "store", 6
     ortet.open(store).close()
     together = Barrier(many)

@@ -14,7 +14,7 @@ from ortet.session.comparing import led_to
 from ortet.session.hub import Hub
 
 
-def test_who_did_what_and_why(hub: Hub) -> None:
+def test_audit_reports_actor_action_and_reason_of_each_event(hub: Hub) -> None:
     with hub.session("s", goal="g", budget={"usd": 1.0}) as s:
         s.say("user", "hi")
         s.say("assistant", [{"type": "text", "text": "x"}])
@@ -44,7 +44,7 @@ def test_who_did_what_and_why(hub: Hub) -> None:
     assert {line.actor for line in report.lines} == {hub.author}
 
 
-def test_who_only_calls_a_tool_is_shown_with_the_call(hub: Hub) -> None:
+def test_audit_and_briefing_show_a_message_that_only_calls_a_tool(hub: Hub) -> None:
     function = {"name": "look", "arguments": '{"at":1}'}
     flat = {"id": "c2", "name": "look", "args": {"at": 2}}
     with hub.session("s") as s:
@@ -58,7 +58,7 @@ def test_who_only_calls_a_tool_is_shown_with_the_call(hub: Hub) -> None:
     assert '[calls look {"at":2}]' in briefing
 
 
-def test_a_command_and_a_call_of_a_tool_say_what_they_were(hub: Hub) -> None:
+def test_audit_shows_the_text_of_commands_and_tool_calls(hub: Hub) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
     with hub.session("s") as s:
         s.say("assistant", [call])
@@ -77,7 +77,7 @@ def test_a_command_and_a_call_of_a_tool_say_what_they_were(hub: Hub) -> None:
     ]
 
 
-def test_forks_and_trimmed_rows(hub: Hub) -> None:
+def test_audit_passes_for_forks_and_for_trimmed_rows(hub: Hub) -> None:
     with hub.session("s") as s:
         for number in range(5):
             s.say("user", str(number))
@@ -92,7 +92,7 @@ def test_forks_and_trimmed_rows(hub: Hub) -> None:
     hub.verify()
 
 
-def test_unknown(hub: Hub) -> None:
+def test_audit_of_an_unknown_session_is_not_found(hub: Hub) -> None:
     with pytest.raises(NotFound):
         hub.audit("0" * 32)
 
@@ -106,7 +106,9 @@ def test_unknown(hub: Hub) -> None:
         "UPDATE events SET head = (SELECT head FROM events WHERE seq = 2) WHERE seq = 3",
     ],
 )
-def test_tampered_rows(store: Path, statement: str, committed: bool) -> None:
+def test_audit_and_verify_detect_tampered_event_rows(
+    store: Path, statement: str, committed: bool
+) -> None:
     with open_hub(store) as hub, hub.session("s") as s:
         for number in range(4):
             s.say("user", str(number))
@@ -123,7 +125,7 @@ def test_tampered_rows(store: Path, statement: str, committed: bool) -> None:
             hub.verify()
 
 
-def test_a_chain_made_anew_is_not_the_committed_one(store: Path) -> None:
+def test_audit_detects_a_consistent_chain_that_differs_from_the_commit(store: Path) -> None:
     """Rows that are sound among themselves, but another history than the commit's."""
     with open_hub(store) as hub:
         for name in ("s", "t"):
@@ -146,7 +148,7 @@ def test_a_chain_made_anew_is_not_the_committed_one(store: Path) -> None:
             hub.verify()
 
 
-def test_a_profile_that_says_so_is_audited_before_it_closes(store: Path) -> None:
+def test_enterprise_profile_audits_a_session_before_it_closes(store: Path) -> None:
     with open_hub(store) as hub, hub.session("s", profile="enterprise") as s:
         for number in range(4):
             s.say("user", str(number))
@@ -164,7 +166,7 @@ def test_a_profile_that_says_so_is_audited_before_it_closes(store: Path) -> None
         s.close()  # which it is already
 
 
-def test_a_profile_that_does_not_is_not(store: Path) -> None:
+def test_default_profile_closes_a_session_without_an_audit(store: Path) -> None:
     with open_hub(store) as hub, hub.session("s") as s:
         s.say("user", "x")
         db = apsw.Connection(str(store / "catalog.db"))

@@ -39,7 +39,7 @@ def run(name: str, *args: str) -> None:
 
 
 @pytest.mark.parametrize("database_first", [True, False])
-def test_heads_of_a_copy_lead_to_objects_of_it(
+def test_backup_verifies_only_if_the_database_is_dumped_before_the_bucket(
     tmp_path: Path, databases: list[str], database_first: bool
 ) -> None:
     source, target = databases
@@ -69,7 +69,9 @@ def test_heads_of_a_copy_lead_to_objects_of_it(
                 hub.verify()
 
 
-def test_what_the_guide_dumps_holds_tenants(tmp_path: Path, databases: list[str]) -> None:
+def test_pg_dump_command_of_the_guide_includes_tenant_schemas(
+    tmp_path: Path, databases: list[str]
+) -> None:
     """Whose stores lie in schemas of their own."""
     source, target = databases
     guide = (Path(__file__).parents[2] / "docs/guide/scale-out.md").read_text()

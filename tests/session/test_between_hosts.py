@@ -176,7 +176,9 @@ def hosts(tmp_path: Path, schema: str, s3: str) -> Iterator[tuple[Host, Host]]:
         yield made[0], made[1]
 
 
-def test_all_of_it_goes_there_and_comes_back(hosts: tuple[Host, Host]) -> None:
+def test_session_with_running_programs_moves_to_another_host_and_back(
+    hosts: tuple[Host, Host],
+) -> None:
     one, two = hosts
     left = one.do("begin")
     assert (left["engine"], left["running"]) == ("criu", ["counter"])
@@ -209,7 +211,7 @@ def test_paused_and_resumed_by_command_line(hosts: tuple[Host, Host]) -> None:
     assert "by two" in one.ortet("journal", "s")
 
 
-def test_a_host_without_the_engine_has_files_and_mind(hosts: tuple[Host, Host]) -> None:
+def test_host_without_criu_restores_files_and_session_state_only(hosts: tuple[Host, Host]) -> None:
     one, two = hosts
     left = one.do("begin")
     found = two.do("go_back", ORTET_CRIU="off")
@@ -220,7 +222,7 @@ def test_a_host_without_the_engine_has_files_and_mind(hosts: tuple[Host, Host]) 
     assert {name: found[name] for name in same} == {name: left[name] for name in same}
 
 
-def test_what_a_killed_host_did_not_commit_is_found_when_it_is_back(
+def test_uncommitted_files_of_a_killed_host_are_kept_in_the_reflog(
     hosts: tuple[Host, Host], schema: str
 ) -> None:
     one, two = hosts
@@ -240,7 +242,7 @@ def test_what_a_killed_host_did_not_commit_is_found_when_it_is_back(
     assert ["never-committed"] in back["known"]
 
 
-def test_a_fork_goes_its_own_way(host: Open) -> None:
+def test_fork_made_on_another_host_keeps_its_own_files(host: Open) -> None:
     one, two = host("one"), host("two")
     with one.session("s", engine="overlay") as s:
         s.run("echo first > file")

@@ -24,7 +24,7 @@ class TestRename:
         assert [row.name for row in hub.registry.all()] == ["better/name"]
         assert hub.reopen("proj", work).name == "better/name"
 
-    def test_what_is_open_here_goes_on_under_its_new_name(
+    def test_open_workspace_continues_under_the_renamed_branch(
         self, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         first = ws.commit("first")
@@ -44,7 +44,7 @@ class TestRename:
         assert (ws.path / "new").exists()
         assert [kid.name for kid in ws.fork()] == ["proj/1"]
 
-    def test_a_branch_without_a_workspace(self, hub: Hub, ws: Workspace) -> None:
+    def test_branch_without_a_workspace_can_be_renamed(self, hub: Hub, ws: Workspace) -> None:
         point = from_hex(ws.commit("first").oid)
         hub.refs.create("side", point)
         branches.rename(hub, "side", "aside")
@@ -65,7 +65,9 @@ class TestRename:
             branches.rename(hub, "proj", "a..b")
         assert hub.registry.need("proj") is not None
 
-    def test_what_is_not_there(self, hub: Hub, ws: Workspace) -> None:
+    def test_rename_of_a_branch_that_does_not_exist_is_not_found(
+        self, hub: Hub, ws: Workspace
+    ) -> None:
         with pytest.raises(NotFound, match="commit first"):
             branches.rename(hub, "proj", "x")
         ws.commit("first")
@@ -74,7 +76,7 @@ class TestRename:
 
 
 class TestDelete:
-    def test_the_reflog_still_has_it(self, hub: Hub, ws: Workspace) -> None:
+    def test_deleted_branch_is_still_found_in_the_reflog(self, hub: Hub, ws: Workspace) -> None:
         first = ws.commit("first")
         hub.refs.create("side", from_hex(first.oid))
         assert branches.delete(hub, "side") == from_hex(first.oid)
@@ -89,12 +91,12 @@ class TestDelete:
         branches.delete(hub, "proj")
         assert hub.refs.branches() == []
 
-    def test_what_is_not_there(self, hub: Hub) -> None:
+    def test_delete_of_a_branch_that_does_not_exist_is_not_found(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="none yet"):
             branches.delete(hub, "nobody")
 
 
-def test_the_branch_of_a_session_stays_its_own(hub: Hub) -> None:
+def test_branch_of_a_session_cannot_be_deleted_or_renamed(hub: Hub) -> None:
     with hub.session("talk") as session:
         session.say("user", "hello")
         head = session.commit("said")

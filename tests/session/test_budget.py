@@ -67,7 +67,7 @@ class TestLimits:
         with pytest.raises(Invalid):
             s.say("user", "x")
 
-    def test_raising_it_lets_the_session_go_on(self, hub: Hub) -> None:
+    def test_raising_the_budget_lets_a_paused_session_continue(self, hub: Hub) -> None:
         refused(hub.session("s", budget={"usd": 1}).spend, usd=2)
         s = hub.session("s")
         refused(s.act, len, "abc")
@@ -78,7 +78,9 @@ class TestLimits:
         assert s.budget_left() == {"usd": 1}
         assert kinds(s, "budget")[-1] == {"limits": {"usd": 10}, "soft": {}}
 
-    def test_exactly_all_of_it(self, hub: Hub) -> None:
+    def test_spending_exactly_the_limit_is_allowed_and_the_next_action_refused(
+        self, hub: Hub
+    ) -> None:
         s = hub.session("s", budget={"usd": 1})
         for _ in range(10):
             s.spend(usd=0.1)
@@ -115,7 +117,9 @@ class TestLimits:
             s.spend(usd=1)
             assert len(kinds(s, "warning")) == 2
 
-    def test_wall_time(self, hub: Hub, clock: ManualClock) -> None:
+    def test_seconds_budget_counts_only_the_time_a_session_is_open(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
             clock.advance(30 * 10**9)
             assert s.budget_left() == {"seconds": 70}
@@ -134,7 +138,7 @@ class TestLimits:
         assert hub.get(s.id).spent() == {}
         assert kinds(hub.get(s.id), "spend") == []
 
-    def test_inside_an_action_it_pauses_when_that_has_ended(self, hub: Hub) -> None:
+    def test_exceeding_the_budget_inside_an_action_pauses_after_the_action(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 1})
 
         def work() -> str:
@@ -178,7 +182,7 @@ class TestFamily:
         assert s.budget_left() == {"usd": 1}
         refused(s.spend, usd=2)
 
-    def test_forks_share_it(self, hub: Hub) -> None:
+    def test_forks_share_one_budget_with_their_parent(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 8})
         s.spend(usd=1)
         one, two = s.fork(2)
@@ -189,7 +193,7 @@ class TestFamily:
         assert s.spent() == {"usd": 9}
         refused(s.act, len, "abc")
 
-    def test_what_others_hold_is_told_and_given_back(self, hub: Hub) -> None:
+    def test_budget_reserved_by_another_fork_is_reported_and_freed_by_pause(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 8})
         one, two = s.fork(2)
         one.spend(usd=0.1)  # and holds 1
@@ -218,7 +222,7 @@ class TestFamily:
             s.spend(usd=7.8)
             assert s.budget_left() == {"usd": pytest.approx(0.1)}
 
-    def test_many_at_once_never_exceed_it_untold(self, hub: Hub) -> None:
+    def test_concurrent_threads_never_exceed_the_budget_without_an_error(self, hub: Hub) -> None:
         s = hub.session("s", budget={"n": 60})
         forks = s.fork(4)
         told: list[Exception] = []
@@ -249,7 +253,7 @@ class TestFamily:
         assert level.account.granted["n"] == pytest.approx(spent)
         assert all(purse.idle("n") == 0 for _, purse in purse_rows(hub.catalog, s.row.family))
 
-    def test_many_processes_never_exceed_it_untold(
+    def test_concurrent_processes_never_exceed_the_budget_without_an_error(
         self, store: Path, together: Callable[..., list[Any]]
     ) -> None:
         with open_hub(store) as hub, hub.session("s", budget={"n": 60}) as s:
@@ -268,10 +272,10 @@ class TestFamily:
             hub.verify()
 
     @pytest.mark.parametrize("point", ["budget.before-spend", "journal.before-append"])
-    def test_a_kill_before_the_event_counts_nothing(self, store: Path, point: str) -> None:
+    def test_kill_before_the_spend_event_counts_nothing(self, store: Path, point: str) -> None:
         assert self.killed(store, f"{point}:kill:2") == (1, 1)
 
-    def test_a_kill_behind_the_event_counts_it(self, store: Path) -> None:
+    def test_kill_after_the_spend_event_counts_it(self, store: Path) -> None:
         assert self.killed(store, "journal.after-append:kill:2") == (2, 2)
 
     def killed(self, store: Path, fault: str) -> tuple[float, float]:
@@ -306,7 +310,7 @@ class TestWorkers:
         assert boss.status == "active"
         assert hub.get(child.id).row.parent == boss.id
 
-    def test_what_the_parent_has_left_is_the_end(self, hub: Hub) -> None:
+    def test_child_session_cannot_spend_more_than_its_parent_has_left(self, hub: Hub) -> None:
         boss = hub.session("boss", budget={"usd": 5})
         child = hub.session("child", parent=boss.id, budget={"usd": 100})
         grandchild = hub.session("grandchild", parent=child)
@@ -319,7 +323,7 @@ class TestWorkers:
         boss.budget(usd=10)
         assert child.budget_left() == {"usd": 4}
 
-    def test_only_for_one_who_is_there(self, hub: Hub) -> None:
+    def test_parent_session_must_exist_be_open_and_stay_the_same(self, hub: Hub) -> None:
         with pytest.raises(NotFound):
             hub.session("child", parent="0" * 32)
         boss = hub.session("boss")
@@ -336,7 +340,7 @@ class TestWorkers:
 
 
 class TestBill:
-    def test_by_all_it_can_be(self, hub: Hub, clock: ManualClock) -> None:
+    def test_bill_groups_by_session_agent_model_and_day(self, hub: Hub, clock: ManualClock) -> None:
         a = hub.session("a", agent="one")
         a.spend(usd=1, model="large")
         clock.advance(24 * HOUR)
@@ -398,7 +402,9 @@ class TestBill:
         last = midnight - timedelta(seconds=1)
         assert [line.amounts["usd"] for line in hub.bill(since=last)] == [3]
 
-    def test_rows_of_an_hour_are_still_read(self, hub: Hub, clock: ManualClock) -> None:
+    def test_bill_reads_hourly_rows_of_the_previous_release(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         """As the release before wrote them."""
         hour = {"agent": "default", "session": "0" * 32, "name": "old", "amounts": {"usd": 5.0}}
         row = encode({**hour, "spends": 2})
@@ -407,7 +413,7 @@ class TestBill:
         assert {line.name: line.amounts["usd"] for line in hub.bill()} == {"old": 5, "a": 1}
         assert [line.key for line in hub.bill(by="day")] == ["2023-11-14"]
 
-    def test_wrong_questions(self, hub: Hub) -> None:
+    def test_bill_with_a_bad_grouping_or_date_is_refused(self, hub: Hub) -> None:
         for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):
             with pytest.raises(Invalid):
                 hub.bill(**wrong)

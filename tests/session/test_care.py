@@ -38,7 +38,7 @@ def make_commits(ws: Workspace, count: int, size: int = 100_000) -> list[str]:
 
 
 class TestVerify:
-    def test_a_sound_store(self, hub: Hub, ws: Workspace) -> None:
+    def test_verify_of_an_intact_store_finds_no_problems(self, hub: Hub, ws: Workspace) -> None:
         make_commits(ws, 3)
         ws.fork(2)
         told: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ class TestVerify:
         (problem,) = caught.value.details["report"]["problems"]
         assert problem["oid"] == "ab" * 32
 
-    def test_beside_processes_that_commit(
+    def test_verify_succeeds_while_other_processes_commit(
         self, hub: Hub, ws: Workspace, work: Path, start: Callable[..., Any]
     ) -> None:
         ws.commit("first")
@@ -97,7 +97,7 @@ class TestVerify:
 
 
 class TestSweep:
-    def test_the_reflog_keeps_what_was_left_behind(
+    def test_sweep_keeps_commits_that_the_reflog_refers_to(
         self, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         oids = make_commits(ws, 3)
@@ -107,7 +107,9 @@ class TestSweep:
         ws.restore("HEAD@{1}")
         assert (work / "noise").read_bytes() == noise
 
-    def test_expiring_frees_it_and_the_store_stays_sound(self, opened: Open, work: Path) -> None:
+    def test_sweep_with_expiry_removes_old_reflog_commits_and_the_store_verifies(
+        self, opened: Open, work: Path
+    ) -> None:
         clock = ManualClock()
         hub = opened(clock=clock)
         ws = hub.workspace(work, engine="folder")
@@ -152,7 +154,9 @@ class TestSweep:
         assert real.removed > 0
         assert dry.bytes_freed == real.bytes_freed
 
-    def test_what_private_machines_rest_on_stays(self, hub: Hub, work: Path, read: Read) -> None:
+    def test_sweep_keeps_the_objects_that_private_machines_need(
+        self, hub: Hub, work: Path, read: Read
+    ) -> None:
         with hub.workspace(work, engine="folder", files="private") as private:
             (private.path / "new").write_text("uncommitted")
         hub.sweep(expire_ns=0, min_garbage=0.0)
@@ -179,7 +183,7 @@ class TestSweep:
             hub.sweep(expire_ns=-1)
         assert hub.show("proj@{1}").oid == oids[1]
 
-    def test_beside_processes_that_commit_and_fork(
+    def test_sweep_loses_no_commit_made_by_other_processes(
         self, hub: Hub, ws: Workspace, work: Path, tmp_path: Path, together: Callable[..., Any]
     ) -> None:
         ws.commit("first")
@@ -202,7 +206,7 @@ class TestBundles:
         hub.export("proj", tmp_path / "b.bundle")
         return tmp_path / "b.bundle"
 
-    def test_travel_to_another_store(
+    def test_bundle_imported_into_another_store_can_be_continued(
         self, hub: Hub, opened: Open, bundle: Path, work: Path, tmp_path: Path
     ) -> None:
         other = opened(tmp_path / "second")
@@ -215,7 +219,9 @@ class TestBundles:
         going_on = other.workspace(tmp_path / "copy", name="proj", engine="folder")
         assert going_on.commit("goes on").parents == [hub.show("proj").oid]
 
-    def test_twice_is_once(self, hub: Hub, opened: Open, bundle: Path, tmp_path: Path) -> None:
+    def test_importing_a_bundle_twice_changes_nothing(
+        self, hub: Hub, opened: Open, bundle: Path, tmp_path: Path
+    ) -> None:
         other = opened(tmp_path / "second")
         first = other.import_(bundle)
         before = len(other.catalog.ops())
@@ -234,7 +240,7 @@ class TestBundles:
             assert other.import_(bundle) == {"proj-2": hub.show("proj").oid}
         assert other.show("proj") == mine
 
-    def test_names_that_meet_after_they_got_a_number(
+    def test_import_keeps_numbered_branch_names_distinct(
         self, hub: Hub, ws: Workspace, opened: Open, tmp_path: Path
     ) -> None:
         one, two = make_commits(ws, 2)
@@ -259,7 +265,7 @@ class TestBundles:
         assert other.import_(bundle) == {"proj-2": hub.show("proj").oid}
         assert fresh.commit("mine").parents == []
 
-    def test_a_name_with_no_room_for_a_number(
+    def test_import_renames_a_branch_whose_name_has_the_maximum_length(
         self, hub: Hub, ws: Workspace, opened: Open, tmp_path: Path
     ) -> None:
         one, two = make_commits(ws, 2)
@@ -272,13 +278,15 @@ class TestBundles:
         (name,) = other.import_(tmp_path / "two")
         assert other.show(name).oid == two
 
-    def test_files_of_any_name(self, hub: Hub, ws: Workspace, opened: Open, tmp_path: Path) -> None:
+    def test_bundle_file_name_may_be_any_bytes(
+        self, hub: Hub, ws: Workspace, opened: Open, tmp_path: Path
+    ) -> None:
         ws.commit("first")
         file = tmp_path / os.fsdecode(b"b\xff")
         hub.export("proj", file)
         assert opened(tmp_path / "second").import_(file)
 
-    def test_a_commit_by_its_id_gets_a_name(
+    def test_exported_commit_id_gets_a_generated_branch_name(
         self, hub: Hub, ws: Workspace, opened: Open, tmp_path: Path
     ) -> None:
         first, _ = make_commits(ws, 2)
@@ -287,7 +295,9 @@ class TestBundles:
             f"bundle-{first[:12]}": first
         }
 
-    def test_what_is_not_there(self, hub: Hub, ws: Workspace, tmp_path: Path) -> None:
+    def test_export_and_import_of_missing_names_is_refused(
+        self, hub: Hub, ws: Workspace, tmp_path: Path
+    ) -> None:
         ws.commit("first")
         with pytest.raises(NotFound, match="did you mean proj"):
             hub.export("proy", tmp_path / "b")
@@ -297,7 +307,9 @@ class TestBundles:
             hub.import_(tmp_path / "b")
         assert not list(tmp_path.glob("b*"))
 
-    def test_what_is_no_bundle(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_import_of_a_file_that_is_no_bundle_is_refused(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         ws.commit("first")
         for path in (work, work / "a.txt"):
             with pytest.raises(Invalid, match="made by export"):
@@ -307,7 +319,7 @@ class TestBundles:
         with pytest.raises(OrtetError):
             hub.export("proj", work / "no/such/place")
 
-    def test_a_damaged_one_changes_nothing(
+    def test_import_of_a_damaged_bundle_changes_nothing(
         self, opened: Open, bundle: Path, tmp_path: Path
     ) -> None:
         data = bytearray(bundle.read_bytes())
@@ -319,7 +331,9 @@ class TestBundles:
         assert other.refs.branches() == []
         other.verify()
 
-    def test_another_tenants_is_refused(self, opened: Open, bundle: Path, tmp_path: Path) -> None:
+    def test_import_of_a_bundle_made_with_another_key_is_refused(
+        self, opened: Open, bundle: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "second").mkdir()
         (tmp_path / "second/key").write_text("11" * 32)
         (tmp_path / "second/config.toml").write_text('key_file = "key"\n')

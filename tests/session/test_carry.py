@@ -15,7 +15,7 @@ from ortet.session.tombs import signer
 
 
 class TestTurn:
-    def test_any_process_serves_the_next(self, store: Path) -> None:
+    def test_turn_continues_the_conversation_in_any_process(self, store: Path) -> None:
         for number in range(3):
             with open_hub(store) as hub:
                 said = hub.turn("chat", f"q{number}", reply=lambda s: f"a{len(s.messages())}")
@@ -27,7 +27,7 @@ class TestTurn:
             assert contents == ["q0", "a1", "q1", "a3", "q2", "a5"]
             assert len(hub.log("chat")) == 3
 
-    def test_two_hubs_in_turns(self, store: Path) -> None:
+    def test_turns_through_two_hubs_alternate_in_one_session(self, store: Path) -> None:
         with open_hub(store) as one, open_hub(store) as two:
             one.turn("c", "x")
             two.turn("c", "y", role="assistant")
@@ -47,7 +47,7 @@ class TestTurn:
 
 
 class TestCarry:
-    def test_there_and_back(self, store: Path) -> None:
+    def test_carry_resumes_a_session_and_is_stale_after_a_new_event(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s", goal="g") as s:
             s.say("user", "hi")
             text = s.carry()
@@ -65,13 +65,13 @@ class TestCarry:
             assert caught.value.kind == "stale_carry"
             assert hub.from_carry(newer).messages()[-1].content == "ho"
 
-    def test_waiting_events_are_in_it(self, hub: Hub) -> None:
+    def test_carry_includes_events_not_yet_flushed(self, hub: Hub) -> None:
         with hub.session("s", durability="commit") as s:
             s.say("user", "hi")
             text = s.carry()
         assert hub.from_carry(text).messages()[0].content == "hi"
 
-    def test_tampered(self, hub: Hub) -> None:
+    def test_tampered_carry_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             text = s.carry()
         for position in range(0, len(text) - 1, 7):
@@ -83,7 +83,7 @@ class TestCarry:
             with pytest.raises(Refused):
                 hub.from_carry(bad)
 
-    def test_another_store(self, hub: Hub, tmp_path: Path) -> None:
+    def test_carry_of_another_store_is_refused(self, hub: Hub, tmp_path: Path) -> None:
         with hub.session("s") as s:
             text = s.carry()
         with open_hub(tmp_path / "other") as other, pytest.raises(Refused):
@@ -100,7 +100,7 @@ class TestCarry:
         with pytest.raises(Conflict):
             hub.from_carry(text)
 
-    def test_a_newer_format(self, hub: Hub) -> None:
+    def test_carry_of_a_newer_format_is_unsupported(self, hub: Hub) -> None:
         plain = encode({"version": 99, "what": "ever"})
         packed = len(plain).to_bytes(4, "big") + Compressor().compress(plain)
         mark = signer(hub).sign(b"carry" + packed)
@@ -108,7 +108,7 @@ class TestCarry:
             hub.from_carry(base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode())
         assert caught.value.kind == "newer_carry"
 
-    def test_a_session_that_is_no_more(self, hub: Hub) -> None:
+    def test_carry_of_a_removed_session_is_not_found(self, hub: Hub) -> None:
         with hub.session("s") as s:
             text = s.carry()
         hub.catalog.drop_row("session", s.id)

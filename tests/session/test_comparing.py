@@ -16,7 +16,7 @@ def at(session: Moving, message: str = "") -> Oid:
     return from_hex(session.commit(message).oid)
 
 
-def test_each_event_leads_to_one_commit(hub: Hub) -> None:
+def test_each_event_is_attributed_to_exactly_one_commit(hub: Hub) -> None:
     with hub.session("s") as s:
         oids = []
         for number in range(4):
@@ -31,7 +31,7 @@ def test_each_event_leads_to_one_commit(hub: Hub) -> None:
         assert found[-1].kinds == {"thought": 1, "message": 1}
 
 
-def test_a_merge_brings_what_the_other_learned(hub: Hub) -> None:
+def test_merge_commit_lists_facts_learned_by_the_merged_fork(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "base")
         (kid,) = s.fork(1, machine=False)
@@ -45,7 +45,7 @@ def test_a_merge_brings_what_the_other_learned(hub: Hub) -> None:
         assert found.files == []
 
 
-def test_lines_that_parted_in_the_middle(hub: Hub) -> None:
+def test_compare_of_branches_forked_at_an_event_lists_messages_of_each_side(hub: Hub) -> None:
     """A fork at an event seals what it shares anew: the same events, other objects."""
     with hub.session("s") as s:
         s.say("user", "one")
@@ -63,7 +63,7 @@ def test_lines_that_parted_in_the_middle(hub: Hub) -> None:
         assert (same.left.count, same.come.count, same.memory.same) == (0, 0, True)
 
 
-def test_sessions_that_share_nothing(hub: Hub) -> None:
+def test_compare_of_unrelated_sessions_lists_all_messages(hub: Hub) -> None:
     with hub.session("a", goal="go left") as a, hub.session("b", goal="go right") as b:
         a.say("user", "here")
         b.say("user", "there")
@@ -72,7 +72,7 @@ def test_sessions_that_share_nothing(hub: Hub) -> None:
         assert (found.left.count, found.come.count) == (1, 1)
 
 
-def test_the_present_after_a_restore(hub: Hub, work: Path) -> None:
+def test_compare_with_the_present_after_a_restore_lists_both_sides(hub: Hub, work: Path) -> None:
     with hub.session("s", workspace=work) as s:
         s.say("user", "one")
         first = at(s)
@@ -87,7 +87,9 @@ def test_the_present_after_a_restore(hub: Hub, work: Path) -> None:
         assert [(one.path, one.kind) for one in now.files] == [("a.txt", "added")]
 
 
-def test_a_commit_without_files_beside_one_with(hub: Hub, work: Path) -> None:
+def test_compare_with_a_commit_without_files_lists_all_files_as_added_or_removed(
+    hub: Hub, work: Path
+) -> None:
     with hub.session("mind") as mind, hub.session("files", workspace=work) as files:
         mind.say("user", "hello")
         bare, full = at(mind), at(files)
@@ -95,7 +97,7 @@ def test_a_commit_without_files_beside_one_with(hub: Hub, work: Path) -> None:
         assert {one.kind for one in compare(hub, full, bare).files} == {"removed"}
 
 
-def test_what_is_set_aside_is_of_the_side_that_has_it(hub: Hub) -> None:
+def test_compare_counts_set_aside_messages_only_on_the_side_that_shows_them(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         left = s.say("assistant", "two").seq
@@ -122,7 +124,7 @@ def test_what_is_set_aside_is_of_the_side_that_has_it(hub: Hub) -> None:
             assert (found.left.count, found.come.count) == (len(away), len(come))
 
 
-def test_what_was_erased_is_counted_and_not_told(hub: Hub) -> None:
+def test_compare_counts_erased_events_but_does_not_show_them(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "nothing")
         first = at(s)

@@ -29,7 +29,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("engine", "files"), HOW)
-def test_the_block(tmp_path: Path, project: Path, engine: str, files: Any) -> None:
+def test_public_api_example_of_the_design_works(
+    tmp_path: Path, project: Path, engine: str, files: Any
+) -> None:
     hub = ortet.open(tmp_path / "store")
     with hub.session(
         "fix-42",
@@ -140,7 +142,7 @@ def test_leaving_pauses_also_after_an_error(tmp_path: Path) -> None:
         assert [m.content for m in again.session("s").messages()] == ["hi"]
 
 
-def test_actions(tmp_path: Path) -> None:
+def test_actions_sync_and_async_run_once_and_replay_from_the_record(tmp_path: Path) -> None:
     done: list[Any] = []
 
     @ortet.action(replay="once")
@@ -203,7 +205,7 @@ def test_async_actions_fail_and_are_cancelled(tmp_path: Path) -> None:
         assert states == {"wrong": "failed", "forever": "failed", "a": "done", "b": "done"}
 
 
-def test_top_level_names() -> None:
+def test_error_classes_and_action_are_exported_by_the_package() -> None:
     for name in ("OrtetError", "NotFound", "Conflict", "Invalid", "Refused", "Unavailable"):
         assert issubclass(getattr(ortet, name), ortet.OrtetError)
     for name in ("Corrupt", "Unsupported", "Diverged", "Unsettled", "RecordedFailure"):
@@ -211,7 +213,7 @@ def test_top_level_names() -> None:
     assert callable(ortet.action)
 
 
-def test_content_stays_what_it_was(tmp_path: Path) -> None:
+def test_message_content_is_returned_unchanged_also_in_a_fork(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
         s.say("user", "a str")
         s.say("assistant", [{"type": "text", "text": "parts"}])

@@ -17,7 +17,7 @@ def contents(hub: Hub, session: str) -> list[object]:
     return [message.content for message in hub.get(session).messages()]
 
 
-def test_by_another_process_too(store: Path) -> None:
+def test_say_all_with_a_known_key_in_another_process_adds_nothing(store: Path) -> None:
     with open_hub(store) as hub, hub.session("s") as s:
         first = s.say_all(HELLO, key="t1")
     with open_hub(store) as hub, hub.session("s") as s:
@@ -37,7 +37,7 @@ def test_a_key_is_for_one_turn(hub: Hub) -> None:
             s.say_all(HELLO, key=5)  # type: ignore[arg-type]
 
 
-def test_what_was_restored_away_can_be_said_again(hub: Hub) -> None:
+def test_turn_key_used_after_the_restored_commit_can_be_used_again(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say_all([("user", "before")], key="t0")
         point = s.commit("before").oid
@@ -49,7 +49,7 @@ def test_what_was_restored_away_can_be_said_again(hub: Hub) -> None:
         assert [message.content for message in s.messages()] == ["before", "hello", "hi"]
 
 
-def test_keys_go_with_the_session(hub: Hub) -> None:
+def test_turn_keys_share_one_row_removed_with_the_session(hub: Hub) -> None:
     with hub.session("s") as s:
         for number in range(40):
             s.say_all([("user", str(number))], key=f"t{number}")
@@ -69,7 +69,7 @@ def test_what_was_erased_leaves_no_trace_and_is_not_said_again(hub: Hub) -> None
         assert s.messages() == []
 
 
-def test_a_secret_that_is_known_by_now_makes_no_other_turn(hub: Hub) -> None:
+def test_same_turn_key_matches_after_its_text_became_a_known_secret(hub: Hub) -> None:
     said = [{"role": "user", "content": "open swordfish-4711", "name": "ann"}]
     with hub.session("s") as s:
         s.say_all(said, key="t1")
@@ -80,7 +80,7 @@ def test_a_secret_that_is_known_by_now_makes_no_other_turn(hub: Hub) -> None:
         assert len(s.messages()) == 2
 
 
-def test_a_secret_in_one_of_several_is_hidden_and_the_others_stay(hub: Hub) -> None:
+def test_say_all_masks_a_secret_and_keeps_the_other_messages(hub: Hub) -> None:
     hub.vault.put("door", "swordfish-4711")
     with hub.session("s") as s:
         s.say_all([("user", "hello"), ("user", "open swordfish-4711"), ("assistant", "it is open")])

@@ -18,7 +18,7 @@ os._exit(0)
 """
 
 
-def test_a_session_of_a_process_that_nobody_waited_for(tmp_path: Path) -> None:
+def test_session_of_a_zombie_process_can_be_opened(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with subprocess.Popen([sys.executable, "-c", _PROGRAM, str(store)]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -80,7 +80,9 @@ def look(work: Path, environ: dict[str, str]) -> Environment:
 
 
 class TestPackages:
-    def test_of_the_environment_in_the_workspace(self, work: Path, environ: dict[str, str]) -> None:
+    def test_python_packages_are_read_from_the_virtualenv_in_the_workspace(
+        self, work: Path, environ: dict[str, str]
+    ) -> None:
         assert look(work, environ).python is None
         site = install(work, "Foo_Bar-1.2", "zope.x-3.0rc1", "no version")
         (site / "old-0.9-py3.11.egg-info").mkdir()
@@ -88,13 +90,17 @@ class TestPackages:
             "3.11.2", {"foo-bar": "1.2", "zope-x": "3.0rc1", "old": "0.9"}
         )
 
-    def test_of_the_active_one(self, work: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    def test_python_packages_are_read_from_the_active_virtualenv(
+        self, work: Path, environ: dict[str, str], tmp_path: Path
+    ) -> None:
         install(tmp_path, "foo-1.2")
         environ["VIRTUAL_ENV"] = str(tmp_path / ".venv")
         found = look(work, environ).python
         assert found is not None and found.packages == {"foo": "1.2"}
 
-    def test_npm_lock_is_a_digest(self, work: Path, environ: dict[str, str]) -> None:
+    def test_npm_lock_file_is_recorded_as_a_digest(
+        self, work: Path, environ: dict[str, str]
+    ) -> None:
         assert look(work, environ).npm == ""
         (work / "package-lock.json").write_text("{}")
         first = look(work, environ).npm
@@ -103,7 +109,7 @@ class TestPackages:
 
 
 class TestMachine:
-    def test_reads_inside_its_root(self, tmp_path: Path) -> None:
+    def test_machine_files_are_read_only_inside_its_root(self, tmp_path: Path) -> None:
         root = tmp_path / "root"
         (root / "etc").mkdir(parents=True)
         (root / "run").mkdir()
@@ -140,14 +146,14 @@ class TestMachine:
 
 
 class TestVariables:
-    def test_those_that_differ(self) -> None:
+    def test_variables_records_only_changed_or_requested_names(self) -> None:
         opening = {"A": "1", "B": "2", "PWD": "/x", "ORTET_URL": "y"}
         now = {"A": "1", "B": "3", "C": "4", "PWD": "/z"}
         assert variables(now, opening) == {"B": Variable("3"), "C": Variable("4")}
         assert variables({}, {"A": "1"}) == {"A": Variable(unset=True)}
         assert variables(now, now, ["A", "Z"]) == {"A": Variable("1"), "Z": Variable(unset=True)}
 
-    def test_bytes_that_are_no_text(self) -> None:
+    def test_variable_with_undecodable_bytes_is_recorded_as_a_digest(self) -> None:
         found = variables({"A": os.fsdecode(b"\xff")}, {})["A"]
         assert found == Variable(digest=hashlib.sha256(b"\xff").hexdigest())
         assert str(found) == "not kept (a8100ae6aa19)"
@@ -170,7 +176,9 @@ class TestVariables:
             ("HEADERS", "Authorization: Bearer abcdefgh12"),
         ],
     )
-    def test_secrets(self, name: str, value: str) -> None:
+    def test_variable_that_looks_secret_is_recorded_by_reference(
+        self, name: str, value: str
+    ) -> None:
         assert looks_secret(name, value)
         assert variables({name: value}, {}) == {name: Variable(ref=f"env:{name}")}
 
@@ -186,12 +194,14 @@ class TestVariables:
             ("SITE", "https://example.test/a/b"),
         ],
     )
-    def test_no_secrets(self, name: str, value: str) -> None:
+    def test_ordinary_variable_does_not_look_secret(self, name: str, value: str) -> None:
         assert not looks_secret(name, value)
 
 
 class TestGit:
-    def test_head_branch_and_changes(self, work: Path, git: Git, environ: dict[str, str]) -> None:
+    def test_git_head_branch_changes_and_stashes_are_recorded(
+        self, work: Path, git: Git, environ: dict[str, str]
+    ) -> None:
         found = look(work, environ).git
         assert found is not None
         assert (found.head, found.branch, found.dirty) == (git("rev-parse", "HEAD"), "main", 0)
@@ -208,12 +218,14 @@ class TestGit:
         assert found is not None
         assert (found.branch, found.stashes, found.dirty) == ("", 1, 1)
 
-    def test_not_committed_yet(self, work: Path, environ: dict[str, str]) -> None:
+    def test_git_repository_without_a_commit_has_an_empty_head(
+        self, work: Path, environ: dict[str, str]
+    ) -> None:
         subprocess.run(["git", "init", "-qb", "x"], cwd=work, env=environ, check=True)
         found = look(work, environ).git
         assert found is not None and (found.head, found.branch, found.dirty) == ("", "x", 1)
 
-    def test_a_worktree(
+    def test_git_state_is_read_in_a_worktree(
         self, work: Path, git: Git, environ: dict[str, str], tmp_path: Path
     ) -> None:
         git("worktree", "add", "-qb", "side", str(tmp_path / "side"))
@@ -261,7 +273,7 @@ class TestGit:
         assert (work / ".git/config").read_bytes() == config
         assert not list((work / ".git").glob("*.lock"))
 
-    def test_another_owner_is_no_obstacle(
+    def test_git_state_is_read_if_another_user_owns_the_repository(
         self, work: Path, git: Git, environ: dict[str, str]
     ) -> None:
         if os.geteuid() != 0:
@@ -276,13 +288,15 @@ class TestGit:
     @pytest.mark.parametrize(
         "head", ["", "ref: refs/heads/../../../x", "ref: /etc/passwd", "nonsense", "ref: \0"]
     )
-    def test_a_broken_head(self, work: Path, environ: dict[str, str], head: str) -> None:
+    def test_git_repository_with_a_broken_head_file_has_unknown_state(
+        self, work: Path, environ: dict[str, str], head: str
+    ) -> None:
         (work / ".git").mkdir()
         (work / ".git/HEAD").write_text(head)
         found = look(work, environ).git
         assert found is not None and (found.head, found.branch, found.dirty) == ("", "", -1)
 
-    def test_in_a_private_machine(
+    def test_git_state_of_a_fork_is_read_from_its_own_files(
         self, hub: Hub, work: Path, git: Git, environ: dict[str, str]
     ) -> None:
         del git, environ
@@ -297,7 +311,7 @@ class TestGit:
 
 
 class TestSession:
-    def test_recorded_when_it_changed(self, hub: Hub, work: Path) -> None:
+    def test_environment_event_is_recorded_only_after_a_change(self, hub: Hub, work: Path) -> None:
         install(work, "foo-1")
         with hub.session("s", workspace=work) as s:
             assert [e.kind for e in s.events()] == ["lifecycle", "environment"]
@@ -328,7 +342,7 @@ class TestSession:
         with open_hub(store, environ=environ) as hub, hub.session("s") as s:
             assert s.commit() == head
 
-    def test_by_policy(self, hub: Hub, work: Path) -> None:
+    def test_environment_policy_decides_when_it_is_recorded(self, hub: Hub, work: Path) -> None:
         with hub.session("never", workspace=work, environment="asked") as s:
             s.run("true")
         assert "environment" not in [e.kind for e in hub.get(s.id).events()]
@@ -339,7 +353,9 @@ class TestSession:
         with hub.session("long", profile="worker") as s:
             assert s.profile.environment == "commit"
 
-    def test_at_each_commit_if_told_so(self, hub: Hub, work: Path) -> None:
+    def test_environment_policy_commit_records_changes_at_each_commit(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work, environment="commit") as s:
             first = s.commit()
             install(work, "foo-1")
@@ -348,7 +364,7 @@ class TestSession:
             assert s.commit() == second != first
             assert Difference("package", "foo", "", "1") in s.environment(compare=first.oid)
 
-    def test_a_session_without_files(self, hub: Hub) -> None:
+    def test_session_without_files_records_no_environment(self, hub: Hub) -> None:
         with hub.session("s") as s:
             assert [e.kind for e in s.events()] == ["lifecycle"]
             assert hub.get(s.id).environment() is None
@@ -401,7 +417,9 @@ class TestSession:
             s.commit()
             assert s.rewind().environment == []
 
-    def test_in_the_briefing(self, hub: Hub, work: Path, git: Git) -> None:
+    def test_briefing_shows_environment_and_its_differences(
+        self, hub: Hub, work: Path, git: Git
+    ) -> None:
         del git
         with hub.session("s", workspace=work) as s:
             (work / "a").write_text("two")
@@ -413,7 +431,7 @@ class TestSession:
             assert "package foo: nothing then, 1 now" in briefing.markdown
             assert briefing.data["environment"][0]["git"]["branch"] == "main"
 
-    def test_a_replay_looks_at_what_was(self, hub: Hub, work: Path) -> None:
+    def test_replay_returns_the_recorded_environment(self, hub: Hub, work: Path) -> None:
         install(work, "foo-1")
         with hub.session("s", workspace=work) as s:
             s.say("user", "one")
@@ -428,7 +446,7 @@ class TestSession:
             s.say("user", "two")
             assert s.commit() == head
 
-    def test_erased_parts_are_nothing(self, hub: Hub, work: Path) -> None:
+    def test_erased_session_has_no_recorded_environment(self, hub: Hub, work: Path) -> None:
         install(work, "foo-1")
         with hub.session("s", workspace=work) as s:
             s.say("user", "x")
@@ -444,7 +462,7 @@ def hub_events(tmp_path: Path, environ: dict[str, str]) -> list[Event]:
         return list(hub.get(row.id).events())
 
 
-def test_differences_of_all_parts() -> None:
+def test_differences_covers_python_npm_hosts_and_resolver() -> None:
     old = Environment(npm="a" * 64, hosts=["1 x"], resolver=["nameserver 1"])
     new = Environment(python=Python("3.12", {}), hosts=["1 y"], resolver=["nameserver 1"])
     assert [str(one) for one in differences(old, new)] == [

@@ -31,7 +31,7 @@ def test_a_milestone_tells_what_happened_since_the_last(hub: Hub) -> None:
         assert [e.data["content"] for e in said] == ["now the docs"]
 
 
-def test_nothing_happened(hub: Hub) -> None:
+def test_milestone_without_new_events_writes_no_episode(hub: Hub) -> None:
     with hub.session("s") as s:
         assert s.milestone() == ""
         s.say("user", "x")
@@ -40,7 +40,7 @@ def test_nothing_happened(hub: Hub) -> None:
         assert len(s.episodes()) == 1
 
 
-def test_closing_writes_one(hub: Hub) -> None:
+def test_closing_a_session_writes_an_episode(hub: Hub) -> None:
     s = hub.session("s")
     s.plan(["one"])
     s.say("user", "do it")
@@ -50,13 +50,13 @@ def test_closing_writes_one(hub: Hub) -> None:
     assert (episode.cause, episode.outcome) == ("closed", "done")
 
 
-def test_pausing_writes_none(hub: Hub) -> None:
+def test_pausing_a_session_writes_no_episode(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "x")
     assert hub.get("s").episodes() == []
 
 
-def test_compaction_writes_one_with_its_summary(hub: Hub) -> None:
+def test_compaction_writes_an_episode_with_its_summary(hub: Hub) -> None:
     with hub.session("s") as s:
         for number in range(10):
             s.say("user", f"message {number}")
@@ -68,7 +68,7 @@ def test_compaction_writes_one_with_its_summary(hub: Hub) -> None:
         assert len(s.messages()) == 2
 
 
-def test_a_summariser_of_ones_own(hub: Hub) -> None:
+def test_milestone_accepts_a_custom_summariser_that_returns_text(hub: Hub) -> None:
     def mine(messages: list[Message]) -> str:
         return f"they said {messages[0].content}"
 
@@ -81,7 +81,7 @@ def test_a_summariser_of_ones_own(hub: Hub) -> None:
             s.milestone(summarise=lambda _: 3)  # type: ignore[arg-type, return-value]
 
 
-def test_others_hear_of_it_when_it_is_committed(hub: Hub) -> None:
+def test_other_sessions_see_an_episode_after_its_commit(hub: Hub) -> None:
     with hub.session("a") as a, hub.session("b") as b:
         a.say("user", "the migration went wrong")
         a.milestone("migration failed", outcome="failed")
@@ -96,7 +96,7 @@ def test_others_hear_of_it_when_it_is_committed(hub: Hub) -> None:
         assert len(a.episodes()) == 1
 
 
-def test_by_time(hub: Hub) -> None:
+def test_episodes_are_filtered_by_time(hub: Hub) -> None:
     with hub.session("a") as a:
         a.say("user", "x")
         a.milestone("x")
@@ -107,7 +107,7 @@ def test_by_time(hub: Hub) -> None:
         assert a.episodes(until=episode.time + 1) == [episode]
 
 
-def test_of_all_sessions(hub: Hub) -> None:
+def test_hub_lists_episodes_of_all_sessions_filtered_by_agent_or_session(hub: Hub) -> None:
     for name, agent in (("one", "x"), ("two", "y")):
         s = hub.session(name, agent=agent)
         s.say("user", name)
@@ -117,7 +117,7 @@ def test_of_all_sessions(hub: Hub) -> None:
     assert [e.session for e in hub.episodes(session="x/one")] == ["one"]
 
 
-def test_what_was_merged_is_one(hub: Hub) -> None:
+def test_merge_writes_one_episode_with_the_fork_as_source(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "x")
         (kid,) = s.fork(1)

@@ -72,7 +72,7 @@ def seqs_of(hub: Hub, id_: str) -> list[int]:
 
 
 class TestErase:
-    def test_the_bytes_are_nowhere(self, store: Path) -> None:
+    def test_erased_text_is_in_no_file_and_the_chain_still_verifies(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = fill(hub)
             before = hub.audit(id_)
@@ -107,7 +107,7 @@ class TestErase:
             hub.verify()
         assert holds(store, SECRET) == []
 
-    def test_trimmed_rows_too(self, store: Path) -> None:
+    def test_erase_also_removes_text_of_trimmed_rows(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = fill(hub)
             with hub.session("s") as s:
@@ -117,7 +117,7 @@ class TestErase:
             hub.verify()
         assert holds(store, SECRET) == []
 
-    def test_uncommitted_events(self, store: Path) -> None:
+    def test_erase_of_uncommitted_events_leaves_a_valid_chain(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:
                 event = s.say("user", SECRET)
@@ -145,7 +145,7 @@ class TestErase:
         assert hub.get(s.id).messages() == hub.get(kid.id).messages() == []
         hub.verify()
 
-    def test_what_was_adopted_is_the_forks(self, hub: Hub) -> None:
+    def test_erase_of_a_session_keeps_events_adopted_from_a_fork(self, hub: Hub) -> None:
         """Failed before: the fork's own words went with the session, and not with the fork."""
         with hub.session("s") as s:
             s.say("user", "shared")
@@ -162,7 +162,9 @@ class TestErase:
         assert hub.get(s.id).messages() == hub.get(kid.id).messages() == []
         hub.verify()
 
-    def test_what_was_merged_is_told_by_the_session(self, hub: Hub) -> None:
+    def test_erase_of_a_session_removes_merged_facts_and_the_fork_keeps_them(
+        self, hub: Hub
+    ) -> None:
         with hub.session("s") as s:
             (kid,) = s.fork(machine=False)
             kid.learn("a fact of the fork")
@@ -173,7 +175,7 @@ class TestErase:
         assert [fact.text for fact in hub.get(kid.id).facts()] == ["a fact of the fork"]
         hub.verify()
 
-    def test_what_was_restored_away(self, store: Path) -> None:
+    def test_erase_of_a_session_includes_events_before_a_rewind(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:
                 s.say("user", OTHER)
@@ -188,7 +190,7 @@ class TestErase:
 
     @pytest.mark.parametrize("trimmed", [False, True])
     @pytest.mark.parametrize("what", ["session", "user"])
-    def test_what_a_fork_restored_away(
+    def test_erase_includes_events_that_a_fork_restored_away(
         self, store: Path, tmp_path: Path, what: str, trimmed: bool
     ) -> None:
         """Failed before: no timeline of the fork led to what it had left, and a user's words were
@@ -218,7 +220,7 @@ class TestErase:
         assert SECRET.encode() not in unpacked((tmp_path / "bundle").read_bytes())
         assert holds(store, OTHER)
 
-    def test_a_fork_keeps_what_it_restored_away(self, hub: Hub) -> None:
+    def test_erase_of_the_parent_keeps_events_of_a_fork_before_its_restore(self, hub: Hub) -> None:
         """Failed before: with the first session went what only a fork had said."""
         with hub.session("s") as s:
             point = s.commit("one")
@@ -233,7 +235,9 @@ class TestErase:
             assert [m.content for m in kid.messages()] == ["of the fork"]
         hub.verify()
 
-    def test_what_forks_share_goes_although_its_author_left(self, hub: Hub) -> None:
+    def test_erase_of_a_session_removes_events_shared_with_forks_after_a_rewind(
+        self, hub: Hub
+    ) -> None:
         """Failed before: a fork kept what the session had said and restored away since."""
         with hub.session("s") as s:
             s.commit("one")
@@ -276,7 +280,9 @@ class TestErase:
                 assert [m.content for m in hub.get(row.id).messages()] == [OTHER]
         assert holds(store, SECRET) == []
 
-    def test_summaries_and_letters_go_too(self, store: Path) -> None:
+    def test_erase_of_a_message_also_removes_summaries_episodes_and_comments(
+        self, store: Path
+    ) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:
                 for text in (SECRET, OTHER, "last"):
@@ -298,7 +304,7 @@ class TestErase:
             hub.verify()
         assert holds(store, SECRET) == holds(store, OTHER) == []
 
-    def test_twice_is_no_harm(self, hub: Hub) -> None:
+    def test_erasing_the_same_events_twice_is_allowed(self, hub: Hub) -> None:
         id_ = fill(hub)
         seqs = seqs_of(hub, id_)
         hub.erase(id_, seqs=seqs[:1])
@@ -307,7 +313,7 @@ class TestErase:
         hub.verify()
         assert hub.audit(id_).erased == len(seqs)
 
-    def test_nobody_may_be_at_work(self, hub: Hub) -> None:
+    def test_erase_of_an_open_session_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             event = s.say("user", SECRET)
             with pytest.raises(Refused) as caught:
@@ -315,7 +321,7 @@ class TestErase:
             assert caught.value.kind == "lease_held"
             assert [m.content for m in s.messages()] == [SECRET]
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_erase_with_missing_or_unknown_arguments_is_refused(self, hub: Hub) -> None:
         id_ = fill(hub)
         with pytest.raises(Invalid):
             hub.erase()
@@ -329,14 +335,14 @@ class TestErase:
 
 
 class TestTampering:
-    def test_a_body_taken_away_by_somebody_else(self, hub: Hub) -> None:
+    def test_event_body_deleted_without_a_receipt_is_corrupt(self, hub: Hub) -> None:
         id_ = fill(hub)
         hub.catalog.erase_events(hub.get(id_).row.timeline, [3])
         for check in (hub.verify, lambda: hub.audit(id_)):
             with pytest.raises(Corrupt):
                 check()
 
-    def test_a_forged_tombstone(self, store: Path) -> None:
+    def test_erasure_receipt_with_a_wrong_signature_is_corrupt(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = fill(hub)
             hub.erase(id_, seqs=seqs_of(hub, id_))
@@ -347,7 +353,9 @@ class TestTampering:
 
 
 class TestBundles:
-    def test_what_was_erased_stays_so_elsewhere(self, store: Path, tmp_path: Path) -> None:
+    def test_importing_an_old_bundle_does_not_bring_back_erased_events(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         old, new = tmp_path / "old.bundle", tmp_path / "new.bundle"
         with open_hub(store) as hub:
             id_ = fill(hub)
@@ -381,7 +389,7 @@ with open_hub(sys.argv[1]) as hub:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_on_the_way_a_second_call_ends_it(store: Path, point: str) -> None:
+def test_erase_killed_at_any_point_is_finished_by_a_second_call(store: Path, point: str) -> None:
     with open_hub(store) as hub:
         id_ = fill(hub)
         seqs = seqs_of(hub, id_)
@@ -402,7 +410,7 @@ def test_killed_on_the_way_a_second_call_ends_it(store: Path, point: str) -> Non
     assert holds(store, SECRET) == []
 
 
-def test_conflicts_do_not_hide(hub: Hub) -> None:
+def test_closed_session_can_be_erased_and_its_name_stays_taken(hub: Hub) -> None:
     """A closed session can be erased; its name stays taken."""
     s = hub.session("s")
     s.say("user", SECRET)
@@ -413,7 +421,7 @@ def test_conflicts_do_not_hide(hub: Hub) -> None:
         hub.session("s")
 
 
-def test_a_fork_that_did_the_same_keeps_what_another_loses(hub: Hub) -> None:
+def test_erase_in_one_fork_keeps_equal_events_of_its_sibling(hub: Hub) -> None:
     """Two minds may be equal although their events are not: each goes its own way."""
     s = hub.session("a")
     s.say("user", "go")

@@ -60,7 +60,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_recorded(hub: Hub, value: Any) -> None:
+def test_value_that_is_not_json_is_refused_and_nothing_is_recorded(hub: Hub, value: Any) -> None:
     with hub.session("s") as s:
         s.say("user", "before")
         asked = s.ask("what?")
@@ -83,21 +83,21 @@ def test_what_cannot_be_recorded(hub: Hub, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_said_beside(hub: Hub, value: Any) -> None:
+def test_comment_that_is_not_json_is_refused(hub: Hub, value: Any) -> None:
     with hub.session("s") as s:
         with pytest.raises(Invalid):
             hub.comment(s.id, value)
         assert not s.comments()
 
 
-def test_numbers_at_the_edge_are_kept(hub: Hub) -> None:
+def test_extreme_numbers_and_deep_values_are_stored_unchanged(hub: Hub) -> None:
     edge = [2**64 - 1, -(2**63), 0.1, 1e308, True, None, "\U0001f40d", deep(60)]
     with hub.session("s") as s:
         s.note("n", edge)
     assert hub.get(s.id).notes()["n"] == edge
 
 
-def test_unknown_sessions(hub: Hub) -> None:
+def test_every_hub_verb_on_an_unknown_session_is_not_found(hub: Hub) -> None:
     for verb in (hub.get, hub.audit, hub.archive, hub.unarchive, hub.remove, hub.hold, hub.erase):
         with pytest.raises(NotFound) as caught:
             verb("0" * 32)
@@ -107,7 +107,7 @@ def test_unknown_sessions(hub: Hub) -> None:
             late()
 
 
-def test_illegal_moves(hub: Hub) -> None:
+def test_closed_or_archived_session_cannot_be_opened_or_archived_again(hub: Hub) -> None:
     s = hub.session("s")
     s.close("done")
     s.pause()  # of one that was let go: nothing
@@ -128,7 +128,7 @@ def test_illegal_moves(hub: Hub) -> None:
     ]
 
 
-def test_an_outcome_that_cannot_be_printed(hub: Hub) -> None:
+def test_action_result_or_error_that_cannot_be_printed_is_recorded(hub: Hub) -> None:
     class Odd:
         def __repr__(self) -> str:
             raise ValueError
@@ -148,7 +148,7 @@ def test_an_outcome_that_cannot_be_printed(hub: Hub) -> None:
 
 
 class TestClock:
-    def test_backwards_in_the_middle(self, store: Path) -> None:
+    def test_event_times_stay_ordered_if_the_clock_goes_backwards(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub:
             with hub.session("s", budget={"seconds": 100}) as s:
@@ -173,7 +173,7 @@ class TestClock:
             hub.remove(s.id)
             hub.verify()
 
-    def test_the_first_event_behind_a_commit(self, store: Path) -> None:
+    def test_first_event_after_a_restore_is_not_older_than_the_commit(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub, hub.session("s") as s:
             s.say("user", "x")
@@ -217,7 +217,7 @@ s.pause()
 """
 
 
-def test_stopped_for_longer_than_the_lease(store: Path) -> None:
+def test_writer_stopped_longer_than_its_lease_is_refused(store: Path) -> None:
     """SIGSTOP, another takes over, SIGCONT: what the first writes then is Refused."""
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPER, str(store)],
@@ -270,7 +270,7 @@ class TestFullDisk:
                     assert error.errno == errno.ENOSPC
         return ballast
 
-    def test_append_commit_archive_and_then_room_again(
+    def test_full_disk_refuses_writes_and_loses_nothing_once_space_is_free(
         self, opened: Open, small_disk: Path, work: Path
     ) -> None:
         hub = opened(roomless(small_disk))
@@ -330,7 +330,7 @@ class TestFullDisk:
 
 
 class TestWeakSpots:
-    def test_a_killed_process_has_used_its_time(self, store: Path) -> None:
+    def test_time_of_a_killed_process_counts_against_the_seconds_budget(self, store: Path) -> None:
         clock = ManualClock()
         hub = open_hub(store, clock=clock)
         s = hub.session("s", budget={"seconds": 100})
@@ -344,7 +344,9 @@ class TestWeakSpots:
             s.say("user", "late")
         hub.close()
 
-    def test_a_commit_beside_takes_in_what_waits(self, hub: Hub, work: Path) -> None:
+    def test_workspace_commit_includes_waiting_comments_of_its_session(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work, engine="folder") as s:
             s.commit("one")
         hub.comment(s.id, "look at this", by="bob")
@@ -354,7 +356,7 @@ class TestWeakSpots:
         assert not said.waiting
         assert said.seq <= hub.get(s.id).line.base.seq
 
-    def test_an_archive_holds_what_waited(self, hub: Hub) -> None:
+    def test_archive_includes_waiting_comments(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "x")
         hub.comment(s.id, "before it goes", by="bob")
@@ -363,7 +365,7 @@ class TestWeakSpots:
             ("before it goes", False)
         ]
 
-    def test_denied_is_not_for_ever(self, hub: Hub) -> None:
+    def test_denied_approval_can_be_requested_again_with_another_reason(self, hub: Hub) -> None:
         def deploy(place: str) -> str:
             return place
 
@@ -410,7 +412,7 @@ class TestWeakSpots:
         assert sum(line.amounts["usd"] for line in hub.bill()) == 1  # it was paid for
         hub.verify()
 
-    def test_a_restore_between_a_call_and_its_result(self, hub: Hub) -> None:
+    def test_restore_between_a_tool_call_and_its_result_closes_the_call(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("assistant", None, tool_calls=[{"id": "c", "function": {"name": "f"}}])
             middle = s.commit("middle")

@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def test_files_and_mind_in_place(hub: Hub, place: Path) -> None:
+def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place) as s:
         s.say("user", "first")
         target = from_hex(s.commit("first").oid)
@@ -62,7 +62,7 @@ def test_files_and_mind_in_place(hub: Hub, place: Path) -> None:
             foresee_rewind(s, 9)
 
 
-def test_deeds_stay_and_secrets_lapse(hub: Hub) -> None:
+def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "before")
         target = from_hex(s.commit("before").oid)
@@ -75,7 +75,7 @@ def test_deeds_stay_and_secrets_lapse(hub: Hub) -> None:
         assert (done.collaborations, done.secrets) == (found.collaborations, found.secrets)
 
 
-def test_programs_that_end(hub: Hub, place: Path) -> None:
+def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, place: Path) -> None:
     """An engine that does not carry processes says what does not come back."""
     with hub.session("s", workspace=place, engine="overlay") as s:
         s.machine.run("true")
@@ -92,7 +92,7 @@ def test_programs_that_end(hub: Hub, place: Path) -> None:
 
 
 @pytest.mark.skipif(not privileged(), reason="live machines need root")
-def test_programs_that_go_on(hub: Hub, place: Path) -> None:
+def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place, engine="criu") as s:
         s.spawn("service", _SLEEP)
         target = from_hex(s.commit("running").oid)
@@ -103,7 +103,7 @@ def test_programs_that_go_on(hub: Hub, place: Path) -> None:
         assert s.restore(found.to).files.started == found.starts
 
 
-def test_it_is_told_to_who_only_reads(hub: Hub, place: Path) -> None:
+def test_restore_preview_needs_no_lease_and_records_no_event(hub: Hub, place: Path) -> None:
     """No lease, no event: also while another has the session open, or nobody has."""
     with hub.session("s", workspace=place) as s:
         for word in ("one", "two"):
@@ -128,7 +128,7 @@ def test_it_is_told_to_who_only_reads(hub: Hub, place: Path) -> None:
         assert foresee_rewind(hub.get(id_), 1).forgotten == 2
 
 
-def test_events_are_counted_once_and_the_same_everywhere(hub: Hub) -> None:
+def test_rewind_undo_and_dry_run_report_the_same_event_count(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         s.commit("one")
@@ -146,7 +146,7 @@ def test_events_are_counted_once_and_the_same_everywhere(hub: Hub) -> None:
         assert (s.redo(dry_run=True).events, s.redo().events) == (0, 0)
 
 
-def test_a_private_machine_that_another_has_open_is_told_of_by_its_head(
+def test_restore_preview_of_a_private_machine_open_elsewhere_uses_its_head(
     hub: Hub, place: Path
 ) -> None:
     with hub.session("s", workspace=place, engine="overlay") as s:
@@ -162,7 +162,7 @@ def test_a_private_machine_that_another_has_open_is_told_of_by_its_head(
         assert (seen.looked, [one.path for one in seen.changes]) == (True, ["file", "other"])
 
 
-def test_of_one_that_is_closed_there_is_nothing_to_foresee(hub: Hub) -> None:
+def test_restore_preview_of_a_closed_session_is_refused(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         target = from_hex(s.commit("one").oid)

@@ -9,7 +9,7 @@ import pytest
 from ortet.session.hub import Hub
 
 
-def test_another_process_goes_on_counting(hub: Hub, opened: Callable[..., Hub]) -> None:
+def test_fork_numbers_continue_in_another_process(hub: Hub, opened: Callable[..., Hub]) -> None:
     with hub.session("s") as session:
         session.say("user", "hello")
         assert len(session.fork(20, machine=False)) == 20

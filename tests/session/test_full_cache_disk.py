@@ -58,7 +58,9 @@ def refused(commit: Callable[[], object]) -> OrtetError:
     return caught.value
 
 
-def test_reads_and_commits_go_on(host: Host, small: Open, small_disk: Path, tmp_path: Path) -> None:
+def test_full_cache_disk_allows_reads_and_remote_commits(
+    host: Host, small: Open, small_disk: Path, tmp_path: Path
+) -> None:
     other, hub = host("other"), small(reserve=0)
     data, work = os.urandom(300_000), tmp_path / "work"
     work.mkdir()
@@ -90,7 +92,7 @@ def test_reads_and_commits_go_on(host: Host, small: Open, small_disk: Path, tmp_
         assert not one.verify().problems
 
 
-def test_what_is_to_be_left_free_is_left_free(host: Host, small: Open) -> None:
+def test_local_commit_that_would_use_the_disk_reserve_is_refused(host: Host, small: Open) -> None:
     """Which is more than all of this disk."""
     other, hub = host("other"), small()
     with hub.session("s") as s:
@@ -103,7 +105,7 @@ def test_what_is_to_be_left_free_is_left_free(host: Host, small: Open) -> None:
     assert not other.verify().problems
 
 
-def test_a_host_whose_disk_is_full_from_the_start(
+def test_host_with_a_full_cache_disk_can_open_read_and_commit(
     host: Host, small: Open, small_disk: Path
 ) -> None:
     """Where it was used before: what it needs to begin with is there."""
@@ -121,7 +123,7 @@ def test_a_host_whose_disk_is_full_from_the_start(
     assert [m.content for m in other.get("s").messages()] == ["theirs", "ours"]
 
 
-def test_so_many_commits_that_their_indexes_would_be_merged(
+def test_many_commits_on_a_full_cache_disk_succeed_without_merging_indexes(
     host: Host, small: Open, small_disk: Path
 ) -> None:
     """For which there is no room, and no need."""

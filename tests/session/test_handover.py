@@ -37,7 +37,7 @@ def features(place: Path) -> list[dict[str, object]]:
 
 
 class TestContents:
-    def test_features_progress_and_briefing(self, hub: Hub, tmp_path: Path) -> None:
+    def test_handover_writes_features_progress_and_briefing(self, hub: Hub, tmp_path: Path) -> None:
         out = tmp_path / "out"
         with hub.session("s", goal="be green") as s:
             work_on(s)
@@ -68,7 +68,9 @@ class TestContents:
                 assert text in log, text
             assert "# Briefing: s" in (out / "BRIEFING.md").read_text()
 
-    def test_a_failed_command_is_a_failure(self, hub: Hub, work: Path) -> None:
+    def test_handover_counts_a_nonzero_exit_code_as_a_failed_attempt(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             s.plan(["test"])
             s.run("exit 3", why="try")
@@ -77,7 +79,9 @@ class TestContents:
             assert (only["attempts"], only["failed"]) == (1, 1)
             assert "`run` (try): exit code 3" in (work / "out/progress.md").read_text()
 
-    def test_going_back_takes_the_pass_away(self, hub: Hub, tmp_path: Path) -> None:
+    def test_moving_the_plan_back_resets_passes_of_later_features(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with hub.session("s") as s:
             s.plan(["a", "b"])
             s.advance()
@@ -90,7 +94,9 @@ class TestContents:
             log = (tmp_path / "out/progress.md").read_text()
             assert "all steps done" in log and log.count("\n- ") == 4
 
-    def test_after_a_restore_it_is_the_story_of_that_mind(self, hub: Hub, tmp_path: Path) -> None:
+    def test_handover_after_a_restore_describes_the_restored_state(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with hub.session("s") as s:
             s.decide("one")
             good = s.commit()
@@ -101,13 +107,15 @@ class TestContents:
             log = (tmp_path / "out/progress.md").read_text()
             assert "decided: one" in log and "two" not in log
 
-    def test_a_reader_can_write_them(self, hub: Hub, tmp_path: Path) -> None:
+    def test_handover_can_be_written_from_a_read_only_view(self, hub: Hub, tmp_path: Path) -> None:
         with hub.session("s", goal="g") as s:
             s.plan(["a"])
         assert hub.get(s.id).handover(tmp_path / "out").written
         assert features(tmp_path / "out")[0]["description"] == "a"
 
-    def test_a_long_story_keeps_its_end(self, hub: Hub, tmp_path: Path) -> None:
+    def test_long_progress_file_keeps_only_the_newest_entries(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with hub.session("s", durability="commit") as s:
             for number in range(1010):
                 s.learn(f"fact {number}")
@@ -117,7 +125,9 @@ class TestContents:
 
 
 class TestWriting:
-    def test_the_same_content_leaves_files_alone(self, hub: Hub, tmp_path: Path) -> None:
+    def test_handover_with_unchanged_content_does_not_rewrite_files(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with hub.session("s") as s:
             s.plan(["a"])
             s.handover(tmp_path)
@@ -132,7 +142,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("name", FILES)
     @pytest.mark.parametrize("content", ["mine\n", "{}", '{"generated_by": "me"}', ""])
-    def test_what_is_not_ours_is_left(
+    def test_handover_refuses_to_overwrite_foreign_files(
         self, hub: Hub, tmp_path: Path, name: str, content: str
     ) -> None:
         out = tmp_path / "out"
@@ -144,7 +154,9 @@ class TestWriting:
             assert error.value.kind == "not_ours"
         assert os.listdir(out) == [name] and (out / name).read_text() == content
 
-    def test_links_lead_nowhere(self, hub: Hub, tmp_path: Path, work: Path) -> None:
+    def test_handover_does_not_follow_symlinks_or_write_special_files(
+        self, hub: Hub, tmp_path: Path, work: Path
+    ) -> None:
         target = tmp_path / "target"
         target.mkdir()
         with hub.session("s", workspace=work) as s:
@@ -167,11 +179,13 @@ class TestWriting:
         assert sorted(os.listdir(work / "ok")) == [*FILES[:1], "deep", *FILES[1:]]
 
     @pytest.mark.parametrize("place", ["", "../x", "a/../../b", "a\0b"])
-    def test_bad_directories(self, hub: Hub, work: Path, place: str) -> None:
+    def test_handover_to_a_bad_directory_is_refused(self, hub: Hub, work: Path, place: str) -> None:
         with hub.session("s", workspace=work) as s, pytest.raises(Invalid):
             s.handover(place)
 
-    def test_killed_in_the_middle(self, tmp_path: Path, work: Path) -> None:
+    def test_handover_killed_while_writing_is_completed_by_the_next_call(
+        self, tmp_path: Path, work: Path
+    ) -> None:
         code = (
             "import sys\n"
             "from ortet.config import open_hub\n"
@@ -190,7 +204,9 @@ class TestWriting:
 
 
 class TestByPolicy:
-    def test_each_commit_holds_its_own(self, hub: Hub, work: Path) -> None:
+    def test_each_commit_contains_the_handover_files_of_its_state(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work, handover="hand/over") as s:
             work_on(s)
             first = s.commit()
@@ -209,7 +225,9 @@ class TestByPolicy:
             kid.commit()
             assert all(one["passes"] for one in features(Path(kid.machine.path) / "hand/over"))
 
-    def test_the_worker_profile(self, hub: Hub, work: Path) -> None:
+    def test_worker_profile_writes_handover_files_at_each_commit(
+        self, hub: Hub, work: Path
+    ) -> None:
         subprocess.run(["git", "init", "-q"], cwd=work, check=True)
         with hub.session("s", workspace=work, profile="worker") as s:
             s.plan(["a"])
@@ -225,7 +243,9 @@ class TestByPolicy:
             s.commit()
             assert features(work / "handover")[0]["passes"] is False
 
-    def test_forks_come_home_without_conflicts(self, hub: Hub, work: Path) -> None:
+    def test_merge_and_land_of_forks_do_not_conflict_in_handover_files(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work, handover="h") as s:
             s.plan(["a", "b"])
             s.commit()
@@ -247,7 +267,9 @@ class TestByPolicy:
                 one.run("echo other > 1")
                 s.merge(one)
 
-    def test_a_clock_that_runs_makes_no_commit(self, hub: Hub, work: Path) -> None:
+    def test_passing_time_does_not_change_handover_files_or_make_a_commit(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work, handover="h", budget={"seconds": 3600}) as s:
             s.say("user", "x")
             s.note("k", "v", ttl=0.0)
@@ -267,12 +289,16 @@ class TestByPolicy:
             assert [one.data["kind"] for one in warned] == ["not_ours"]
         assert (work / "h/progress.md").read_text() == "mine"
 
-    def test_bad_input(self, hub: Hub, work: Path) -> None:
+    def test_handover_policy_with_a_path_outside_the_workspace_is_refused(
+        self, hub: Hub, work: Path
+    ) -> None:
         for place in ("/tmp/x", "../x"):
             with pytest.raises(Invalid):
                 hub.session("s", workspace=work, handover=place)
 
-    def test_without_files_there_is_no_place(self, hub: Hub) -> None:
+    def test_worker_profile_without_a_workspace_commits_without_handover_files(
+        self, hub: Hub
+    ) -> None:
         with hub.session("s", profile="worker") as s:
             s.say("user", "x")
             s.commit()

@@ -67,7 +67,7 @@ def same_minds(*hubs: Hub) -> None:
     assert all(first.mind.equals(other.mind) for other in others)
 
 
-def test_the_next_server_does_not_fold_what_the_last_one_did(
+def test_second_server_reads_the_cached_state_instead_of_folding_events(
     opens: Opens, folded: list[int]
 ) -> None:
     with opens() as one, opens() as two:
@@ -84,7 +84,7 @@ def test_the_next_server_does_not_fold_what_the_last_one_did(
         one.verify()
 
 
-def test_a_commit_holds_the_same(opens: Opens, tmp_path: Path) -> None:
+def test_commit_from_cached_state_contains_all_facts(opens: Opens, tmp_path: Path) -> None:
     with opens() as one, opens() as two:
         write(one)
         with two.session("s") as s:
@@ -96,7 +96,9 @@ def test_a_commit_holds_the_same(opens: Opens, tmp_path: Path) -> None:
         assert three.get("s").goal == "the goal"
 
 
-def test_what_is_read_is_kept_too(opens: Opens, server: Server, folded: list[int]) -> None:
+def test_state_folded_by_a_reader_is_cached_for_others(
+    opens: Opens, server: Server, folded: list[int]
+) -> None:
     with opens() as one:
         write(one)
     server.ask("FLUSHALL")
@@ -108,7 +110,7 @@ def test_what_is_read_is_kept_too(opens: Opens, server: Server, folded: list[int
         assert folded == []
 
 
-def test_few_events_are_not_kept(opens: Opens, server: Server) -> None:
+def test_state_of_a_short_event_log_is_not_cached(opens: Opens, server: Server) -> None:
     with opens() as one:
         with one.session("s") as s:
             s.say("user", "hello")
@@ -116,7 +118,7 @@ def test_few_events_are_not_kept(opens: Opens, server: Server) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["foreign", "cut", "of another chain"])
-def test_what_is_not_of_this_chain_is_not_believed(
+def test_cached_state_of_another_chain_or_damaged_is_ignored(
     opens: Opens, server: Server, folded: list[int], trouble: str
 ) -> None:
     with opens() as one, opens() as two:
@@ -138,7 +140,9 @@ def test_what_is_not_of_this_chain_is_not_believed(
         assert len(folded) >= MANY
 
 
-def test_an_older_value_is_a_beginning(opens: Opens, server: Server, folded: list[int]) -> None:
+def test_older_cached_state_is_used_and_only_newer_events_are_folded(
+    opens: Opens, server: Server, folded: list[int]
+) -> None:
     with opens() as one, opens() as two:
         write(one)
         (key,) = kept(server)
@@ -154,7 +158,7 @@ def test_an_older_value_is_a_beginning(opens: Opens, server: Server, folded: lis
         same_minds(one, two)
 
 
-def test_after_a_commit_it_goes_on_from_there(opens: Opens, folded: list[int]) -> None:
+def test_state_after_a_commit_is_read_from_the_commit(opens: Opens, folded: list[int]) -> None:
     with opens() as one, opens() as two:
         write(one)
         with two.session("s") as s:
@@ -166,7 +170,9 @@ def test_after_a_commit_it_goes_on_from_there(opens: Opens, folded: list[int]) -
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_what_was_erased_is_not_known_again(opens: Opens, server: Server, reached: bool) -> None:
+def test_erased_fact_does_not_come_back_from_the_cache(
+    opens: Opens, server: Server, reached: bool
+) -> None:
     with opens() as one, opens() as two:
         write(one)
         with one.session("s") as s:
@@ -183,7 +189,7 @@ def test_what_was_erased_is_not_known_again(opens: Opens, server: Server, reache
             assert not any(b"4711" in server.ask("GET", key) for key in kept(server))
 
 
-def test_of_a_session_that_was_removed_nothing_is_kept(opens: Opens, server: Server) -> None:
+def test_removing_a_session_deletes_its_cache_entries(opens: Opens, server: Server) -> None:
     with opens() as one, opens() as two:
         write(one)
         two.get("s").working()
@@ -195,7 +201,7 @@ def test_of_a_session_that_was_removed_nothing_is_kept(opens: Opens, server: Ser
         assert server.ask("KEYS", "*:working/*") == []
 
 
-def test_gone_stopped_and_flushed_it_is_only_slower(opens: Opens, server: Server) -> None:
+def test_killed_or_flushed_valkey_loses_no_message(opens: Opens, server: Server) -> None:
     said = []
     with opens() as one, opens() as two:
         for turn in range(8):

@@ -31,7 +31,9 @@ def seen(root: Path) -> list[tuple[str, int, int, int]]:
 
 
 class TestDirectory:
-    def test_nothing_of_ours_is_written_into_it(self, hub: Hub, work: Path, tmp_path: Path) -> None:
+    def test_commits_forks_and_sweeps_write_no_extra_file_into_the_directory(
+        self, hub: Hub, work: Path, tmp_path: Path
+    ) -> None:
         before = seen(work)
         for engine in ("folder", "overlay"):
             with hub.workspace(work, engine=engine) as ws:
@@ -46,7 +48,7 @@ class TestDirectory:
         assert sorted(os.listdir(tmp_path)) == ["copy", "proj", "store"]
         assert (tmp_path / "copy").stat().st_mtime_ns == work.stat().st_mtime_ns
 
-    def test_a_file_is_not_one(self, hub: Hub, work: Path) -> None:
+    def test_workspace_path_that_is_a_file_is_refused(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Invalid, match="is a file: give the directory it is in"):
             hub.workspace(work / "a.txt")
 
@@ -56,12 +58,12 @@ class TestDirectory:
         with pytest.raises(NotFound, match="create it first"):
             hub.workspace(work / name)
 
-    def test_neither_path_nor_name(self, hub: Hub) -> None:
+    def test_workspace_without_path_and_name_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid, match="give a directory"):
             hub.workspace()
 
     @pytest.mark.parametrize("name", [b"caf\xe9", "日本".encode(), b"a b\n#c"])
-    def test_any_bytes_may_be_its_name(
+    def test_workspace_directory_name_may_be_any_bytes(
         self, hub: Hub, opened: Open, tmp_path: Path, name: bytes
     ) -> None:
         place = tmp_path / os.fsdecode(name)
@@ -95,7 +97,7 @@ class TestDirectory:
                 hub.restore(first.oid, to=ws.path / "new")
         assert not (work / "new").exists()
 
-    def test_beside_the_store_is_fine(self, hub: Hub, store: Path) -> None:
+    def test_directory_next_to_the_store_can_be_a_workspace(self, hub: Hub, store: Path) -> None:
         beside = store.with_name("store-2")
         beside.mkdir()
         assert hub.workspace(beside, engine="folder").name == "store-2"
@@ -112,7 +114,7 @@ class TestReadOnly:
         yield place
         subprocess.run(["umount", "-l", str(place)], check=True)
 
-    def test_can_be_committed_and_forked_but_not_moved(
+    def test_read_only_directory_can_be_committed_and_forked_but_not_restored(
         self, hub: Hub, frozen: Path, work: Path
     ) -> None:
         with hub.workspace(frozen, engine="folder") as ws:
@@ -130,7 +132,7 @@ class TestReadOnly:
 
 
 class TestRestore:
-    def test_into_a_new_or_empty_directory(
+    def test_restore_writes_into_a_new_or_empty_directory(
         self, hub: Hub, ws: Workspace, work: Path, tmp_path: Path, read: Read
     ) -> None:
         first = ws.commit("first")
@@ -151,19 +153,21 @@ class TestRestore:
                 hub.restore(first.oid, to=place)
         assert read(work) == before
 
-    def test_not_into_the_store(self, hub: Hub, ws: Workspace, store: Path) -> None:
+    def test_restore_into_the_store_is_refused(self, hub: Hub, ws: Workspace, store: Path) -> None:
         first = ws.commit("first")
         for place in (store / "x", store / "bucket/x"):
             with pytest.raises(Invalid, match="give another directory"):
                 hub.restore(first.oid, to=place)
             assert not place.exists()
 
-    def test_of_an_unknown_commit_makes_nothing(self, hub: Hub, tmp_path: Path) -> None:
+    def test_restore_of_an_unknown_commit_makes_no_directory(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with pytest.raises(NotFound, match="ortet branch"):
             hub.restore("nope", to=tmp_path / "new")
         assert not (tmp_path / "new").exists()
 
-    def test_of_a_damaged_commit_leaves_nothing(
+    def test_restore_of_a_damaged_commit_leaves_no_directory(
         self, opened: Open, ws: Workspace, work: Path, tmp_path: Path
     ) -> None:
         (work / "big").write_bytes(os.urandom(300_000))
@@ -180,7 +184,9 @@ class TestRestore:
 
 
 class TestHistory:
-    def test_log_show_and_diff(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_log_show_and_diff_resolve_branches_ids_and_ancestors(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         commits: list[CommitInfo] = []
         for number in range(3):
             (work / "n").write_text(str(number))
@@ -191,7 +197,9 @@ class TestHistory:
         assert hub.show("proj~1") == commits[1]
         assert [c.path for c in hub.diff("proj~1", "proj") if c.kind == "modified"] == ["n"]
 
-    def test_of_several_branches_one_must_be_named(self, hub: Hub, ws: Workspace) -> None:
+    def test_log_without_a_branch_name_is_refused_if_there_are_several(
+        self, hub: Hub, ws: Workspace
+    ) -> None:
         with pytest.raises(NotFound, match="first commit"):
             hub.log()
         ws.fork(2)
@@ -213,7 +221,7 @@ class TestClose:
             hub.log()
         hub.close()
 
-    def test_one_that_fails_to_close_keeps_the_others_from_nothing(
+    def test_failing_close_of_one_workspace_still_closes_the_others(
         self, opened: Open, work: Path, tmp_path: Path
     ) -> None:
         hub = opened()
@@ -275,7 +283,7 @@ class TestTogether:
         opened().verify()
         assert [name for name in os.listdir(store) if name.startswith("FORMAT")] == ["FORMAT"]
 
-    def test_both_sides_of_a_fork_go_on(
+    def test_parent_and_child_process_can_both_commit_after_os_fork(
         self, hub: Hub, work: Path, together: Callable[..., list[Any]]
     ) -> None:
         ((code, oid),) = together(("split", hub.root, work))
@@ -288,7 +296,9 @@ class TestTogether:
         assert hub.show("proj").oid == oid
         hub.verify()
 
-    def test_threads_with_workspaces_of_their_own(self, hub: Hub, tmp_path: Path) -> None:
+    def test_threads_with_separate_workspaces_commit_concurrently(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         from ortet.testing.processes import in_threads
 
         def commits(number: int) -> list[str]:
@@ -335,7 +345,9 @@ class TestTopLevel:
 
 
 class TestReopen:
-    def test_goes_on_where_it_was(self, opened: Open, ws: Workspace, work: Path) -> None:
+    def test_reopened_workspace_continues_from_its_last_commit(
+        self, opened: Open, ws: Workspace, work: Path
+    ) -> None:
         first = ws.commit("first")
         ws.hub.close()
         (work / "b").touch()

@@ -59,7 +59,7 @@ def machine(hub: Hub, place: Path, engine: str, *, busy: bool) -> Workspace:
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("engine", _ENGINES)
 class TestForks:
-    def test_they_have_them_as_they_were(
+    def test_forks_get_ignored_files_unchanged(
         self, hub: Hub, place: Path, engine: str, busy: bool
     ) -> None:
         work = machine(hub, place, engine, busy=busy)
@@ -72,7 +72,9 @@ class TestForks:
             assert fork.status().changes == []
             assert not [loss for loss in fork.losses if loss.what == "ignored"]
 
-    def test_each_has_its_own(self, hub: Hub, place: Path, engine: str, busy: bool) -> None:
+    def test_each_fork_has_its_own_copy_of_ignored_files(
+        self, hub: Hub, place: Path, engine: str, busy: bool
+    ) -> None:
         work = machine(hub, place, engine, busy=busy)
         one, two = work.fork(2)
         one.run("echo mine > node_modules/pkg/index; rm src/deep/a.cache; echo x > x.cache")
@@ -92,7 +94,7 @@ class TestForks:
             *("one", "ours", "index", "other")
         ]
 
-    def test_no_commit_has_them(
+    def test_commit_of_a_fork_excludes_ignored_files(
         self, hub: Hub, place: Path, tmp_path: Path, engine: str, busy: bool
     ) -> None:
         work = machine(hub, place, engine, busy=busy)
@@ -109,7 +111,9 @@ class TestForks:
 
 @needs_root
 class TestRestore:
-    def test_they_stay_under_other_processes(self, hub: Hub, place: Path) -> None:
+    def test_restore_keeps_ignored_files_while_processes_are_restored(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = machine(hub, place, "criu", busy=True)
         commit = work.commit("one")
         work.run("echo two > file; mkdir new; echo n > new/n.cache; rm node_modules/pkg/other")
@@ -119,7 +123,9 @@ class TestRestore:
         assert work.run("cat file node_modules/pkg/index new/n.cache").stdout == "one\none\nn\n"
         assert work.run("ls node_modules/pkg").stdout.split() == ["bin", "index"]
 
-    def test_what_a_process_holds_is_as_it_was(self, hub: Hub, place: Path) -> None:
+    def test_restore_resets_ignored_files_that_a_restored_process_has_open(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = machine(hub, place, "criu", busy=False)
         job = work.spawn("log", "exec 5>> held.cache; echo one >&5; echo ready; sleep 1000")
         assert job.read(0, 60).data.startswith(b"ready")
@@ -128,7 +134,9 @@ class TestRestore:
         work.restore(commit.oid)
         assert work.run("cat held.cache src/deep/a.cache").stdout == "one\nkept\ntwo\n"
 
-    def test_a_commit_that_has_a_file_of_the_name(self, hub: Hub, place: Path) -> None:
+    def test_restore_overwrites_an_ignored_file_that_the_commit_contains(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = hub.workspace(place, engine="criu")
         work.spawn("server", ["sleep", "1000"])
         work.run(
@@ -143,7 +151,9 @@ class TestRestore:
 
 
 @needs_root
-def test_too_much_is_left_and_said(hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_files_over_the_size_limit_are_left_out_and_reported(
+    hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ignoredlayers, "MOST", 1000)
     work = machine(hub, place, "criu", busy=True)
     for _ in range(2):

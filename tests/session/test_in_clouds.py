@@ -24,7 +24,7 @@ def url(cloud: Cloud, request: pytest.FixtureRequest) -> Iterator[str]:
     drop_schema(shared().url(), schema)
 
 
-def test_agents_go_from_host_to_host(
+def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
     host: Host, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once

@@ -34,7 +34,9 @@ def comments(hub: Hub, session: str) -> list[tuple[str, bool]]:
 
 
 class TestComments:
-    def test_readers_see_it_before_the_writer_takes_it_in(self, store: Path, hub: Hub) -> None:
+    def test_comment_is_visible_to_readers_before_the_writer_records_it(
+        self, store: Path, hub: Hub
+    ) -> None:
         with hub.session("s") as s:
             with open_hub(store) as other:
                 said = other.comment(s.id, "look at the lexer", by="ann")
@@ -47,7 +49,7 @@ class TestComments:
             assert comments(hub, s.id) == [("look at the lexer", False)]
             assert s.messages() == []
 
-    def test_commit_open_and_pause_take_it_in(self, hub: Hub) -> None:
+    def test_commit_open_and_pause_record_waiting_comments(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.commit("empty")
             hub.comment(s.id, "one")
@@ -61,7 +63,7 @@ class TestComments:
             assert s.commit().state != first.state
         assert hub.catalog.rows(f"inbox/{s.id}") == []
 
-    def test_it_survives_a_kill_at_every_point(self, store: Path) -> None:
+    def test_comments_survive_a_kill_at_every_point_exactly_once(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("s") as s:
                 id_ = s.id
@@ -77,7 +79,7 @@ class TestComments:
                 pass
             assert sorted(comments(hub, id_)) == [("0", False), ("1", False), ("2", False)]
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_comment_with_bad_input_or_on_a_closed_session_is_refused(self, hub: Hub) -> None:
         s = hub.session("s")
         with pytest.raises(NotFound):
             hub.comment("0" * 32, "x")
@@ -91,7 +93,7 @@ class TestComments:
             hub.comment(s.id, "too late")
         assert caught.value.kind == "session_closed"
 
-    def test_two_writers_and_ten_commenters(self, store: Path) -> None:
+    def test_concurrent_writers_and_commenters_record_each_comment_once(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s") as s:
             id_ = s.id
         failures: list[BaseException] = []
@@ -139,7 +141,7 @@ class TestComments:
 
 
 class TestApprovals:
-    def test_an_action_waits_until_it_is_allowed(self, store: Path) -> None:
+    def test_action_that_needs_approval_runs_only_after_it_is_given(self, store: Path) -> None:
         sent: list[str] = []
         with open_hub(store) as hub, hub.session("s") as s:
             id_ = s.id
@@ -171,7 +173,7 @@ class TestApprovals:
                 s.act(sent.append, "mail", approve="once more")
             assert caught.value.details["id"] != asked.id
 
-    def test_denied(self, hub: Hub) -> None:
+    def test_denied_approval_refuses_the_action_and_the_first_answer_counts(self, hub: Hub) -> None:
         with hub.session("s") as s:
             with pytest.raises(Refused) as caught:
                 s.act(print, "x", approve="prints")
@@ -183,7 +185,9 @@ class TestApprovals:
             assert (caught.value.kind, caught.value.details["why"]) == ("approval_denied", "no")
             assert s.effects() == []
 
-    def test_forks_and_restores_do_not_use_it_again(self, hub: Hub) -> None:
+    def test_used_approval_cannot_be_used_again_by_a_fork_or_after_a_restore(
+        self, hub: Hub
+    ) -> None:
         done: list[int] = []
         with hub.session("s") as s:
             with pytest.raises(Refused) as caught:
@@ -199,7 +203,7 @@ class TestApprovals:
                 s.act(done.append, 1, approve="r")
         assert done == [1]
 
-    def test_a_deed_taken_up_again_keeps_its_approval(self, hub: Hub) -> None:
+    def test_retry_of_a_failed_idempotent_effect_keeps_its_approval(self, hub: Hub) -> None:
         tries: list[int] = []
 
         def put() -> int:
@@ -218,14 +222,14 @@ class TestApprovals:
             assert s.act(put, key="k", replay="idempotent", approve="r") == 7
         assert len(tries) == 2
 
-    def test_asked_for_in_words(self, hub: Hub) -> None:
+    def test_request_approval_records_a_question_without_an_action(self, hub: Hub) -> None:
         with hub.session("s") as s:
             id_ = s.request_approval("merge into main", why="tests are green")
             assert [(a.id, a.state) for a in hub.get(s.id).approvals()] == [(id_, "asked")]
             hub.approve(s.id, id_)
             assert s.approvals()[0].state == "given"
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_approval_with_unknown_id_or_bad_values_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             with pytest.raises(NotFound) as caught:
                 hub.approve(s.id, "nope")

@@ -11,7 +11,7 @@ from ortet.errors import Conflict, Invalid, Refused, Unsettled
 from ortet.session.hub import Hub
 
 
-def test_begun_then_settled(hub: Hub) -> None:
+def test_intended_effect_is_recorded_and_settled_once(hub: Hub) -> None:
     with hub.session("s") as s:
         begun = s.intend("mail", ["ann"], {"kind": "welcome"}, why="she asked", key="m1")
         assert (begun.done, begun.effect.state) == (False, "begun")
@@ -27,7 +27,7 @@ def test_begun_then_settled(hub: Hub) -> None:
             s.settle(begun.effect.id, {"sent": False})
 
 
-def test_what_became_of_it_is_not_guessed(store: Path) -> None:
+def test_unsettled_effect_is_not_retried_until_its_outcome_is_recorded(store: Path) -> None:
     with open_hub(store) as hub, hub.session("s") as s:
         first = s.intend("pay", [7], key="invoice", replay="once").effect.id
         with pytest.raises(Unsettled):
@@ -44,7 +44,7 @@ def test_what_became_of_it_is_not_guessed(store: Path) -> None:
         assert s.intend("pay", [7], key="invoice", replay="once").effect.id == first
 
 
-def test_a_failure_is_told(hub: Hub) -> None:
+def test_settle_with_an_error_records_a_failed_effect(hub: Hub) -> None:
     with hub.session("s") as s:
         effect = s.intend("mail").effect.id
         event = s.settle(effect, error="no such person")
@@ -52,7 +52,7 @@ def test_a_failure_is_told(hub: Hub) -> None:
         assert "no such person" in str(s.briefing())
 
 
-def test_it_waits_for_a_human_and_for_money(hub: Hub) -> None:
+def test_intend_requires_approval_and_remaining_budget(hub: Hub) -> None:
     with hub.session("s") as s:
         with pytest.raises(Refused) as caught:
             s.intend("deploy", approve="it is Friday")
@@ -65,7 +65,7 @@ def test_it_waits_for_a_human_and_for_money(hub: Hub) -> None:
     assert caught.value.kind == "budget_spent"
 
 
-def test_the_end_of_a_deed_is_the_end_of_an_action(hub: Hub) -> None:
+def test_settling_an_effect_counts_as_the_end_of_an_action_for_commit_policy(hub: Hub) -> None:
     with hub.session("s", commit="action") as s:
         effect = s.intend("mail").effect.id
         assert s.head is None
@@ -73,7 +73,7 @@ def test_the_end_of_a_deed_is_the_end_of_an_action(hub: Hub) -> None:
         assert s.head is not None
 
 
-def test_forks_do_it_once(hub: Hub) -> None:
+def test_intended_effect_with_a_key_is_done_once_across_forks(hub: Hub) -> None:
     with hub.session("s") as s:
         (fork,) = s.fork(1)
         effect = s.intend("mail", key="k").effect.id
@@ -83,7 +83,7 @@ def test_forks_do_it_once(hub: Hub) -> None:
         assert fork.intend("mail", key="k").outcome == 5
 
 
-def test_what_cannot_be(hub: Hub) -> None:
+def test_intend_with_bad_arguments_or_in_a_replay_is_refused(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "hi")
         with pytest.raises(Invalid, match="give key="):

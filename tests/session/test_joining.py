@@ -39,7 +39,7 @@ def s(request: pytest.FixtureRequest, hub: Hub, work: Path) -> Session:
 
 
 class TestMerge:
-    def test_one_commit_of_both(self, hub: Hub, s: Session) -> None:
+    def test_merge_makes_one_commit_of_state_and_files_of_both(self, hub: Hub, s: Session) -> None:
         (kid,) = s.fork()
         kid.say("assistant", "only the kid heard this")
         kid.run("echo four >> a.txt; echo new > b.txt")
@@ -73,7 +73,7 @@ class TestMerge:
         assert event.data["episode"].startswith("step 0 of 2; learned: four is enough")
         hub.verify()
 
-    def test_again_there_is_nothing_new(self, s: Session) -> None:
+    def test_merging_the_same_fork_twice_brings_only_new_facts(self, s: Session) -> None:
         (kid,) = s.fork()
         kid.learn("x")
         kid.spend(usd=1)
@@ -102,7 +102,7 @@ class TestMerge:
         assert [one.settled for one in report.conflicts] == [True]
         assert (report.commit.message, said(s)[-1]) == ("theirs is better", "it still works")
 
-    def test_it_can_be_undone(self, s: Session) -> None:
+    def test_merge_can_be_undone_and_redone_by_restore(self, s: Session) -> None:
         (kid,) = s.fork()
         kid.learn("x")
         kid.run("echo new > b.txt")
@@ -120,7 +120,7 @@ class TestMerge:
 
 
 class TestMinds:
-    def test_contradictions_are_data(self, hub: Hub) -> None:
+    def test_merge_reports_contradicting_facts_and_keeps_both(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("the port is 1", about="port")
             (kid,) = s.fork()
@@ -150,7 +150,7 @@ class TestMinds:
             assert report.facts == []
             assert known(s) == {"other", "said  twice"}
 
-    def test_artifacts_become_the_next_versions(self, hub: Hub) -> None:
+    def test_merged_artifacts_become_the_next_versions(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.artifact("a", data="1")
             (kid,) = s.fork()
@@ -165,7 +165,7 @@ class TestMinds:
             hub.sweep()
             assert s.artifact_data("a") == b"theirs"
 
-    def test_by_branch_commit_or_reader(self, hub: Hub) -> None:
+    def test_merge_accepts_a_branch_a_commit_or_a_read_only_view(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "hi")
             one, two, three = s.fork(3)
@@ -179,7 +179,7 @@ class TestMinds:
             assert known(s) == {"1", "2", "3"}
             assert hub.get(three.id).status == "paused"
 
-    def test_another_family(self, hub: Hub) -> None:
+    def test_merge_of_an_unrelated_session_adds_its_facts_and_spending(self, hub: Hub) -> None:
         with hub.session("s") as s, hub.session("t") as t:
             s.spend(usd=1)
             t.learn("x")
@@ -190,7 +190,9 @@ class TestMinds:
                 ("default", {"usd": 3})
             ]
 
-    def test_bad_input(self, hub: Hub, opened: Callable[..., Hub], tmp_path: Path) -> None:
+    def test_merge_with_a_bad_reference_is_refused(
+        self, hub: Hub, opened: Callable[..., Hub], tmp_path: Path
+    ) -> None:
         elsewhere = opened(tmp_path / "other").session("s")
         with hub.session("s") as s:
             s.say("user", "hi")
@@ -205,7 +207,7 @@ class TestMinds:
                 s.merge("HEAD", favor="nobody")  # type: ignore[arg-type]
             assert s.merge("HEAD").up_to_date
 
-    def test_it_goes_on_in_the_next_process(self, store: Path) -> None:
+    def test_merged_session_continues_in_the_next_process(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s") as s:
             s.say("user", "one")
             (kid,) = s.fork()
@@ -219,7 +221,9 @@ class TestMinds:
             hub.verify()
 
     @pytest.mark.parametrize("point", POINTS)
-    def test_killed_in_the_middle(self, store: Path, work: Path, point: str) -> None:
+    def test_merge_killed_at_any_point_can_be_retried(
+        self, store: Path, work: Path, point: str
+    ) -> None:
         script = (
             "import sys; from ortet.config import open_hub\n"
             "hub = open_hub(sys.argv[1]); s = hub.session('s', workspace=sys.argv[2])\n"
@@ -244,7 +248,7 @@ class TestMinds:
 
 
 class TestAdopt:
-    def test_mind_and_files(self, s: Session) -> None:
+    def test_adopt_replaces_state_and_files_and_keeps_effects_done(self, s: Session) -> None:
         (kid,) = s.fork()
         kid.say("assistant", "done")
         kid.run("echo kid > a.txt")
@@ -264,7 +268,7 @@ class TestAdopt:
         assert said(s) == ["make it four", "given up"]
         assert (s.machine.path / "a.txt").read_text() == "ours\n"
 
-    def test_a_mind_without_files_leaves_ours(self, s: Session) -> None:
+    def test_adopt_of_a_fork_without_files_keeps_our_files(self, s: Session) -> None:
         (kid,) = s.fork(machine=False)
         kid.say("assistant", "thought about it")
         s.run("echo ours > a.txt")
@@ -272,7 +276,9 @@ class TestAdopt:
         assert said(s) == ["make it four", "thought about it"]
         assert (s.machine.path / "a.txt").read_text() == "ours\n"
 
-    def test_land_after_it(self, hub: Hub, s: Session, work: Path) -> None:
+    def test_land_after_adopt_or_from_the_fork_writes_the_directory(
+        self, hub: Hub, s: Session, work: Path
+    ) -> None:
         (kid,) = s.fork()
         kid.run("echo kid > a.txt")
         if s.machine.row.files == "private":

@@ -21,7 +21,7 @@ def s(hub: Hub, work: Path) -> Session:
     return hub.session("s", workspace=work, engine="overlay")
 
 
-def test_a_workspace_has_kernels(hub: Hub, work: Path) -> None:
+def test_kernel_of_a_workspace_works_until_the_workspace_is_closed(hub: Hub, work: Path) -> None:
     for engine in ENGINES:
         with hub.workspace(work, engine=engine) as ws:
             kernel = ws.kernel()
@@ -33,7 +33,7 @@ def test_a_workspace_has_kernels(hub: Hub, work: Path) -> None:
             ws.kernel()
 
 
-def test_bad_words(hub: Hub, work: Path, s: Session) -> None:
+def test_kernel_with_bad_arguments_is_refused(hub: Hub, work: Path, s: Session) -> None:
     ws = hub.workspace(work, engine="folder")
     for odd in ({"name": 5}, {"python": 5}, {"env": 5}, {"env": {"A": 5}}):
         with pytest.raises(Invalid):
@@ -49,7 +49,7 @@ def test_bad_words(hub: Hub, work: Path, s: Session) -> None:
         s.kernel().vars("not a name")
 
 
-def test_forks_that_nobody_commits_are_in_nobodys_way(hub: Hub, s: Session) -> None:
+def test_uncommitted_kernel_forks_do_not_block_other_processes(hub: Hub, s: Session) -> None:
     """Their layers lie in the store's cache, of files that no other process can read of."""
     kernel = s.kernel()
     kernel.run("open('new', 'w').write('a')")
@@ -66,7 +66,7 @@ def test_forks_that_nobody_commits_are_in_nobodys_way(hub: Hub, s: Session) -> N
     assert not s.is_running()
 
 
-def test_runs_are_actions(s: Session) -> None:
+def test_kernel_runs_are_recorded_as_effects(s: Session) -> None:
     kernel = s.kernel()
     ran = kernel.run("print('out')\n1 + 1", why="to see")
     assert (ran.value, ran.stdout) == (2, "out\n")
@@ -81,7 +81,7 @@ def test_runs_are_actions(s: Session) -> None:
     assert ended[1]["outcome"]["error"]["type"] == "ZeroDivisionError"
 
 
-def test_a_key_is_done_once(s: Session) -> None:
+def test_kernel_run_with_a_key_is_done_once(s: Session) -> None:
     kernel = s.kernel()
     for _ in range(2):
         assert kernel.run("open('count', 'a').write('x')\n{'a': 1}", key="k").value == {"a": 1}
@@ -111,7 +111,7 @@ def test_a_replay_runs_nothing(hub: Hub, s: Session) -> None:
     assert s.kernel().run("open('count').read()").value == "x"
 
 
-def test_forks_and_the_one_kept(hub: Hub, work: Path, s: Session) -> None:
+def test_kept_kernel_fork_replaces_the_kernel(hub: Hub, work: Path, s: Session) -> None:
     kernel = s.kernel(keep=["n"])
     kernel.run("n = 0")
     forks = kernel.fork(3)
@@ -200,7 +200,7 @@ def test_a_restored_kernel_that_ran_nothing_is_no_change(s: Session) -> None:
     assert s.commit("nothing").oid == one.oid
 
 
-def test_what_cannot_be_kept_is_listed(s: Session) -> None:
+def test_commit_lists_kernel_variables_that_cannot_be_pickled(s: Session) -> None:
     kernel = s.kernel(keep=["good", "lock", "gone", "made"])
     kernel.run("import sys; sys.modules['cloudpickle'] = None  # as where there is none")
     kernel.run("import threading\ngood = [1]; lock = threading.Lock(); made = lambda: 1")
@@ -235,7 +235,7 @@ def test_with_cloudpickle_what_cells_define_is_kept(s: Session) -> None:
     assert s.kernel().run("made(), thing.x").value == [4, 5]
 
 
-def test_what_cannot_be_made_again_is_told(s: Session) -> None:
+def test_restore_reports_kernel_variables_that_cannot_be_unpickled(s: Session) -> None:
     s.run("echo 'class Thing: pass' > things.py")
     s.kernel(keep=["a", "b"]).run("import things\na = things.Thing(); b = 2")
     one = s.commit("one")
@@ -266,7 +266,9 @@ def test_a_commit_while_it_runs_is_refused(s: Session) -> None:
     s.commit("now")
 
 
-def test_where_a_host_cannot_fork(hub: Hub, work: Path) -> None:
+def test_kernel_of_an_in_place_workspace_cannot_fork_but_restores_variables(
+    hub: Hub, work: Path
+) -> None:
     s = hub.session("inplace", workspace=work)
     kernel = s.kernel(keep=["a"])
     kernel.run("a = 1; open('new', 'w').write('n')")
@@ -281,7 +283,7 @@ def test_where_a_host_cannot_fork(hub: Hub, work: Path) -> None:
     assert s.kernel().run("a").value == 1
 
 
-def test_a_fork_that_was_only_replayed_is_not_there(hub: Hub, s: Session) -> None:
+def test_running_a_kernel_fork_that_was_only_replayed_is_not_found(hub: Hub, s: Session) -> None:
     s.kernel().fork(1)
     s.pause()
     again = hub.session("s", replay="live")
@@ -339,7 +341,7 @@ def test_memory_is_part_of_a_commit(live: Session) -> None:
     assert live.kernel().run("'n' in globals()").value is False
 
 
-def test_a_live_machine_refuses_what_it_cannot(live: Session) -> None:
+def test_live_machine_refuses_commits_during_a_run_and_bad_interpreters(live: Session) -> None:
     kernel = live.kernel(keep=["n"])
     kernel.run("n = 1")
     errors: list[Conflict] = []
@@ -364,7 +366,7 @@ def test_a_live_machine_refuses_what_it_cannot(live: Session) -> None:
     assert live.kernel().run("n").value == 1  # as it was committed
 
 
-def test_declared_variables_are_known_in_a_copy(live: Session) -> None:
+def test_fork_of_a_live_machine_knows_declared_kernel_variables(live: Session) -> None:
     live.kernel(keep=["n"]).run("n = 1")
     (fork,) = live.fork(1)
     kernel = fork.kernel()

@@ -53,7 +53,7 @@ def test_forks_have_memory_and_files_of_their_own(live: Session) -> None:
     assert deep.run("n, open('mine').read()").value == [[1, 1], "1"]
 
 
-def test_a_commit_waits_until_they_are_closed(live: Session) -> None:
+def test_live_commit_is_refused_while_kernel_forks_are_open(live: Session) -> None:
     kernel = live.kernel()
     kernel.run("n = 1")
     one = live.commit("before")
@@ -84,7 +84,7 @@ def test_a_commit_waits_until_they_are_closed(live: Session) -> None:
     assert live.kernel().run("n").value == 1
 
 
-def test_one_is_kept_and_frozen(live: Session) -> None:
+def test_kept_kernel_fork_is_part_of_live_commits_and_restores(live: Session) -> None:
     kernel = live.kernel()
     kernel.run("import os; n = 1; log = open('log', 'w'); tmp = open('/tmp/of-kernel', 'w')")
     one, two = kernel.fork(2)
@@ -133,7 +133,7 @@ def test_ignored_files_are_in_a_fork(live: Session) -> None:
     assert live.run("cat a.log dist/b.log").stdout == "kept\nd\n"
 
 
-def test_what_a_fork_loaded_cannot_be_kept(live: Session) -> None:
+def test_kernel_fork_that_imported_new_libraries_cannot_be_kept(live: Session) -> None:
     kernel = live.kernel()
     kernel.run("import sys")
     (fork,) = kernel.fork()

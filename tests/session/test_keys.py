@@ -22,7 +22,7 @@ def test_a_key_belongs_to_one_action(hub: Hub) -> None:
 
 
 class TestMadeOfArguments:
-    def test_one_deed_for_each(self, hub: Hub) -> None:
+    def test_key_template_gives_one_effect_per_set_of_arguments(self, hub: Hub) -> None:
         sent: list[str] = []
 
         @ortet.action(replay="once", key="mail-{to}-{kind}")
@@ -48,7 +48,7 @@ class TestMadeOfArguments:
             assert again.act(mail, "ann") == "sent to ann"
 
     @pytest.mark.parametrize("key", ["mail-{nobody}", "mail-{", "{}", "{to.nothing}"])
-    def test_that_cannot_be_filled(self, hub: Hub, key: str) -> None:
+    def test_key_template_with_unknown_parameters_is_refused(self, hub: Hub, key: str) -> None:
         @ortet.action(key=key)
         def mail(to: str) -> str:
             return to
@@ -70,7 +70,7 @@ def test_a_command_with_a_key_runs_once(hub: Hub, work: Path) -> None:
     assert (work / "done").read_text() == "x\n"
 
 
-def test_a_turn_without_an_answer(hub: Hub) -> None:
+def test_turn_whose_reply_returns_none_is_refused_and_keeps_the_question(hub: Hub) -> None:
     with pytest.raises(Invalid, match="return what the assistant says"):
         hub.turn("s", "hello?", reply=lambda _: None)
     assert [m.content for m in hub.get(hub.sessions()[0].id).messages()] == ["hello?"]

@@ -116,7 +116,7 @@ class TestWholeMachine:
             shell.write(b"\n")
             expect(shell, "half-42", at)
 
-    def test_files_alone_come_back_under_what_runs(self, session: Session) -> None:
+    def test_restore_of_files_only_keeps_running_processes(self, session: Session) -> None:
         commit = session.commit("running")
         session.run("echo later > page")
         shell = session.shell("main")
@@ -151,7 +151,9 @@ def _get(port: int) -> str:
 
 
 class TestCopies:
-    def test_each_copy_is_a_machine_of_its_own(self, hub: Hub, place: Path) -> None:
+    def test_each_live_fork_has_its_own_host_name_machine_id_and_runs_fork_hooks(
+        self, hub: Hub, place: Path
+    ) -> None:
         session = hub.session("own", workspace=place, engine="criu", files="private")
         hooks = ".ortet-hooks/on-fork"
         session.run(
@@ -167,7 +169,9 @@ class TestCopies:
         assert len({name[0] for name in names}) == len({name[1] for name in names}) == 2
         assert session.run("cat hooked").exit_code != 0
 
-    def test_the_system_is_looked_at_after_a_live_commit(self, hub: Hub, place: Path) -> None:
+    def test_live_fork_includes_system_files_changed_after_the_commit(
+        self, hub: Hub, place: Path
+    ) -> None:
         workspace = hub.workspace(place, engine="criu")
         workspace.spawn("sleeper", "sleep 1000")
         workspace.commit("before")
@@ -176,7 +180,9 @@ class TestCopies:
             (fork,) = workspace.fork(1)
             assert fork.run(f"cat /etc/ortet-test-{number}").stdout == f"{number}\n"
 
-    def test_a_name_of_its_own_is_no_change(self, hub: Hub, place: Path) -> None:
+    def test_host_name_of_a_live_fork_does_not_change_its_state(
+        self, hub: Hub, place: Path
+    ) -> None:
         workspace = hub.workspace(place, engine="criu")
         before = workspace.commit("as it is")
         (fork,) = workspace.fork(1)

@@ -45,7 +45,7 @@ def children(ws: Workspace, count: int) -> tuple[list[WorkspaceRow], Oid]:
     return rows, ws.hub.image_oid(head)
 
 
-def test_copies_go_when_the_block_fails(hub: Hub, ws: Workspace) -> None:
+def test_copied_machines_are_removed_if_the_block_fails(hub: Hub, ws: Workspace) -> None:
     rows, image = children(ws, 3)
     homes = hub.root / "local/machines"
     gc.collect()  # what earlier tests left open
@@ -58,7 +58,7 @@ def test_copies_go_when_the_block_fails(hub: Hub, ws: Workspace) -> None:
     assert set(os.listdir("/proc/self/fd")) - descriptors == set()
 
 
-def test_copies_in_the_making_are_no_leftovers(hub: Hub, ws: Workspace) -> None:
+def test_machines_being_copied_are_not_listed_as_leftovers(hub: Hub, ws: Workspace) -> None:
     rows, image = children(ws, 2)
     with hub._machines.copies(rows, image, None) as lives:
         assert hub.leftovers() == []
@@ -71,7 +71,7 @@ def test_copies_in_the_making_are_no_leftovers(hub: Hub, ws: Workspace) -> None:
     assert os.listdir(hub.root / "local/machines") == [ws.row.machine]
 
 
-def test_a_photograph_leaves_no_home(hub: Hub, ws: Workspace) -> None:
+def test_temporary_snapshot_machine_leaves_no_home_directory(hub: Hub, ws: Workspace) -> None:
     image = hub._machines.photograph(ws.row, "camera")
     assert image == hub.image_oid(from_hex(ws.commit("same").oid))
     assert os.listdir(hub.root / "local/machines") == [ws.row.machine]

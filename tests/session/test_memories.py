@@ -18,13 +18,13 @@ def where(view: View, id_: str) -> tuple[str, int, str] | None:
 
 
 class TestWhereAFactIsFrom:
-    def test_the_event_that_is_named(self, hub: Hub) -> None:
+    def test_origin_of_a_fact_is_the_named_source_event(self, hub: Hub) -> None:
         with hub.session("s") as s:
             said = s.say("user", "I moved to Oslo")
             id_ = s.learn("lives in Oslo", source=said)
             assert where(s, id_) == (s.id, said.seq, "I moved to Oslo")
 
-    def test_else_its_own_also_when_it_was_given_up(self, hub: Hub) -> None:
+    def test_origin_of_a_fact_without_a_source_is_its_own_event(self, hub: Hub) -> None:
         with hub.session("s") as s:
             id_ = s.learn("one")
             found = where(s, id_)
@@ -32,7 +32,7 @@ class TestWhereAFactIsFrom:
             s.learn("two", supersedes=id_)
             assert where(s, id_) == found
 
-    def test_of_what_others_told(self, hub: Hub) -> None:
+    def test_origin_of_a_shared_fact_is_the_event_of_the_other_session(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             said = a.say("user", "we deploy on Mondays")
             id_ = a.learn("deploys are on Mondays", scope="agent", source=said)
@@ -44,7 +44,7 @@ class TestWhereAFactIsFrom:
             assert b.forget(id_, why="no more").data["id"] == id_
             assert where(b, id_) == (a.id, said.seq, "we deploy on Mondays")
 
-    def test_on_a_timeline_that_was_left(self, hub: Hub) -> None:
+    def test_origin_is_found_on_a_timeline_left_by_a_restore(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             before = a.commit("before")
             said = a.say("user", "it rains")
@@ -54,7 +54,7 @@ class TestWhereAFactIsFrom:
             a.say("user", "another thing at this number")
             assert where(b, id_) == (a.id, said.seq, "it rains")
 
-    def test_of_a_session_that_is_gone(self, hub: Hub) -> None:
+    def test_shared_fact_of_a_removed_session_has_no_origin_event(self, hub: Hub) -> None:
         with hub.session("b") as b:
             with hub.session("a") as a:
                 id_ = a.learn("it rains", scope="agent", source=a.say("user", "drops"))
@@ -66,7 +66,7 @@ class TestWhereAFactIsFrom:
             assert origin is not None and event_at(b, origin) is None
 
 
-def test_markdown_has_all_of_it(hub: Hub) -> None:
+def test_memory_markdown_lists_goal_facts_decisions_and_episodes(hub: Hub) -> None:
     with hub.session("s", goal="be green") as s:
         s.learn("# no heading\nof ours", about="style", confidence=0.5, since="2026-01-01")
         s.learn("shared", scope="project:shop")
@@ -81,7 +81,7 @@ def test_markdown_has_all_of_it(hub: Hub) -> None:
     assert "> went left\n" in text
 
 
-def test_diff(hub: Hub) -> None:
+def test_memory_diff_lists_learned_and_forgotten_facts_and_decisions(hub: Hub) -> None:
     with hub.session("s") as s:
         kept, wrong = s.learn("kept"), s.learn("wrong")
         old = s.commit("old")
@@ -100,7 +100,7 @@ def test_diff(hub: Hub) -> None:
         assert s.fact(kept).text == "kept"
 
 
-def test_a_fact_that_never_ends_is_found(hub: Hub) -> None:
+def test_fact_with_extreme_validity_dates_can_be_recalled(hub: Hub) -> None:
     """It used to leave an index that answered nothing any more."""
     with hub.session("s") as s:
         s.learn("gold is heavy", since="0001-01-01", until="9999-12-31")
@@ -110,7 +110,7 @@ def test_a_fact_that_never_ends_is_found(hub: Hub) -> None:
         assert s.recall("gold", at="1500-01-01") == []
 
 
-def test_what_was_given_up_can_be_listed(hub: Hub) -> None:
+def test_facts_with_past_lists_forgotten_facts(hub: Hub) -> None:
     with hub.session("s") as s:
         one, two = s.learn("one"), s.learn("two", about="x")
         s.forget(one, why="no")

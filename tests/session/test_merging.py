@@ -25,7 +25,9 @@ def branch_heads(hub: Hub) -> dict[str, str]:
 
 
 class TestMerge:
-    def test_brings_in_what_the_other_changed(self, ws: Workspace, work: Path) -> None:
+    def test_merge_combines_the_changes_of_both_sides_in_one_commit(
+        self, ws: Workspace, work: Path
+    ) -> None:
         (child,) = ws.fork()
         (child.path / "a.txt").write_text("one\ntwo\nTHREE\n")
         (child.path / "new").write_text("new")
@@ -67,7 +69,9 @@ class TestMerge:
         assert ws.merge("proj/1", dry_run=True).up_to_date
         assert ws.merge(before).up_to_date
 
-    def test_by_name_of_one_that_another_has_open(self, hub: Hub, opened: Open, work: Path) -> None:
+    def test_merge_by_name_of_a_workspace_open_in_another_process_is_refused(
+        self, hub: Hub, opened: Open, work: Path
+    ) -> None:
         ws = hub.workspace(work)
         ws.row = msgspec.structs.replace(ws.row, forks="overlay")
         (child,) = ws.fork()
@@ -78,12 +82,14 @@ class TestMerge:
         assert other.workspace(work).merge(head).up_to_date
 
     @pytest.mark.parametrize("wrong", [None, 5, ""])
-    def test_with_nothing_that_can_be_merged(self, ws: Workspace, wrong: Any) -> None:
+    def test_merge_of_a_value_that_is_no_reference_is_refused(
+        self, ws: Workspace, wrong: Any
+    ) -> None:
         ws.commit()
         with pytest.raises(Invalid):
             ws.merge(wrong)
 
-    def test_a_message_of_ones_own(self, ws: Workspace, work: Path) -> None:
+    def test_merge_uses_the_given_message(self, ws: Workspace, work: Path) -> None:
         (child,) = ws.fork()
         (child.path / "b").touch()
         (work / "c").touch()
@@ -113,7 +119,9 @@ class TestMerge:
         assert hub.show("proj").message == "before merging proj/1"
 
     @pytest.mark.parametrize("favor", ["ours", "theirs"])
-    def test_favor_settles_it(self, ws: Workspace, work: Path, favor: Any) -> None:
+    def test_favor_resolves_conflicts_with_the_chosen_side(
+        self, ws: Workspace, work: Path, favor: Any
+    ) -> None:
         (child,) = ws.fork()
         (child.path / "a.txt").write_text("theirs\n")
         (child.path / "new").write_text("comes")
@@ -152,7 +160,9 @@ class TestMerge:
         assert [c.path for c in one.merge(two, dry_run=True).conflicts] == ["same"]
         assert branch_heads(hub) == {}
 
-    def test_without_common_history(self, hub: Hub, ws: Workspace, tmp_path: Path) -> None:
+    def test_merge_without_a_common_ancestor_takes_files_of_both(
+        self, hub: Hub, ws: Workspace, tmp_path: Path
+    ) -> None:
         (tmp_path / "other").mkdir()
         (tmp_path / "other/theirs").write_text("theirs")
         other = hub.workspace(tmp_path / "other", engine="folder")
@@ -160,7 +170,7 @@ class TestMerge:
         assert (ws.path / "theirs").read_text() == "theirs"
         assert (ws.path / "a.txt").exists()
 
-    def test_a_workspace_of_another_store_says_how(
+    def test_merge_of_a_workspace_in_another_store_suggests_export_and_import(
         self, opened: Open, ws: Workspace, tmp_path: Path
     ) -> None:
         (tmp_path / "other").mkdir()
@@ -169,7 +179,7 @@ class TestMerge:
             with pytest.raises(Invalid, match=r"export.*import"):
                 ws.merge(other, dry_run=dry_run)
 
-    def test_a_workspace_of_another_hub_on_the_same_store(
+    def test_merge_of_a_workspace_opened_by_another_hub_of_the_same_store_works(
         self, opened: Open, ws: Workspace, work: Path
     ) -> None:
         (child,) = ws.fork()
@@ -179,12 +189,12 @@ class TestMerge:
         ws.merge(child)
         assert (work / "new").exists()
 
-    def test_an_unknown_branch(self, ws: Workspace) -> None:
+    def test_merge_of_an_unknown_branch_is_not_found(self, ws: Workspace) -> None:
         ws.commit("first")
         with pytest.raises(NotFound, match="nobody"):
             ws.merge("nobody")
 
-    def test_one_that_loses_the_race_changes_no_file(
+    def test_merge_that_loses_the_race_changes_no_file_and_can_be_retried(
         self, opened: Open, ws: Workspace, work: Path, read: Read
     ) -> None:
         (child,) = ws.fork()
@@ -231,7 +241,7 @@ class TestLand:
             assert read(work)["a.txt"] == "ONE\ntwo\nthree\n"
             assert "src/main.py" in read(work)
 
-    def test_of_a_fork_and_the_open_original_goes_on(
+    def test_land_of_a_fork_moves_the_open_original_workspace(
         self, hub: Hub, work: Path, engine: str
     ) -> None:
         ws = hub.workspace(work)
@@ -276,7 +286,9 @@ class TestLand:
 
 
 class TestLandAgain:
-    def test_after_the_landing_was_undone(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_land_after_an_undone_landing_applies_the_changes_again(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         (child,) = ws.fork()
         (child.path / "new").write_text("new")
         child.land()
@@ -314,11 +326,13 @@ class TestLandAgain:
             child.land()
         assert {"by-0", "by-1", "by-2"} <= set(os.listdir(work))
 
-    def test_in_place_there_is_nothing_to_land(self, ws: Workspace) -> None:
+    def test_land_of_an_in_place_workspace_is_refused(self, ws: Workspace) -> None:
         with pytest.raises(Invalid, match="name one of its forks, such as proj/1"):
             ws.land()
 
-    def test_without_the_directory(self, ws: Workspace, work: Path) -> None:
+    def test_land_on_a_missing_directory_is_refused_and_can_be_retried(
+        self, ws: Workspace, work: Path
+    ) -> None:
         (child,) = ws.fork()
         ws.close()
         (child.path / "new").write_text("kept")
@@ -329,7 +343,9 @@ class TestLandAgain:
         child.land()
         assert (work / "new").read_text() == "kept"
 
-    def test_on_a_directory_that_was_never_opened_in_place(self, hub: Hub, work: Path) -> None:
+    def test_land_registers_a_directory_that_was_never_opened_in_place(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.workspace(work, engine="folder", files="private") as private:
             (private.path / "new").touch()
             private.land()

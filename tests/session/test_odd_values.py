@@ -121,7 +121,7 @@ def test_a_fork_of_forks_however_deep_is_opened_by_its_name(hub: Hub, store: Pat
 
 
 class TestOneDeed:
-    def test_of_siblings_that_repeat_what_failed_one_does_it(self, hub: Hub) -> None:
+    def test_failed_effect_is_retried_by_only_one_of_several_forks(self, hub: Hub) -> None:
         s = hub.session("a")
 
         def pay() -> str:
@@ -147,7 +147,7 @@ class TestOneDeed:
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]
 
-    def test_processes_that_race_to_repeat_what_failed(
+    def test_failed_effect_is_retried_once_by_racing_processes(
         self, hub: Hub, store: Path, tmp_path: Path, start: Start
     ) -> None:
         s = hub.session("a")
@@ -177,7 +177,7 @@ class TestOneDeed:
         assert [one.version for one in s.artifacts()] == list(range(1, 21))
         assert len({one.oid for one in s.artifacts()}) == 20
 
-    def test_a_deed_in_the_hands_of_another_thread_is_in_flight(self, hub: Hub) -> None:
+    def test_effect_running_in_another_thread_is_refused_as_in_flight(self, hub: Hub) -> None:
         s = hub.session("a")
 
         def repeat() -> str:
@@ -196,7 +196,7 @@ class TestOneDeed:
         for carried in set(made):
             hub.from_carry(carried).let_go()
 
-    def test_a_key_of_a_timeline_is_known_to_what_goes_on_from_there(self, hub: Hub) -> None:
+    def test_timeline_scoped_key_is_known_only_in_its_own_history(self, hub: Hub) -> None:
         s = hub.session("a")
         s.say("user", "pay")
         before = s.commit("before")

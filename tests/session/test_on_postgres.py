@@ -50,7 +50,7 @@ def test_a_hub_is_shown_without_its_options(host: Host) -> None:
     assert "?" not in repr(hub)
 
 
-def test_a_session_is_asked_for_whatever_the_clocks_say(
+def test_session_request_is_seen_and_expires_despite_clock_skew(
     host: Host, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender = host("one")
@@ -81,7 +81,7 @@ def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "content " * 1000
 
 
-def test_one_writer_at_a_time(host: Host) -> None:
+def test_second_host_is_refused_while_a_session_is_open(host: Host) -> None:
     with host("one").session("s") as s:
         s.say("user", "mine")
         with pytest.raises(Refused) as caught:
@@ -102,7 +102,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_what_was_said_before_kill_9_is_taken_over(
+def test_messages_before_kill_9_are_kept_when_the_lease_is_taken_over(
     host: Host, tmp_path: Path, url: str, schema: str, name: str
 ) -> None:
     writer = forked.Popen(
@@ -160,7 +160,9 @@ def test_a_store_belongs_to_one_bucket(
         s.commit("d")
 
 
-def test_a_bucket_that_is_not_mounted_today(tmp_path: Path, url: str, host: Host) -> None:
+def test_unmounted_bucket_directory_is_refused_by_a_known_host(
+    tmp_path: Path, url: str, host: Host
+) -> None:
     """An empty directory in its place is not filled by a host that knew the full one."""
     with host("one").session("s") as s:
         s.commit("c")
@@ -174,7 +176,7 @@ def test_a_bucket_that_is_not_mounted_today(tmp_path: Path, url: str, host: Host
         s.commit("d")
 
 
-def test_no_store_is_made_unasked(tmp_path: Path, url: str) -> None:
+def test_opening_without_create_makes_no_store(tmp_path: Path, url: str) -> None:
     with pytest.raises(NotFound) as caught:
         open_hub(url, create=False, environ=environ(tmp_path, "one"))
     assert caught.value.kind == "no_store"
@@ -193,7 +195,7 @@ def test_a_password_is_kept_out_of_addresses(tmp_path: Path, url: str) -> None:
     assert "secret" not in caught.value.message
 
 
-def test_it_says_what_to_install() -> None:
+def test_missing_postgres_driver_names_the_package_to_install() -> None:
     """Without the driver, which is hidden from a process of its own."""
     code = """
 import sys

@@ -46,7 +46,9 @@ def host(tmp_path: Path, proxy: Proxy) -> Iterator[Host]:
     drop_schema(shared().url(), schema)
 
 
-def test_files_and_words_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
+def test_files_and_messages_committed_on_one_host_are_read_on_another(
+    host: Host, tmp_path: Path
+) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_bytes(os.urandom(2_000_000))
     with host("one").session("s", workspace=tmp_path / "work") as s:
@@ -59,7 +61,7 @@ def test_files_and_words_go_from_host_to_host(host: Host, tmp_path: Path) -> Non
     assert [m.content for m in other.session("s").messages()] == ["the door is green"]
 
 
-def test_a_commit_may_be_durable_here_before_it_is_there(
+def test_local_commit_is_readable_elsewhere_only_after_its_upload(
     host: Host, proxy: Proxy, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -86,7 +88,9 @@ def test_a_commit_may_be_durable_here_before_it_is_there(
     assert (tmp_path / "out" / "file").read_text() == "changed"
 
 
-def test_each_commit_says_where_it_must_be(host: Host, proxy: Proxy, tmp_path: Path) -> None:
+def test_durable_option_of_a_commit_overrides_the_default(
+    host: Host, proxy: Proxy, tmp_path: Path
+) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content")
     hub = host("one")  # where commits are in the bucket, if nothing is said
@@ -110,7 +114,9 @@ def test_each_commit_says_where_it_must_be(host: Host, proxy: Proxy, tmp_path: P
     assert other.history.info(from_hex(local.oid)).message == "here"
 
 
-def test_what_was_uploaded_is_owed_no_more(host: Host, proxy: Proxy, tmp_path: Path) -> None:
+def test_upload_marker_is_removed_after_the_upload(
+    host: Host, proxy: Proxy, tmp_path: Path
+) -> None:
     hub, other = host("one"), host("two")
     strange = "ab" * 32
     with hub.session("s") as s:
@@ -167,7 +173,7 @@ def until(done: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_who_misses_a_commit_is_told_which_and_whose(
+def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
     host: Host, proxy: Proxy, tmp_path: Path
 ) -> None:
     hub, other = host("one"), host("two")
@@ -229,14 +235,14 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 
-def test_where_a_commit_must_be_is_one_of_two(host: Host, tmp_path: Path) -> None:
+def test_commit_with_an_unknown_durable_value_is_refused(host: Host, tmp_path: Path) -> None:
     for hub in (host("one"), open_hub(str(tmp_path / "store"))):
         with hub, hub.session("s") as s, pytest.raises(Invalid) as caught:
             s.commit("x", durable="perhaps")  # type: ignore[arg-type]
         assert caught.value.kind == "bad_durable"
 
 
-def test_the_store_of_one_host_is_both(tmp_path: Path) -> None:
+def test_single_host_store_accepts_both_durable_values(tmp_path: Path) -> None:
     with open_hub(str(tmp_path / "store")) as hub, hub.session("s") as s:
         for durable in ("remote", "local"):
             s.say("user", durable)
@@ -244,7 +250,7 @@ def test_the_store_of_one_host_is_both(tmp_path: Path) -> None:
         assert not hub.objects.queued().objects
 
 
-def test_how_durable_is_one_of_two(host: Host) -> None:
+def test_url_with_an_unknown_durability_is_refused(host: Host) -> None:
     with pytest.raises(Invalid) as caught:
         host("one", "perhaps")
     assert caught.value.kind == "bad_url"

@@ -44,7 +44,9 @@ def opened(store: Path, server: Server) -> Iterator[Hub]:
             yield hub
 
 
-def test_working_memory_made_here_is_found_there(tmp_path: Path, server: Server) -> None:
+def test_working_memory_cached_by_one_hub_is_used_by_another(
+    tmp_path: Path, server: Server
+) -> None:
     with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
         with one.session("s", goal="g") as session:
             session.say("user", "hello")
@@ -59,9 +61,7 @@ def _hits(server: Server) -> int:
     return int(told.partition("keyspace_hits:")[2].split()[0])
 
 
-def test_killed_flushed_and_restarted_in_the_middle_of_turns(
-    tmp_path: Path, server: Server
-) -> None:
+def test_killed_or_flushed_valkey_loses_no_turn(tmp_path: Path, server: Server) -> None:
     """Two hubs alternate; each knows at once what the other stored."""
     said = []
     with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
@@ -81,7 +81,7 @@ def test_killed_flushed_and_restarted_in_the_middle_of_turns(
                 assert reader.get("s").working().messages[-1]["content"] == said[-1]
 
 
-def test_what_was_erased_is_not_in_a_cache_that_could_not_be_told(
+def test_erased_message_is_not_returned_from_an_unreachable_cache(
     tmp_path: Path, server: Server
 ) -> None:
     with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
@@ -94,7 +94,7 @@ def test_what_was_erased_is_not_in_a_cache_that_could_not_be_told(
             assert "secret" not in str(hub.get("s").working())
 
 
-def test_who_waits_is_woken_by_another_and_by_a_server_that_dies(
+def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
     tmp_path: Path, server: Server
 ) -> None:
     with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
@@ -113,7 +113,7 @@ def test_who_waits_is_woken_by_another_and_by_a_server_that_dies(
             assert woken.is_set()
 
 
-def test_servers_share_a_rate_and_have_their_own_without_it(server: Server) -> None:
+def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(server: Server) -> None:
     settings = Serve(rate=0.001, burst=3)
     caches = [ValkeyCache(Link(address_of(server.url), patience=WAIT), "store") for _ in range(2)]
     one, two = (Limits(settings, cache) for cache in caches)
@@ -131,7 +131,9 @@ def test_servers_share_a_rate_and_have_their_own_without_it(server: Server) -> N
         cache.close()
 
 
-def test_hosts_of_one_address(tmp_path: Path, server: Server) -> None:
+def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
+    tmp_path: Path, server: Server
+) -> None:
     """PostgreSQL, a bucket and Valkey, of which the last one may stand still."""
     schema = new_schema()
     url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}&signal={server.url}"

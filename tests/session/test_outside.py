@@ -72,7 +72,7 @@ def act(s: Session, name: str) -> str:
 
 
 class TestCollaborate:
-    def test_use(self, s: Session) -> None:
+    def test_collaborate_updates_text_link_and_status_by_name(self, s: Session) -> None:
         s.collaborate("review", kind="comment", text="the lock is never")
         s.collaborate("review", text="the lock is never released", link="https://host/7#c1")
         s.collaborate("pr", kind="pull_request", status="done")
@@ -86,7 +86,9 @@ class TestCollaborate:
         assert (pr.status, pr.text) == ("done", "")
         assert s.collaborate("pr", status="withdrawn").status == "withdrawn"
 
-    def test_another_process_has_it(self, hub: Hub, s: Session, open_at: OpenAt) -> None:
+    def test_collaborations_are_visible_in_another_process(
+        self, hub: Hub, s: Session, open_at: OpenAt
+    ) -> None:
         s.collaborate("a", text="half", effect=act(s, "push"))
         s.pause()
         (one,) = open_at().session("s").collaborations()
@@ -102,7 +104,9 @@ class TestCollaborate:
             ("withdrawn", None),
         ],
     )
-    def test_illegal_moves(self, s: Session, old: str, new: str | None) -> None:
+    def test_collaborate_with_an_illegal_status_change_is_refused(
+        self, s: Session, old: str, new: str | None
+    ) -> None:
         s.collaborate("a", status=old)
         before = s.line.tip()
         with pytest.raises(Conflict) as error:
@@ -121,17 +125,17 @@ class TestCollaborate:
             {"name": "a", "link": 7},
         ],
     )
-    def test_bad_input(self, s: Session, bad: dict[str, Any]) -> None:
+    def test_collaborate_with_bad_input_is_refused(self, s: Session, bad: dict[str, Any]) -> None:
         with pytest.raises(Invalid):
             s.collaborate(**bad)
         assert s.collaborations() == []
 
-    def test_the_effect_must_be_known(self, s: Session) -> None:
+    def test_collaborate_with_an_unknown_effect_is_not_found(self, s: Session) -> None:
         with pytest.raises(NotFound) as error:
             s.collaborate("a", effect="nobody did that")
         assert error.value.kind == "no_effect"
 
-    def test_made_within_an_action(self, s: Session) -> None:
+    def test_collaboration_made_inside_an_action_refers_to_its_effect(self, s: Session) -> None:
         s.act(lambda: s.collaborate("a", status="done") and None, name="push")
         (one,) = s.collaborations()
         assert one.effect == s.effects()[0].id
@@ -158,7 +162,7 @@ class TestCollaborate:
         assert "pr' (withdrawn" in str(again)
         assert {one.name: one.status for one in s.collaborations()}["pr"] == "withdrawn"
 
-    def test_restore_undoes_what_nobody_did(self, s: Session) -> None:
+    def test_restore_undoes_collaborations_without_an_effect(self, s: Session) -> None:
         first = s.commit("before")
         s.collaborate("idea", status="done")
         act(s, "other")
@@ -166,7 +170,7 @@ class TestCollaborate:
         assert report.collaborations == [] and "others still see" not in str(report)
         assert s.collaborations() == []
 
-    def test_forks_have_their_own(self, s: Session) -> None:
+    def test_forks_have_their_own_collaborations(self, s: Session) -> None:
         s.collaborate("pr", status="done", effect=act(s, "open_pr"))
         (kid,) = s.fork(1)
         kid.collaborate("pr", status="withdrawn", effect=act(kid, "close_pr"))
@@ -175,7 +179,7 @@ class TestCollaborate:
 
 
 class TestWindows:
-    def test_use(self, s: Session, clock: ManualClock) -> None:
+    def test_rate_window_refills_after_its_reset_time(self, s: Session, clock: ManualClock) -> None:
         s.window("github", remaining=12, reset=START + 60, limit=5000)
         s.window("slow", remaining=0, reset=datetime.fromtimestamp(START + 90, UTC))
         one, two = s.windows()
@@ -202,12 +206,14 @@ class TestWindows:
             {"service": "a", "remaining": 1, "reset": datetime(2026, 1, 1)},  # noqa: DTZ001
         ],
     )
-    def test_bad_input(self, s: Session, bad: dict[str, Any]) -> None:
+    def test_rate_window_with_bad_input_is_refused(self, s: Session, bad: dict[str, Any]) -> None:
         with pytest.raises(Invalid):
             s.window(**bad)
         assert s.windows() == []
 
-    def test_the_current_window_counts(self, hub: Hub, s: Session, clock: ManualClock) -> None:
+    def test_restore_keeps_the_current_rate_window_of_the_agent(
+        self, hub: Hub, s: Session, clock: ManualClock
+    ) -> None:
         s.window("github", remaining=900, reset=START + 60)
         first = s.commit("many left")
         clock.advance(1)
@@ -219,7 +225,7 @@ class TestWindows:
         assert hub.session("s", agent="else").windows() == []
         assert hub.session("s", agent="defaul").windows() == []
 
-    def test_a_mind_from_elsewhere_knows(
+    def test_rate_window_is_read_from_the_session_state_if_its_row_is_missing(
         self, s: Session, open_at: OpenAt, hub: Hub, tmp_path: Path
     ) -> None:
         """Where no row is, the mind's own memory counts."""
@@ -228,14 +234,18 @@ class TestWindows:
         hub.catalog.drop_row("window", "default/github")
         assert s.windows()[0].remaining == 7
 
-    def test_full_ones_are_not_in_the_briefing(self, s: Session, clock: ManualClock) -> None:
+    def test_briefing_omits_rate_windows_that_were_reset(
+        self, s: Session, clock: ManualClock
+    ) -> None:
         s.window("github", remaining=7, reset=START + 60)
         clock.advance(60 * 10**9)
         assert "github" not in s.briefing().markdown
 
 
 class TestTokens:
-    def test_an_old_commit_finds_the_current_token(self, hub: Hub, s: Session) -> None:
+    def test_restored_commit_reads_the_current_token_from_the_vault(
+        self, hub: Hub, s: Session
+    ) -> None:
         hub.vault.put("gh", "old")
         s.token("github", "gh")
         first = s.commit("with the old token")
@@ -248,7 +258,7 @@ class TestTokens:
         assert s.briefing().data["tokens"] == [{"service": "github", "vault": "gh"}]
         assert hub.get(s.id).token("github") == TOKEN
 
-    def test_bad_input(self, hub: Hub, s: Session) -> None:
+    def test_token_with_a_missing_secret_or_service_is_refused(self, hub: Hub, s: Session) -> None:
         with pytest.raises(NotFound) as missing:
             s.token("github", "gh")
         assert missing.value.kind == "no_secret"
@@ -263,7 +273,7 @@ class TestTokens:
         with pytest.raises(NotFound):
             s.token("github")
 
-    def test_what_is_recorded_never_holds_it(self, hub: Hub, s: Session) -> None:
+    def test_token_value_is_never_recorded_in_events(self, hub: Hub, s: Session) -> None:
         hub.vault.put("gh", TOKEN)
         s.token("github", "gh")
         secret = s.token("github")
@@ -284,7 +294,9 @@ class TestTokens:
 
 
 class TestBrowser:
-    def test_use(self, s: Session, tmp_path: Path) -> None:
+    def test_browser_state_keeps_the_parts_that_are_not_given(
+        self, s: Session, tmp_path: Path
+    ) -> None:
         assert (s.browser().urls, s.browser().storage) == ([], None)
         saved = s.browser(["https://a/", "https://b/"], STATE)
         assert saved.storage == STATE and COOKIE not in repr(saved)
@@ -296,7 +308,9 @@ class TestBrowser:
         assert (s.browser().urls, s.browser().storage) == (["https://c/"], {"cookies": []})
         assert s.briefing().data["browser"] == [{"urls": ["https://c/"], "storage": True}]
 
-    def test_a_commit_has_its_state(self, hub: Hub, s: Session) -> None:
+    def test_restore_brings_back_the_browser_state_of_the_commit(
+        self, hub: Hub, s: Session
+    ) -> None:
         s.browser(["https://a/"], STATE)
         first = s.commit("logged in")
         s.browser([], {"cookies": []})
@@ -308,7 +322,7 @@ class TestBrowser:
         assert view.browser().storage == STATE
         assert view.browser(current=True).urls == []
 
-    def test_the_same_state_is_kept_once(self, hub: Hub, s: Session) -> None:
+    def test_equal_browser_states_are_stored_once(self, hub: Hub, s: Session) -> None:
         s.browser(storage=STATE)
         s.browser(storage=dict(reversed(STATE.items())))
         assert len(hub.vault.names("browser/")) == 1 and hub.vault.names() == []
@@ -325,13 +339,17 @@ class TestBrowser:
             {"storage": "/nonexistent/state.json"},
         ],
     )
-    def test_bad_input(self, hub: Hub, s: Session, bad: dict[str, Any]) -> None:
+    def test_browser_with_bad_input_is_refused_without_showing_secrets(
+        self, hub: Hub, s: Session, bad: dict[str, Any]
+    ) -> None:
         with pytest.raises(Invalid) as error:
             s.browser(**bad)
         assert COOKIE not in str(error.value) and error.value.__cause__ is None
         assert s.browser().urls == [] and hub.vault.names("browser/") == []
 
-    def test_a_broken_file(self, s: Session, tmp_path: Path) -> None:
+    def test_browser_with_a_broken_state_file_is_refused_without_showing_it(
+        self, s: Session, tmp_path: Path
+    ) -> None:
         file = tmp_path / "state.json"
         file.write_text(f'{{"cookies": "{COOKIE}"')
         with pytest.raises(Invalid) as error:
@@ -365,7 +383,9 @@ class TestNowhere:
 
 
 class TestGoing:
-    def test_erase(self, hub: Hub, s: Session, store: Path) -> None:
+    def test_erase_of_a_session_removes_its_collaborations_windows_and_browser_state(
+        self, hub: Hub, s: Session, store: Path
+    ) -> None:
         s.collaborate("pr-of-alice", text="alice wrote", effect=act(s, "push"))
         s.window("alice.example", remaining=1, reset=START + 60)
         s.browser(["https://alice.example/"], STATE)
@@ -385,7 +405,7 @@ class TestGoing:
         hub.close()
         assert holds(store, "alice") == []
 
-    def test_erase_some(self, hub: Hub, s: Session) -> None:
+    def test_erase_of_one_event_removes_only_its_collaboration(self, hub: Hub, s: Session) -> None:
         s.collaborate("a", text="one", effect=act(s, "push"))
         gone = s.line.tip().seq
         s.collaborate("b", text="two")
@@ -393,7 +413,7 @@ class TestGoing:
         hub.erase(s.id, seqs=[gone])
         assert [one.name for one in hub.get(s.id).collaborations()] == ["b"]
 
-    def test_erased_of_a_fork_too(self, hub: Hub, s: Session) -> None:
+    def test_erase_of_an_event_also_clears_it_in_a_fork(self, hub: Hub, s: Session) -> None:
         s.collaborate("a", effect=act(s, "push"))
         seq = s.line.tip().seq
         (kid,) = s.fork(1)
@@ -403,7 +423,9 @@ class TestGoing:
         hub.erase(s.id, seqs=[seq])
         assert [one.effect for one in hub.get(kid.id).collaborations()] == [""]
 
-    def test_remove(self, hub: Hub, s: Session) -> None:
+    def test_remove_deletes_browser_states_and_rows_of_the_session_only(
+        self, hub: Hub, s: Session
+    ) -> None:
         hub.vault.put("gh", TOKEN)
         s.collaborate("a", effect=act(s, "push"))
         s.browser(["https://a/"], STATE)
@@ -417,7 +439,7 @@ class TestGoing:
         assert hub.catalog.rows(f"collaboration/{s.id}") == []
         assert hub.catalog.row("browser", s.id) is None
 
-    def test_a_fork_keeps_what_it_shares(self, hub: Hub, s: Session) -> None:
+    def test_remove_keeps_browser_state_shared_with_a_fork(self, hub: Hub, s: Session) -> None:
         s.browser(["https://a/"], STATE)
         (kid,) = s.fork(1)
         s.browser(storage={"cookies": [1]})
@@ -455,7 +477,7 @@ class TestGoing:
         assert len(hub.vault.names("browser/")) == 1
         hub.verify()
 
-    def test_killed_while_erasing(
+    def test_erase_killed_midway_is_finished_by_the_next_erase(
         self, hub: Hub, s: Session, store: Path, env: dict[str, str]
     ) -> None:
         """The next erasure ends what was begun, also in the vault."""
@@ -477,7 +499,9 @@ class TestGoing:
         assert hub.vault.names("browser/") == [] and hub.catalog.row("browser", s.id) is None
         hub.verify()
 
-    def test_killed_between(self, hub: Hub, store: Path, env: dict[str, str]) -> None:
+    def test_browser_state_and_its_event_are_stored_together_or_not_at_all(
+        self, hub: Hub, store: Path, env: dict[str, str]
+    ) -> None:
         """The state of a browser and the event that names it come together, or not at all."""
         code = (
             "import sys\nfrom ortet.config import open_hub\n"
@@ -499,7 +523,9 @@ class TestGoing:
 
 
 class TestReplay:
-    def test_again(self, hub: Hub, s: Session) -> None:
+    def test_replay_of_collaborations_windows_and_browser_records_nothing_new(
+        self, hub: Hub, s: Session
+    ) -> None:
         def program(s: Session) -> None:
             s.collaborate("pr", text="half")
             s.window("github", remaining=5, reset=START + 60)
@@ -518,7 +544,9 @@ class TestReplay:
             again.collaborate("another")
         again.pause()
 
-    def test_what_an_effect_made(self, hub: Hub, s: Session) -> None:
+    def test_replay_accepts_an_earlier_status_of_a_finished_collaboration(
+        self, hub: Hub, s: Session
+    ) -> None:
         def program(s: Session) -> None:
             s.act(lambda: None, name="push")
             s.collaborate("pr", status="draft", effect=s.effects()[0].id)
@@ -532,7 +560,9 @@ class TestReplay:
 
 
 class TestTravel:
-    def test_checkpoint(self, hub: Hub, s: Session, open_at: OpenAt, tmp_path: Path) -> None:
+    def test_checkpoint_carries_collaborations_and_windows_but_no_token_value(
+        self, hub: Hub, s: Session, open_at: OpenAt, tmp_path: Path
+    ) -> None:
         hub.vault.put("gh", TOKEN)
         s.token("github", "gh")
         s.collaborate("pr", kind="pull_request", text="half", effect=act(s, "push"))
@@ -556,14 +586,18 @@ class TestTravel:
             ("windows", {"service": "a", "remaining": 5, "reset": 10**30}),
         ],
     )
-    def test_bad_checkpoint(self, hub: Hub, s: Session, field: str, bad: dict[str, Any]) -> None:
+    def test_checkpoint_with_bad_collaborations_or_windows_is_refused(
+        self, hub: Hub, s: Session, field: str, bad: dict[str, Any]
+    ) -> None:
         record = json.loads(s.checkpoint().to_json())
         record |= {field: [bad], "digest": ""}
         with pytest.raises(Invalid) as error:
             hub.from_checkpoint(json.dumps(record), name="t")
         assert error.value.kind == "bad_checkpoint"
 
-    def test_an_earlier_checkpoint(self, hub: Hub, s: Session) -> None:
+    def test_checkpoint_of_an_earlier_release_without_these_fields_is_accepted(
+        self, hub: Hub, s: Session
+    ) -> None:
         """One of a release that did not know these fields."""
         s.say("user", "hello")
         record = json.loads(s.checkpoint().to_json())
@@ -572,7 +606,9 @@ class TestTravel:
         there = hub.from_checkpoint(json.dumps(record), name="t")
         assert [m.content for m in there.messages()] == ["hello"]
 
-    def test_merge(self, hub: Hub, s: Session) -> None:
+    def test_merge_keeps_both_versions_of_a_collaboration_changed_on_both_sides(
+        self, hub: Hub, s: Session
+    ) -> None:
         s.collaborate("shared", text="as it was")
         s.collaborate("both", text="as it was")
         s.collaborate("mine")
@@ -588,7 +624,9 @@ class TestTravel:
         assert (found["pr"].link, found["shared"].status) == ("https://h/1", "done")
         hub.verify()
 
-    def test_audit(self, hub: Hub, s: Session) -> None:
+    def test_audit_shows_collaborations_windows_and_browser_urls(
+        self, hub: Hub, s: Session
+    ) -> None:
         s.collaborate("pr", kind="pull_request", link="https://h/1")
         s.window("github", remaining=5, reset=START + 60)
         s.browser(["https://a/"])

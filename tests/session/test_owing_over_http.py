@@ -16,7 +16,7 @@ from ortet.errors import Unavailable
 from ortet.testing.processes import WAIT
 
 
-def test_who_misses_what_a_client_has_not_sent_is_told_so(
+def test_commit_not_yet_uploaded_by_a_client_names_its_host_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def environ(name: str) -> dict[str, str]:

@@ -24,7 +24,9 @@ def _at_once(hub: ortet.Hub, paths: Paths) -> list[list[object]]:
     return [list(found) for found in paths.to_ends([row.timeline for row in hub._minds().all()])]
 
 
-def test_as_each_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_all_sessions_equal_the_path_of_each_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forks of forks, a fork that said nothing, a session gone back and one removed."""
     monkeypatch.setattr(module, "_PAGE", 2)
     with ortet.open(tmp_path / "store") as hub:

@@ -11,12 +11,14 @@ from ortet.errors import Invalid, NotFound
 from ortet.session.places import existing, keep_apart, real
 
 
-def test_links_are_followed(tmp_path: Path) -> None:
+def test_symlinks_in_a_workspace_path_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     assert real(tmp_path / "link/new") == tmp_path / "target/new"
 
 
-def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_workspace_path_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert real("x/../y") == tmp_path / "y"
     assert existing(".") == tmp_path
@@ -29,7 +31,7 @@ def test_a_view_into_a_process_is_not_resolved(view: str) -> None:
             find(view.format(pid=os.getpid()))
 
 
-def test_what_is_not_there_and_what_is_a_file(tmp_path: Path) -> None:
+def test_missing_directory_or_a_file_is_refused_as_workspace(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Invalid, match="give the directory it is in"):
         existing(tmp_path / "file")
@@ -37,7 +39,7 @@ def test_what_is_not_there_and_what_is_a_file(tmp_path: Path) -> None:
         existing(tmp_path / "missing")
 
 
-def test_the_store_is_kept_apart(tmp_path: Path) -> None:
+def test_workspace_that_contains_or_lies_in_the_store_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "a/store"
     for place in (store, store / "x", tmp_path / "a", tmp_path, Path("/")):
         with pytest.raises(Invalid, match="put the store elsewhere"):

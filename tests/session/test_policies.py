@@ -50,10 +50,12 @@ class TestDecision:
             (CommitPolicy("cost", 3), Tally(1, work=6 * SECOND + 1), 9, True),
         ],
     )
-    def test_table(self, policy: CommitPolicy, tally: Tally, now: int, due: bool) -> None:
+    def test_commit_policy_is_due_according_to_the_table(
+        self, policy: CommitPolicy, tally: Tally, now: int, due: bool
+    ) -> None:
         assert is_due(policy, tally, now, 2 * SECOND) is due
 
-    def test_waiting_for_a_person_is_no_work(self) -> None:
+    def test_time_spent_waiting_for_a_person_does_not_count_as_work(self) -> None:
         tally = counted(Tally(), "message", {"role": "user"}, 100, 0)
         assert tally.work == 0
         tally = counted(tally, "message", {"role": "assistant"}, 130, 100)
@@ -64,13 +66,15 @@ class TestDecision:
     @pytest.mark.parametrize(
         "wrong", ["often", {"minutes": 0}, {"minutes": True}, {"hours": 1}, {}, 5, {"cost": "x"}]
     )
-    def test_wrong_policies(self, hub: Hub, wrong: Any) -> None:
+    def test_unknown_commit_policy_is_refused_and_makes_no_session(
+        self, hub: Hub, wrong: Any
+    ) -> None:
         with pytest.raises(Invalid) as caught:
             hub.session("s", commit=wrong)
         assert caught.value.kind == "bad_policy"
         assert hub.sessions() == []
 
-    def test_the_time_of_a_commit_follows_the_load(self) -> None:
+    def test_cost_policy_uses_the_measured_duration_of_recent_commits(self) -> None:
         pace = policies.Pace(CommitPolicy("cost", 1), 0)
         pace.committed(0, 4)
         pace.committed(0, 8)
@@ -81,13 +85,13 @@ class TestDecision:
 
 
 class TestSession:
-    def test_by_hand_unless_told(self, hub: Hub) -> None:
+    def test_session_without_a_commit_policy_commits_only_on_request(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.act(len, "abc")
             s.decide("x")
         assert commits(hub, s) == []
 
-    def test_after_every_action(self, hub: Hub) -> None:
+    def test_action_policy_commits_after_every_action(self, hub: Hub) -> None:
         with hub.session("s", commit="action") as s:
             s.say("user", "hi")
             assert commits(hub, s) == []
@@ -98,7 +102,7 @@ class TestSession:
             s.say("assistant", "done")
         assert len(commits(hub, s)) == 2
 
-    def test_not_in_the_middle_of_an_action(self, hub: Hub) -> None:
+    def test_policy_commit_waits_until_the_action_has_ended(self, hub: Hub) -> None:
         with hub.session("s", commit="milestone") as s:
 
             def work() -> None:
@@ -108,7 +112,7 @@ class TestSession:
             s.act(work)
             assert len(commits(hub, s)) == 1
 
-    def test_at_milestones(self, hub: Hub) -> None:
+    def test_milestone_policy_commits_after_steps_and_decisions(self, hub: Hub) -> None:
         with hub.session("s", commit="milestone") as s:
             s.plan(["one", "two"])
             s.act(len, "abc")
@@ -117,7 +121,9 @@ class TestSession:
             s.decide("left")
             assert len(commits(hub, s)) == 2
 
-    def test_every_so_many_minutes(self, hub: Hub, clock: ManualClock) -> None:
+    def test_minutes_policy_commits_after_the_given_time_and_at_the_end(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s", commit={"minutes": 5}) as s:
             s.think("one")
             clock.advance(4 * MINUTE)
@@ -130,7 +136,9 @@ class TestSession:
             s.think("four")
         assert len(commits(hub, s)) == 2  # a session that is let go leaves nothing behind
 
-    def test_by_cost(self, hub: Hub, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cost_policy_commits_after_work_in_proportion_to_commit_time(
+        self, hub: Hub, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         recorded = Session._record
 
         def slowly(self: Session, message: str) -> Any:
@@ -148,7 +156,9 @@ class TestSession:
             s.act(clock.advance, 1)
             assert len(commits(hub, s)) == 2
 
-    def test_what_a_killed_process_left_counts(self, hub: Hub, clock: ManualClock) -> None:
+    def test_uncommitted_events_of_an_earlier_process_count_for_the_policy(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s") as s:
             s.think("one")
         clock.advance(6 * MINUTE)
@@ -171,7 +181,7 @@ class TestSession:
             s.act(len, "abc")
             assert len(commits(hub, s)) == 1
 
-    def test_forks_keep_the_manner(self, hub: Hub) -> None:
+    def test_forks_keep_the_commit_policy(self, hub: Hub) -> None:
         with hub.session("s", commit="action") as s:
             (fork,) = s.fork()
             fork.act(len, "abc")
@@ -190,11 +200,13 @@ class TestProfiles:
             assert s.profile.commit == CommitPolicy("cost", 3.0)
         assert hub.sessions()[0].profile == "worker"
 
-    def test_what_is_said_goes_before_it(self, hub: Hub) -> None:
+    def test_explicit_options_override_the_profile(self, hub: Hub) -> None:
         with hub.session("s", profile="enterprise", commit="manual", durability="group") as s:
             assert (s.profile.commit.when, s.profile.durability) == ("manual", "group")
 
-    def test_notes_of_an_assistant_end_by_themselves(self, hub: Hub, clock: ManualClock) -> None:
+    def test_notes_expire_after_a_day_in_the_assistant_profile(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s", profile="assistant") as s:
             s.note("usual", 1)
             s.note("short", 2, ttl=60)
@@ -203,7 +215,7 @@ class TestProfiles:
             clock.advance(24 * 60 * MINUTE)
             assert s.notes() == {}
 
-    def test_wrong_ones(self, hub: Hub) -> None:
+    def test_unknown_profile_or_durability_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid) as caught:
             hub.session("s", profile="boss")
         assert caught.value.kind == "bad_profile"

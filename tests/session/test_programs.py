@@ -49,7 +49,7 @@ class TestOverlay:
         work.job("count").kill()
         assert work.job("count").wait(30) == 137
 
-    def test_a_shell_keeps_what_it_was_told(self, work: Workspace) -> None:
+    def test_shell_keeps_its_variables_between_writes(self, work: Workspace) -> None:
         shell = work.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
         shell.write(b"answer=42\n")
         work.shell("main").write(b"echo it-is-$answer\n")
@@ -59,14 +59,14 @@ class TestOverlay:
             assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
 
-    def test_a_commit_says_that_it_has_the_command_only(self, work: Workspace) -> None:
+    def test_overlay_commit_reports_a_running_process_as_a_loss(self, work: Workspace) -> None:
         work.spawn("count", _COUNT)
         assert counting(work)
         work.commit("running")
         assert [(loss.path, loss.what) for loss in work.losses] == [("count", "process")]
         assert counting(work)
 
-    def test_it_ends_with_the_machine_and_is_started_again_where_asked(
+    def test_overlay_program_ends_with_the_machine_and_restarts_only_on_request(
         self, work: Workspace, hub: Hub, place: Path
     ) -> None:
         work.spawn("count", _COUNT, cwd="")
@@ -83,7 +83,9 @@ class TestOverlay:
         assert (report.started, report.losses) == (["count"], [])
         assert counting(again)
 
-    def test_the_same_services_are_the_same_state(self, work: Workspace) -> None:
+    def test_restarted_service_with_the_same_command_gives_the_same_commit(
+        self, work: Workspace
+    ) -> None:
         work.spawn("sleeper", "sleep 1000")
         first = work.commit("running")
         work.job("sleeper").kill()
@@ -91,19 +93,19 @@ class TestOverlay:
         work.spawn("sleeper", "sleep 1000")
         assert work.commit("running again").oid == first.oid
 
-    def test_a_name_is_taken_while_it_runs(self, work: Workspace) -> None:
+    def test_spawn_with_the_name_of_a_running_program_is_refused(self, work: Workspace) -> None:
         work.spawn("one", "sleep 1000")
         with pytest.raises(Conflict) as caught:
             work.spawn("one", "sleep 1000")
         assert caught.value.kind == "name_taken"
 
-    def test_ports_are_the_hosts_own(self, work: Workspace) -> None:
+    def test_overlay_ports_are_host_ports_and_cannot_be_mapped(self, work: Workspace) -> None:
         assert work.expose(3000) == 3000
         with pytest.raises(Conflict):
             work.expose(3000, at=3001)
 
 
-def test_a_folder_keeps_none(hub: Hub, place: Path) -> None:
+def test_folder_engine_refuses_to_spawn_programs(hub: Hub, place: Path) -> None:
     with hub.workspace(place, engine="folder") as work, pytest.raises(Unsupported) as caught:
         work.spawn("one", "sleep 1")
     assert caught.value.kind == "no_processes"

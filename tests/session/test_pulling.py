@@ -66,7 +66,7 @@ def test_only_what_is_missing_travels(here: Hub, there: Hub, tmp_path: Path) -> 
     assert (tmp_path / "out" / "file.txt").read_text() == "two"
 
 
-def test_the_mind_comes_along(here: Hub, there: Hub, tmp_path: Path) -> None:
+def test_pull_brings_the_session_state_of_commits(here: Hub, there: Hub, tmp_path: Path) -> None:
     grow(here, tmp_path / "w", "said before")
     there.pull(here)
     with there.session("mine") as session:
@@ -74,7 +74,9 @@ def test_the_mind_comes_along(here: Hub, there: Hub, tmp_path: Path) -> None:
         assert [m.content for m in session.messages()] == ["said before"]
 
 
-def test_tags_and_names(here: Hub, there: Hub, tmp_path: Path) -> None:
+def test_pull_of_a_tag_keeps_an_existing_tag_unchanged(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
     oid = from_hex(grow(here, tmp_path / "w", "one"))
     here.refs.create("v1", oid, kind="tag")
     here.refs.create("other", oid)
@@ -91,7 +93,7 @@ def test_tags_and_names(here: Hub, there: Hub, tmp_path: Path) -> None:
     assert found.tags == {"v1": oid.hex()}
 
 
-def test_a_branch_that_is_another_gets_a_number_or_is_refused(
+def test_diverged_branch_is_numbered_by_pull_and_refused_by_push(
     here: Hub, there: Hub, tmp_path: Path
 ) -> None:
     ours = grow(here, tmp_path / "a", "ours")
@@ -110,7 +112,9 @@ def test_a_branch_that_is_another_gets_a_number_or_is_refused(
     assert head.oid.hex() == theirs
 
 
-def test_a_branch_that_has_gone_on_there_stays(here: Hub, there: Hub, tmp_path: Path) -> None:
+def test_push_of_an_older_branch_keeps_the_newer_remote_head(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
     oid = grow(here, tmp_path / "w", "one")
     name = branch_of(here)
     there.pull(here)
@@ -149,7 +153,7 @@ def test_what_was_erased_stays_erased(here: Hub, there: Hub, tmp_path: Path) -> 
         assert "secret" not in str([m.content for m in session.messages()])
 
 
-def test_stores_with_other_keys(here: Hub, tmp_path: Path) -> None:
+def test_pull_from_a_store_with_another_key_is_refused(here: Hub, tmp_path: Path) -> None:
     grow(here, tmp_path / "w", "one")
     other = tmp_path / "keyed"
     other.mkdir()
@@ -160,7 +164,9 @@ def test_stores_with_other_keys(here: Hub, tmp_path: Path) -> None:
     assert caught.value.kind == "other_key"
 
 
-def test_to_and_from_a_server(here: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_and_pull_work_through_a_server(
+    here: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     oid = grow(here, tmp_path / "w", "one")
     name = branch_of(here)
@@ -185,7 +191,7 @@ with open_hub(sys.argv[1]) as hub, open_hub(sys.argv[2]) as other:
 """
 
 
-def test_killed_in_the_middle_it_goes_on(here: Hub, tmp_path: Path) -> None:
+def test_killed_pull_resumes_without_resending_known_objects(here: Hub, tmp_path: Path) -> None:
     work = tmp_path / "w"
     work.mkdir()
     for n in range(20):
@@ -206,7 +212,9 @@ def test_killed_in_the_middle_it_goes_on(here: Hub, tmp_path: Path) -> None:
         assert there.verify().commits == here.verify().commits
 
 
-def test_a_bundle_is_pulled_as_a_store_is(here: Hub, there: Hub, tmp_path: Path) -> None:
+def test_bundle_can_be_pushed_and_pulled_incrementally(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
     first = grow(here, tmp_path / "w", "one")
     name, file = branch_of(here), tmp_path / "work.bundle"
     pushed = here.push(file)
@@ -227,7 +235,9 @@ def test_a_bundle_is_pulled_as_a_store_is(here: Hub, there: Hub, tmp_path: Path)
     assert there.verify().commits == 2
 
 
-def test_what_a_bundle_holds_is_not_lost_by_a_push(here: Hub, there: Hub, tmp_path: Path) -> None:
+def test_push_to_a_bundle_that_would_lose_branches_is_refused(
+    here: Hub, there: Hub, tmp_path: Path
+) -> None:
     grow(here, tmp_path / "w", "one")
     file = tmp_path / "work.bundle"
     here.refs.create("older", here.refs.resolve(branch_of(here)), kind="tag")
@@ -259,16 +269,18 @@ def test_what_a_bundle_holds_is_not_lost_by_a_push(here: Hub, there: Hub, tmp_pa
         ("postgresql://ann@db/team?bucket=s3%3A%2F%2Fb", "team"),
     ],
 )
-def test_a_clone_is_named_as_what_is_cloned(url: str, name: str, tmp_path: Path) -> None:
+def test_clone_is_named_after_its_source(url: str, name: str, tmp_path: Path) -> None:
     assert cmd_transfer._named(tmp_path / "x", url) == name
 
 
-def test_a_clone_of_what_has_no_name() -> None:
+def test_clone_of_a_source_without_a_name_is_refused() -> None:
     with pytest.raises(Invalid, match="DIR"):
         cmd_transfer._named(Path("/"), ".")
 
 
-def test_from_the_shell(here: Hub, tmp_path: Path) -> None:
+def test_clone_pull_and_push_commands_report_what_was_transferred(
+    here: Hub, tmp_path: Path
+) -> None:
     oid = grow(here, tmp_path / "w", "one")
 
     def ortet(*words: str, store: str = "copy") -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ SPENDS = st.lists(
 )
 
 
-def test_a_purse_draws_more_than_it_needs() -> None:
+def test_reservation_draws_more_than_one_spend_needs() -> None:
     account, purse = purses.pay(Account(limits={"usd": 8.0}), Purse(), {"usd": 0.5})
     assert purse == Purse({"usd": 1.0}, {"usd": 0.5})
     assert account.granted == {"usd": 1.0}
@@ -24,12 +24,12 @@ def test_a_purse_draws_more_than_it_needs() -> None:
     assert more.spent == {"usd": 1.0}
 
 
-def test_what_has_no_limit_is_only_counted() -> None:
+def test_spending_without_a_limit_is_only_counted() -> None:
     account, purse = purses.pay(Account(limits={"usd": 1.0}), Purse(), {"tokens": 7})
     assert (account.granted, purse) == ({}, Purse({}, {"tokens": 7}))
 
 
-def test_small_sums_reach_a_limit_exactly() -> None:
+def test_small_amounts_reach_the_limit_exactly() -> None:
     account, purse = Account(limits={"usd": 1.0}), Purse()
     for _ in range(10):
         before = account
@@ -41,7 +41,9 @@ def test_small_sums_reach_a_limit_exactly() -> None:
 
 
 @given(SPENDS)
-def test_grants_always_add_up(spends: list[tuple[int, float, str]]) -> None:
+def test_granted_total_always_equals_reserved_or_spent_amounts(
+    spends: list[tuple[int, float, str]],
+) -> None:
     account = Account(limits={"usd": 20.0})
     held = [Purse() for _ in range(4)]
     paid = 0.0
@@ -62,7 +64,7 @@ def test_grants_always_add_up(spends: list[tuple[int, float, str]]) -> None:
     assert spent - overrun <= 20.0 + 1e-6  # only what was told as too much goes beyond the limit
 
 
-def test_new_limits_call_reservations_in() -> None:
+def test_new_limits_take_back_unspent_reservations() -> None:
     account = Account(limits={"usd": 10.0}, granted={"usd": 7.0})
     held = {"a": Purse({"usd": 5.0}, {"usd": 1.0, "tokens": 9}), "b": Purse({"usd": 2.0}, {})}
     new = purses.relimit(account, held, Limits({"usd": 2.0, "tokens": 8.0}))
@@ -77,7 +79,7 @@ def test_new_limits_call_reservations_in() -> None:
     "wrong",
     [{"usd": -1}, {"usd": "5"}, {"usd": True}, {"usd": float("nan")}, {"soft": 3}, {"": 1}],
 )
-def test_wrong_limits(wrong: dict[str, object]) -> None:
+def test_bad_budget_limits_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Invalid) as caught:
         purses.parse_limits(wrong)
     assert caught.value.kind == "bad_budget"

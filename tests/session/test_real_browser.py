@@ -83,7 +83,9 @@ def says(context: BrowserContext, url: str) -> str:
     return text
 
 
-def test_still_logged_in(site: str, browser: Browser, store: Path, tmp_path: Path) -> None:
+def test_restored_browser_state_is_still_logged_in(
+    site: str, browser: Browser, store: Path, tmp_path: Path
+) -> None:
     env = {"HOME": str(tmp_path / "home")}
     with open_hub(store, environ=env) as hub, hub.session("s") as s:
         context = new_context(browser)

@@ -35,7 +35,7 @@ def talk(hub: Hub, name: str = "s", **options: str) -> None:
 
 
 class TestWhatIsFound:
-    def test_exactly_what_was_said(self, hub: Hub) -> None:
+    def test_recall_returns_the_exact_message_with_its_source_event(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             (hit, *_) = s.recall("grilled sardines", 3)
@@ -45,13 +45,13 @@ class TestWhatIsFound:
             assert event.data["content"] == hit.text
             assert hit.source.session == s.id
 
-    def test_the_answer_behind_the_words(self, hub: Hub) -> None:
+    def test_recall_returns_the_answer_after_the_matching_question(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             found = [hit.text for hit in s.recall("where summer", 2)]
             assert found == [TALK[0][1], TALK[1][1]]
 
-    def test_every_append_before_the_call(self, hub: Hub) -> None:
+    def test_recall_finds_every_event_appended_before_the_call(self, hub: Hub) -> None:
         with hub.session("s", durability="commit") as s:
             for number in range(5):
                 s.say("user", f"the code word is zebra{number}")
@@ -59,7 +59,7 @@ class TestWhatIsFound:
             s.learn("zebras live in herds")
             assert s.recall("zebra herds", 1)[0].text == "zebras live in herds"
 
-    def test_all_tiers_and_one(self, hub: Hub) -> None:
+    def test_recall_searches_all_tiers_or_only_the_given_ones(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "the deploy of the shop failed")
             s.learn("the deploy needs a token", about="deploy")
@@ -73,13 +73,13 @@ class TestWhatIsFound:
                 with pytest.raises(Invalid, match="working"):
                     s.recall("deploy", tiers=tiers)  # type: ignore[arg-type]
 
-    def test_messages_that_were_compacted(self, hub: Hub) -> None:
+    def test_recall_finds_compacted_messages(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             s.compact(keep_last=1)
             assert "Lisbon" in s.recall("Lisbon", tiers="working")[0].text
 
-    def test_content_in_parts(self, hub: Hub) -> None:
+    def test_recall_finds_text_in_content_parts(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", [{"type": "text", "text": "look at the walrus"}])
             assert s.recall("walrus")[0].text == "look at the walrus"
@@ -96,7 +96,7 @@ class TestWhatIsFound:
             ("see parse_config in src/app/main.py", "parse_config"),
         ],
     )
-    def test_any_script(self, hub: Hub, said: str, query: str) -> None:
+    def test_recall_finds_words_of_any_script(self, hub: Hub, said: str, query: str) -> None:
         with hub.session("s") as s:
             s.say("user", "something else entirely")
             s.say("user", "and nothing of the kind")
@@ -106,13 +106,15 @@ class TestWhatIsFound:
     @pytest.mark.parametrize(
         "query", ['"', "a AND", "NEAR(a b)", "a* OR ^b", "col: x", "'; DROP TABLE doc; --", "\0"]
     )
-    def test_syntax_is_words(self, hub: Hub, query: str) -> None:
+    def test_recall_treats_query_syntax_as_plain_words(self, hub: Hub, query: str) -> None:
         talk(hub)
         with hub.session("s") as s:
             s.recall(query)
             assert TALK[3][1] in [hit.text for hit in s.recall(f"sardines {query}", 3)]
 
-    def test_nothing_and_very_much(self, hub: Hub) -> None:
+    def test_recall_accepts_empty_and_very_long_queries_and_refuses_bad_limits(
+        self, hub: Hub
+    ) -> None:
         talk(hub)
         with hub.session("s") as s:
             assert s.recall("") == []
@@ -123,7 +125,7 @@ class TestWhatIsFound:
                 with pytest.raises(OrtetError):
                     s.recall("x", wrong)  # type: ignore[arg-type]
 
-    def test_explain(self, hub: Hub) -> None:
+    def test_recall_with_explain_returns_scores(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             assert s.recall("sardines", 1)[0].scores is None
@@ -133,7 +135,7 @@ class TestWhatIsFound:
             assert scores.bm25 > 0
             assert scores.terms
 
-    def test_it_changes_nothing(self, hub: Hub) -> None:
+    def test_recall_records_no_event(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             head = s.commit()
@@ -176,7 +178,7 @@ class TestBranches:
             s.restore(then.oid)
             assert [(h.text, h.score) for h in s.recall("port")] == before
 
-    def test_forget_on_one_branch(self, hub: Hub) -> None:
+    def test_fact_forgotten_in_a_fork_is_still_recalled_by_the_parent(self, hub: Hub) -> None:
         with hub.session("s") as s:
             id_ = s.learn("the moon is made of cheese")
             (kid,) = s.fork(1)
@@ -194,7 +196,7 @@ class TestBranches:
                 assert other.recall("sardines")
             assert [(h.text, h.score) for h in s.recall("sardines best food")] == before
 
-    def test_what_is_shared(self, hub: Hub) -> None:
+    def test_committed_agent_facts_are_recalled_by_other_sessions(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             a.learn("the wifi password is on the fridge", scope="agent")
             a.say("user", "wifi is slow")
@@ -206,7 +208,7 @@ class TestBranches:
             assert [h.tier for h in a.recall("wifi", scope="agent")] == ["semantic"]
             assert a.recall("wifi slow", scope="session")[0].tier == "working"
 
-    def test_what_is_not_told_yet_is_found_in_its_scope(self, hub: Hub) -> None:
+    def test_uncommitted_fact_is_recalled_in_its_own_scope(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("the wifi password is on the fridge", scope="agent")
             a.learn("the wifi here is slow")
@@ -224,7 +226,7 @@ class TestBranches:
             everywhere = hub.recall("wifi", scope="session")
             assert {h.text for h in everywhere} == {"the wifi here is slow", "how is the wifi?"}
 
-    def test_a_scope_that_is_named_for_once(self, hub: Hub) -> None:
+    def test_recall_with_a_named_scope_searches_that_scope(self, hub: Hub) -> None:
         with hub.session("a", agent="one") as a:
             a.learn("ann likes tea", scope="user:ann")
             a.commit()
@@ -234,7 +236,7 @@ class TestBranches:
 
 
 class TestTime:
-    def test_at(self, store: Path) -> None:
+    def test_recall_with_at_returns_what_was_known_then(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub, hub.session("s") as s:
             old = s.learn("the key is under the mat")
@@ -248,14 +250,14 @@ class TestTime:
                 "the key is with the neighbour"
             ]
 
-    def test_on(self, hub: Hub) -> None:
+    def test_recall_with_on_returns_facts_valid_on_that_day(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("the manager is Eva", since="2025-01-01", until="2026-01-01")
             s.learn("the manager is Tom", since="2026-01-01")
             assert [h.text for h in s.recall("manager", on="2025-06-01")] == ["the manager is Eva"]
             assert [h.text for h in s.recall("manager", on="2026-06-01")] == ["the manager is Tom"]
 
-    def test_on_a_day_before_1970(self, hub: Hub) -> None:
+    def test_recall_on_a_day_before_1970_returns_valid_facts(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("the manager is a human")
             s.learn("the manager is Tom", since="1960-01-01")
@@ -263,7 +265,7 @@ class TestTime:
             assert found == [fact.text for fact in s.facts(on="1950-06-01")]
             assert found == ["the manager is a human"]
 
-    def test_what_is_given_up_here_is_not_found_in_one_scope(self, hub: Hub) -> None:
+    def test_shared_fact_forgotten_here_is_not_recalled_here_in_any_scope(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             fact = a.learn("the manager is Tom", scope="agent")
             a.commit()
@@ -274,7 +276,7 @@ class TestTime:
 
 
 class TestEverywhere:
-    def test_all_sessions(self, hub: Hub) -> None:
+    def test_hub_recall_searches_all_sessions_filtered_by_agent_or_session(self, hub: Hub) -> None:
         talk(hub, "one", agent="x")
         with hub.session("two", agent="y") as two:
             two.say("user", "sardines are small fish")
@@ -283,7 +285,7 @@ class TestEverywhere:
         assert {h.source.name for h in hub.recall("sardines", agent="y")} == {"two"}
         assert {h.source.name for h in hub.recall("sardines", session="x/one")} == {"one"}
 
-    def test_forks_are_there_once(self, hub: Hub) -> None:
+    def test_hub_recall_returns_events_shared_by_forks_once(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("s") as s:
             s.fork(3)
@@ -293,7 +295,7 @@ class TestEverywhere:
 
 
 class TestFaults:
-    def test_an_index_that_is_lost(self, store: Path) -> None:
+    def test_deleted_memory_index_is_rebuilt_with_equal_answers(self, store: Path) -> None:
         with open_hub(store) as hub:
             talk(hub)
             with hub.session("s") as s:
@@ -304,7 +306,7 @@ class TestFaults:
         with open_hub(store) as hub:
             assert [(h.text, h.score) for h in hub.get("s").recall("sardines food")] == before
 
-    def test_an_index_that_is_damaged(self, store: Path) -> None:
+    def test_damaged_memory_index_is_rebuilt_with_equal_answers(self, store: Path) -> None:
         with open_hub(store) as hub:
             talk(hub)
             before = [(h.text, h.score) for h in hub.get("s").recall("sardines food")]
@@ -326,7 +328,7 @@ class TestFaults:
             here = [p for p in store.rglob("*") if p.is_file()]
             assert not any(b"pelican" in path.read_bytes() for path in here)
 
-    def test_a_removed_session(self, hub: Hub) -> None:
+    def test_recall_finds_nothing_of_a_removed_session(self, hub: Hub) -> None:
         talk(hub)
         with hub.session("t") as t:
             t.say("user", "sardines too")
@@ -347,7 +349,7 @@ class TestFaults:
 
 
 class TestAFactThatWasRecalled:
-    def test_it_names_the_fact(self, hub: Hub) -> None:
+    def test_recalled_fact_can_be_passed_to_fact_supersede_and_forget(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "I drink tea")
             old = s.learn("Ann likes tea")
@@ -369,7 +371,7 @@ def _fits(s: Session, query: str, tokens: int) -> bool:
 
 
 class TestContext:
-    def test_conversation_then_what_is_remembered(self, hub: Hub) -> None:
+    def test_context_contains_the_conversation_then_the_remembered_facts(self, hub: Hub) -> None:
         with hub.session("s", goal="ship it") as s:
             s.plan(["test", "deploy"])
             s.advance()
@@ -391,7 +393,7 @@ class TestContext:
             told = again.parts()["messages"]
             assert "cache_control" in told[1]["content"][-1]
 
-    def test_when_a_fact_holds_and_how_sure_it_is(self, hub: Hub) -> None:
+    def test_context_shows_validity_and_confidence_of_facts(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("the deploy is at six", until="2020-01-01")
             s.learn("the deploy is at seven", since="2020-01-01", until="2200-01-01")
@@ -401,7 +403,7 @@ class TestContext:
             assert "- the deploy is at seven (since 2020-01-01, until 2200-01-01)" in memory
             assert "- the deploy is by hand (confidence 0.4)" in memory
 
-    def test_when_something_happened(self, hub: Hub) -> None:
+    def test_context_shows_the_date_of_an_episode(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "we deploy on Fridays")
             s.say("assistant", "then let us deploy")
@@ -410,7 +412,7 @@ class TestContext:
             line = next(x for x in context.messages[-1].content.splitlines() if "Fridays" in x)
             assert re.fullmatch(r"- \d{4}-\d\d-\d\d: user: we deploy on Fridays(;.*)?", line)
 
-    def test_what_was_said_long_ago(self, hub: Hub) -> None:
+    def test_context_includes_relevant_messages_that_no_longer_fit(self, hub: Hub) -> None:
         """It is in the conversation, but does not fit any more, or was compacted away."""
         with hub.session("s") as s:
             s.say("user", "the wifi password is sunflower")
@@ -424,7 +426,7 @@ class TestContext:
             s.compact(keep_last=2)
             assert "the wifi password is sunflower" in s.context("wifi password").said
 
-    def test_it_fits(self, hub: Hub) -> None:
+    def test_context_never_exceeds_the_token_limit(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for number in range(200):
                 s.learn(f"deploy rule {number}: " + "be careful " * 20)
@@ -434,7 +436,7 @@ class TestContext:
                 assert context.tokens <= tokens
                 assert context.stable >= 1
 
-    def test_a_long_plan_leaves_room(self, hub: Hub) -> None:
+    def test_context_shortens_a_long_plan_to_leave_space_for_facts(self, hub: Hub) -> None:
         with hub.session("s", goal="ship it") as s:
             s.plan([f"step {number} " + "y" * 500 for number in range(30)])
             s.advance(9)
@@ -444,13 +446,13 @@ class TestContext:
             assert context.facts == ["the deploy needs a token"]
             assert "Goal: ship it\n[>] step 9" in context.messages[-1].content
 
-    def test_the_conversation_comes_first(self, hub: Hub) -> None:
+    def test_context_fits_the_conversation_before_memory(self, hub: Hub) -> None:
         with hub.session("s", goal="ship it") as s:
             s.say("user", "the deploy " * 5)
             least = next(n for n in range(1, 100) if _fits(s, "", n))
             assert _fits(s, "deploy", least)
 
-    def test_nothing_is_said_between_a_call_and_its_result(self, hub: Hub) -> None:
+    def test_context_puts_no_memory_between_a_tool_call_and_its_result(self, hub: Hub) -> None:
         with hub.session("s", goal="ship it") as s:
             s.say("user", "deploy!")
             s.say("assistant", None, tool_calls=[{"id": "c1", "function": {"name": "deploy"}}])
@@ -461,7 +463,7 @@ class TestContext:
             roles = [message.role for message in s.context("deploy")]
             assert roles == ["user", "assistant", "tool", "user"]
 
-    def test_working(self, hub: Hub) -> None:
+    def test_working_memory_shows_goal_step_notes_messages_and_questions(self, hub: Hub) -> None:
         with hub.session("s", goal="ship") as s:
             s.plan(["a", "b"])
             s.note("branch", "fix", ttl=3600)
@@ -503,7 +505,7 @@ def asked(s: Session, query: str, limit: int = 10) -> Recalled:
 
 
 class TestMeaning:
-    def test_what_has_no_word_of_the_question(self, store: Path) -> None:
+    def test_embedder_finds_text_without_a_common_word(self, store: Path) -> None:
         with open_hub(store, embedder=Counting()) as hub, hub.session("s") as s:
             s.say("user", "zzz aaa")
             s.say("user", "xyz bbbb")
@@ -526,7 +528,7 @@ class TestMeaning:
             asked(s, "a")
             assert sorted(embedder.asked).count("abc") == 1
 
-    def test_one_that_fails_is_told(self, store: Path) -> None:
+    def test_failing_embedder_is_reported_and_word_search_still_works(self, store: Path) -> None:
         embedder = Counting()
         embedder.broken = "out of order"
         with open_hub(store, embedder=embedder) as hub, hub.session("s") as s:
@@ -535,7 +537,9 @@ class TestMeaning:
             assert [hit.text for hit in found] == ["the cabbage is green"]
             assert "out of order" in found.dense
 
-    def test_one_that_is_not_installed_is_told(self, store: Path) -> None:
+    def test_missing_embedder_package_is_reported_and_word_search_still_works(
+        self, store: Path
+    ) -> None:
         with open_hub(store, embedder="sentence-transformers:x") as hub, hub.session("s") as s:
             s.say("user", "the cabbage is green")
             found = asked(s, "cabbage")
@@ -551,7 +555,7 @@ def test_what_can_be_no_embedder_is_refused_when_the_store_is_opened(tmp_path: P
 
 
 class TestManyBelievers:
-    def test_what_one_gave_up_others_believe(self, hub: Hub) -> None:
+    def test_hub_recall_finds_a_fact_until_every_session_forgets_it(self, hub: Hub) -> None:
         with hub.session("s") as s:
             moon = s.learn("the moon is made of cheese")
             told = s.learn("the moon is far away", scope="agent")
@@ -568,7 +572,7 @@ class TestManyBelievers:
             s.commit()
             assert hub.recall("moon", tiers="semantic") == []
 
-    def test_a_fork_has_facts_of_its_own(self, hub: Hub) -> None:
+    def test_hub_recall_finds_facts_that_only_a_fork_learned(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("the sun is a star")
             (kid,) = s.fork(1)

@@ -97,7 +97,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield seen
 
 
-def test_the_answers_of_a_store_in_a_directory(tmp_path: Path, url: str) -> None:
+def test_recall_on_postgres_equals_recall_on_a_directory_store(tmp_path: Path, url: str) -> None:
     found = []
     for store in (str(tmp_path / "store"), url):
         clock = ManualClock()
@@ -108,7 +108,7 @@ def test_the_answers_of_a_store_in_a_directory(tmp_path: Path, url: str) -> None
     assert len(found[0]) > 40
 
 
-def test_what_one_host_has_taken_in_the_others_do_not_read(
+def test_events_indexed_by_one_host_are_not_indexed_again_by_others(
     host: Host, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = host("one")
@@ -127,7 +127,7 @@ def test_what_one_host_has_taken_in_the_others_do_not_read(
     assert rows(schema) == many + 1
 
 
-def test_what_was_found_is_read_in_one_question(
+def test_recall_reads_all_found_events_in_one_query(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = host("one")
@@ -180,7 +180,7 @@ HARM = [
 ]
 
 
-def test_what_is_lost_of_it_is_made_again(host: Host, schema: str) -> None:
+def test_damaged_recall_rows_are_rebuilt(host: Host, schema: str) -> None:
     hub = host("one")
     live(hub)
     first = [answers(hub, QUESTIONS[:2]), rows(schema), rows(schema, "memory_terms")]
@@ -207,7 +207,9 @@ def test_a_session_that_is_removed_leaves_nothing(host: Host, schema: str) -> No
     assert asked(schema, terms) == [(0,)]
 
 
-def test_all_sessions_are_one_question(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_recall_needs_the_same_number_of_queries_for_any_session_count(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = host("one")
     numbers = []
     for start, stop in ((0, 3), (3, 30)):

@@ -31,7 +31,7 @@ def newer() -> Iterator[None]:
     upcast.forget(KIND, 1)
 
 
-def test_recorded_and_read(hub: Hub) -> None:
+def test_custom_records_are_stored_and_listed_by_kind(hub: Hub) -> None:
     with hub.session("s") as s:
         event = s.record(KIND, {"title": "a"}, version=2)
         s.record("other.app", {"x": [1]})
@@ -42,7 +42,7 @@ def test_recorded_and_read(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("newer")
-def test_an_older_one_is_read_as_the_newer(hub: Hub) -> None:
+def test_older_record_versions_are_upcast_when_read(hub: Hub) -> None:
     with hub.session("s") as s:
         s.record(KIND, {"name": "a"})
         s.record(KIND, {"title": "b", "open": False}, version=2)
@@ -55,7 +55,9 @@ def test_an_older_one_is_read_as_the_newer(hub: Hub) -> None:
         ]
 
 
-def test_it_travels(hub: Hub, opened: Callable[..., Hub], tmp_path: Path, newer: None) -> None:
+def test_custom_records_are_kept_by_forks_bundles_and_adopt(
+    hub: Hub, opened: Callable[..., Hub], tmp_path: Path, newer: None
+) -> None:
     del newer
     with hub.session("s") as s:
         s.say("user", "hi")
@@ -74,7 +76,7 @@ def test_it_travels(hub: Hub, opened: Callable[..., Hub], tmp_path: Path, newer:
         there.verify()
 
 
-def test_replayed(hub: Hub) -> None:
+def test_replay_checks_custom_records(hub: Hub) -> None:
     with hub.session("s") as s:
         s.record(KIND, {"title": "a"}, version=2)
     with hub.session("s", replay=True) as s:
@@ -83,7 +85,7 @@ def test_replayed(hub: Hub) -> None:
             s.record(KIND, {"title": "b"}, version=2)
 
 
-def test_shown_by_the_command(hub: Hub, store: Path) -> None:
+def test_journal_command_shows_custom_records(hub: Hub, store: Path) -> None:
     with hub.session("s") as s:
         s.record(KIND, {"title": "a"}, version=2)
     command = [sys.executable, "-m", "ortet", "journal", "s"]
@@ -97,7 +99,7 @@ def test_shown_by_the_command(hub: Hub, store: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ticket", "message", "", "My.App", "a.", ".a", "a b.c", 3, None])
-def test_a_kind_names_its_program(hub: Hub, kind: Any) -> None:
+def test_record_kind_without_a_program_name_is_refused(hub: Hub, kind: Any) -> None:
     with hub.session("s") as s:
         with pytest.raises(Invalid) as caught:
             s.record(kind, {})
@@ -115,7 +117,9 @@ def test_a_kind_names_its_program(hub: Hub, kind: Any) -> None:
         ({"x": b""}, 1, "not_json"),
     ],
 )
-def test_bad_input(hub: Hub, data: Any, version: Any, kind: str) -> None:
+def test_record_with_a_bad_version_or_data_is_refused(
+    hub: Hub, data: Any, version: Any, kind: str
+) -> None:
     with hub.session("s") as s:
         with pytest.raises(Invalid) as caught:
             s.record(KIND, data, version=version)

@@ -101,7 +101,9 @@ class TestNames:
 
 
 class TestForkNames:
-    def test_odd_branches_beside_the_forks_do_no_harm(self, hub: Hub, work: Path) -> None:
+    def test_fork_numbering_ignores_branches_that_are_not_plain_numbers(
+        self, hub: Hub, work: Path
+    ) -> None:
         ws = hub.workspace(work, engine="folder")
         point = from_hex(ws.commit("first").oid)
         for tail in ("²", "x", "7/1", "0005", "9" * 50):
@@ -175,7 +177,9 @@ class TestPlaces:
 class TestAdd:
     """Killed, or raced, between its two rows."""
 
-    def test_a_name_without_its_place_is_taken_up_again(self, hub: Hub, work: Path) -> None:
+    def test_workspace_whose_place_row_is_missing_is_registered_again(
+        self, hub: Hub, work: Path
+    ) -> None:
         row = row_at(hub, work)
         hub.registry.add(row)
         hub.catalog.drop_row("place", row.place)  # what a kill after the first row leaves
@@ -194,7 +198,9 @@ class TestAdd:
             hub.registry.add(row_at(hub, tmp_path / "other"))
         assert hub.registry.at(tmp_path / "other", "inplace", "folder") is None
 
-    def test_who_comes_second_to_a_place_gets_the_first(self, hub: Hub, work: Path) -> None:
+    def test_second_registration_of_a_directory_returns_the_first_workspace(
+        self, hub: Hub, work: Path
+    ) -> None:
         first = hub.registry.add(row_at(hub, work, "first"))
         assert hub.registry.add(row_at(hub, work, "second", "n")) == first
         assert [row.name for row in hub.registry.all()] == ["first"]
@@ -250,7 +256,9 @@ class TestMove:
 
 
 class TestDrop:
-    def test_a_fork_goes_with_its_home(self, hub: Hub, work: Path) -> None:
+    def test_drop_of_a_fork_removes_its_files_and_keeps_its_branch(
+        self, hub: Hub, work: Path
+    ) -> None:
         (child,) = hub.workspace(work, engine="folder").fork(1)
         head = child.commit("x").oid
         home = child.path.parent
@@ -303,12 +311,12 @@ class TestDrop:
         assert os.listdir(hub.root / "local/machines") == []
         assert hub.registry.at(work, "inplace", "folder") is None
 
-    def test_an_unknown_one(self, hub: Hub) -> None:
+    def test_drop_of_an_unknown_workspace_is_not_found(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="ortet branch"):
             hub.drop("nobody")
 
     @pytest.mark.parametrize("engine", ["folder", "overlay"])
-    def test_what_another_has_open_stays(
+    def test_drop_of_a_workspace_open_in_another_process_is_refused(
         self, hub: Hub, opened: Callable[..., Hub], work: Path, engine: str
     ) -> None:
         ws = hub.workspace(work, engine=engine)

@@ -127,7 +127,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_is_named_at_the_last_moment_stays(
+def test_commit_named_just_before_deletion_survives_a_concurrent_sweep(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     one, two = host("one"), host("two")
@@ -141,7 +141,7 @@ def test_what_is_named_at_the_last_moment_stays(
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_at_each_point_of_a_sweep(
+def test_branch_created_at_any_point_of_a_sweep_stays_restorable(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     one, two = host("one"), host("two")
@@ -158,7 +158,7 @@ def test_at_each_point_of_a_sweep(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_was_swept_away_is_not_named(
+def test_naming_a_commit_after_it_was_swept_is_refused(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     """Nor what is there in parts: then a branch would lead to a commit that cannot be restored."""
@@ -234,7 +234,7 @@ def undo(hub: Hub, oid: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind, record, undo])
-def test_a_verb_that_met_sweeps_is_repeated(
+def test_verb_interrupted_by_sweeps_is_retried_until_it_succeeds(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     """One before each of the first things that it writes and that name objects."""

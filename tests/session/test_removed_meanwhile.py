@@ -41,12 +41,12 @@ def gone(hub: Hub, opened: Open, monkeypatch: pytest.MonkeyPatch) -> Gone:
     return arm
 
 
-def test_the_others_are_recalled(hub: Hub, gone: Gone) -> None:
+def test_recall_skips_a_session_removed_during_the_call(hub: Hub, gone: Gone) -> None:
     gone(Roll, "all", 1)
     assert {hit.source.name for hit in hub.recall("sardines")} == {"a"}
 
 
-def test_one_that_is_read_is_not_there(hub: Hub, gone: Gone) -> None:
+def test_reading_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: Gone) -> None:
     view = hub.get("b")
     gone(Line, "path", 1)
     with pytest.raises(NotFound) as caught:
@@ -54,7 +54,7 @@ def test_one_that_is_read_is_not_there(hub: Hub, gone: Gone) -> None:
     assert caught.value.kind == "no_timeline"
 
 
-def test_one_that_is_asked_for_is_not_there(hub: Hub, gone: Gone) -> None:
+def test_get_of_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: Gone) -> None:
     gone(Roll, "get", 1)
     with pytest.raises(NotFound) as caught:
         hub.get("b")
@@ -62,7 +62,7 @@ def test_one_that_is_asked_for_is_not_there(hub: Hub, gone: Gone) -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_the_store_is_swept(hub: Hub, gone: Gone, calls: int) -> None:
+def test_sweep_succeeds_if_a_session_is_removed_during_it(hub: Hub, gone: Gone, calls: int) -> None:
     gone(Roll, "all", calls)
     hub.sweep(min_garbage=0.0)
     said = [message.content for message in hub.get("a").messages()]
@@ -70,12 +70,14 @@ def test_the_store_is_swept(hub: Hub, gone: Gone, calls: int) -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 5])
-def test_the_store_is_whole(hub: Hub, gone: Gone, calls: int) -> None:
+def test_verify_succeeds_if_a_session_is_removed_during_it(
+    hub: Hub, gone: Gone, calls: int
+) -> None:
     gone(Roll, "all", calls)
     assert hub.verify().problems == []
 
 
-def test_another_of_its_family_is_removed(hub: Hub, gone: Gone) -> None:
+def test_remove_succeeds_if_a_sibling_fork_is_removed_during_it(hub: Hub, gone: Gone) -> None:
     with hub.session("c") as session:
         session.say("user", "one")
         forks = session.fork(2, machine=False)

@@ -77,7 +77,7 @@ def count_deeds(hub: Hub, session: str) -> int:
 
 
 class TestStrict:
-    def test_all_is_told_again_and_nothing_done(self, hub: Hub) -> None:
+    def test_strict_replay_returns_recorded_results_and_runs_nothing(self, hub: Hub) -> None:
         world = World()
         with hub.session("s", goal="g") as s:
             first = program(s, world, "a", "b", "a")
@@ -119,7 +119,9 @@ class TestStrict:
             lambda s: s.learn("new"),
         ],
     )
-    def test_steps_that_were_not_recorded(self, hub: Hub, step: Callable[[Session], Any]) -> None:
+    def test_strict_replay_of_an_unrecorded_step_diverges(
+        self, hub: Hub, step: Callable[[Session], Any]
+    ) -> None:
         with hub.session("s") as s:
             s.say("user", "one")
         before = everything(hub, s.id)
@@ -139,7 +141,9 @@ class TestStrict:
             (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), RecordedFailure),
         ],
     )
-    def test_failures_fail_again(self, hub: Hub, error: Exception, again: type[Exception]) -> None:
+    def test_replay_raises_recorded_failures_again(
+        self, hub: Hub, error: Exception, again: type[Exception]
+    ) -> None:
         world = World()
         with hub.session("s") as s, pytest.raises(type(error)):
             s.act(world.fail, error, name="fail")
@@ -167,7 +171,7 @@ class TestStrict:
             assert s.act(world.search, "a", key="k") == first
         assert world.done == ["a"]
 
-    def test_what_was_recorded_as_text_only(self, hub: Hub) -> None:
+    def test_replay_of_a_result_recorded_as_text_only_is_unsupported(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.act(object)
         with hub.session("s", replay=True) as s, pytest.raises(Unsupported):
@@ -183,7 +187,7 @@ class TestStrict:
         with pytest.raises(Conflict):
             hub.session("s", replay="live")
 
-    def test_it_changes_nothing(self, hub: Hub) -> None:
+    def test_strict_replay_refuses_every_change(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "x")
             head = s.commit()
@@ -200,7 +204,7 @@ class TestStrict:
             hub.comment(s.id, "waits")
         assert [event.waiting for event in hub.get(s.id).comments()] == [True]
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_replay_of_an_unknown_session_or_mode_is_refused(self, hub: Hub) -> None:
         with pytest.raises(NotFound):
             hub.session("nope", replay=True)
         with pytest.raises(Invalid):
@@ -218,7 +222,9 @@ class TestStrict:
 
 
 class TestLive:
-    def test_it_goes_on_from_the_difference(self, hub: Hub) -> None:
+    def test_live_replay_continues_on_a_new_timeline_from_the_first_difference(
+        self, hub: Hub
+    ) -> None:
         world = World()
         with hub.session("s") as s:
             program(s, world, "a", "b")
@@ -239,7 +245,7 @@ class TestLive:
         assert world.done == ["a", "b", "c"]
         hub.verify()
 
-    def test_uncommitted_events_are_kept_first(self, hub: Hub) -> None:
+    def test_live_replay_commits_uncommitted_events_before_it_diverges(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.act(len, "a")
             s.say("user", "never committed")
@@ -250,7 +256,9 @@ class TestLive:
             s.restore(kept[0].oid)
             assert [m.content for m in s.messages()] == ["never committed"]
 
-    def test_behind_the_record_it_just_goes_on(self, hub: Hub) -> None:
+    def test_live_replay_after_the_last_recorded_step_continues_the_same_timeline(
+        self, hub: Hub
+    ) -> None:
         world = World()
         with hub.session("s") as s:
             s.act(world.search, "a")
@@ -264,12 +272,12 @@ class TestLive:
             assert s.status == "active"
         assert world.done == ["a", "b"]
 
-    def test_a_new_name_begins(self, hub: Hub) -> None:
+    def test_live_replay_of_a_new_session_name_starts_a_session(self, hub: Hub) -> None:
         with hub.session("new", replay="live") as s:
             s.act(len, "a")
         assert count_deeds(hub, s.id) == 1
 
-    def test_killed_in_the_middle_it_is_unsettled(self, store: Path) -> None:
+    def test_live_replay_of_a_killed_effect_is_unsettled(self, store: Path) -> None:
         code = f"""
 import ortet, os
 s = ortet.open({str(store)!r}).session("s")
@@ -286,7 +294,9 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
             s.act(len, "bc")
             assert len([e for e in s.events() if e.kind == "begun"]) == 3
 
-    def test_files_go_along(self, hub: Hub, tmp_path: Path) -> None:
+    def test_live_replay_restores_files_to_the_point_of_difference(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         work = tmp_path / "work"
         work.mkdir()
         with hub.session("s", workspace=work) as s:
@@ -300,7 +310,9 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
             assert (work / "a").read_text() == "1\n3\n"
 
     @pytest.mark.parametrize("point", ["commit.before-flush", "journal.before-append"])
-    def test_killed_while_it_goes_live(self, store: Path, point: str) -> None:
+    def test_live_replay_killed_at_the_difference_can_be_retried(
+        self, store: Path, point: str
+    ) -> None:
         world = World()
         with open_hub(store) as hub, hub.session("s") as s:
             program(s, world, "a", "b")
@@ -319,7 +331,7 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
 class TestAround:
     """What other parts of a session do while it is replayed."""
 
-    def test_nothing_is_spent_again(self, hub: Hub) -> None:
+    def test_replay_does_not_spend_recorded_amounts_again(self, hub: Hub) -> None:
         def work(s: Session) -> None:
             s.spend(usd=3.0)
             s.model_call("p", "m", usage={"input_tokens": 5}, request="q", response="r")
@@ -351,7 +363,7 @@ class TestAround:
                 s.act(len, "y")
             assert caught.value.kind == "budget_spent"
 
-    def test_what_an_action_said_is_passed_with_it(self, hub: Hub) -> None:
+    def test_replay_skips_events_recorded_inside_an_action(self, hub: Hub) -> None:
         def body(s: Session) -> int:
             s.say("user", "inside")
             return 1
@@ -379,7 +391,7 @@ class TestAround:
             assert s.act(len, "x", approve="look") == 1
             assert [a.state for a in s.approvals()] == ["given"]
 
-    def test_what_waited_for_an_approval_waits(self, hub: Hub) -> None:
+    def test_replay_of_a_pending_approval_is_still_pending(self, hub: Hub) -> None:
         """Failed before: it diverged where nothing was different."""
         with hub.session("s") as s:
             s.say("user", "go")
@@ -451,7 +463,7 @@ def test_a_replay_needs_no_lease(opened: Callable[..., Hub]) -> None:
 
 
 class TestShared:
-    def test_what_others_gave_up_since_was_believed_then(self, hub: Hub) -> None:
+    def test_replay_accepts_superseding_facts_that_were_later_forgotten(self, hub: Hub) -> None:
         def work(s: Session) -> None:
             old = s.learn("port 3000", scope="agent")
             s.commit()
@@ -465,7 +477,7 @@ class TestShared:
         with hub.session("s", replay=True) as s:
             work(s)
 
-    def test_the_step_that_differs_is_in_the_next_commit(self, hub: Hub) -> None:
+    def test_live_replay_includes_the_differing_step_in_the_next_commit(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.learn("one", scope="agent")
             head = s.commit()

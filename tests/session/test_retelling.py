@@ -20,7 +20,7 @@ def begun(id_: str) -> Draft:
     return Draft("begun", {**BEGUN, "id": id_, "args": [], "kwargs": {"to": "ann"}})
 
 
-def test_all_of_it_or_nothing(tmp_path: Path) -> None:
+def test_retell_records_all_events_and_spending_or_nothing(tmp_path: Path) -> None:
     with ortet.open(str(tmp_path / "store")) as hub, hub.session("s") as session:
         ended = Draft("ended", {"id": "e1", "state": "done", "outcome": "sent"})
         drafts = [begun("e1"), ended, Draft("artifact", FILE), Draft("artifact", FILE), begun("e2")]
@@ -43,7 +43,7 @@ def test_all_of_it_or_nothing(tmp_path: Path) -> None:
         hub.verify()
 
 
-def test_too_much_money_is_told_and_stops(tmp_path: Path) -> None:
+def test_retell_over_budget_is_recorded_and_raises(tmp_path: Path) -> None:
     with ortet.open(str(tmp_path / "store")) as hub:
         session = hub.session("s", budget={"tokens": 5})
         with pytest.raises(Refused):
@@ -52,7 +52,7 @@ def test_too_much_money_is_told_and_stops(tmp_path: Path) -> None:
         assert [one.id for one in hub.get("s").effects()] == ["e1"]
 
 
-def test_from_behind_any_event(tmp_path: Path) -> None:
+def test_branch_off_and_go_back_work_from_any_event(tmp_path: Path) -> None:
     with ortet.open(str(tmp_path / "store")) as hub, hub.session("s") as session:
         events = session.say_all([("user", "one"), ("assistant", "two"), ("user", "three")])
         with branch_off(session, events[1].seq, "left") as left:

@@ -25,7 +25,7 @@ def said(view: View) -> list[object]:
     return [message.content for message in view.messages()]
 
 
-def test_messages_are_left_and_facts_hold_on(hub: Hub) -> None:
+def test_go_before_drops_later_messages_and_keeps_facts(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         s.say("assistant", "two")
@@ -47,7 +47,7 @@ def test_messages_are_left_and_facts_hold_on(hub: Hub) -> None:
     assert hub.verify().problems == []
 
 
-def test_there_must_be_such_an_event(hub: Hub) -> None:
+def test_go_before_an_unknown_event_is_not_found(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         for seq in (0, 1, s.messages()[-1].seq + 1):

@@ -24,7 +24,7 @@ def s(request: pytest.FixtureRequest, hub: Hub) -> Session:
 
 
 class TestRoom:
-    def test_a_mind_alone_starts_nothing(self, hub: Hub, store: Path) -> None:
+    def test_session_without_commands_starts_no_machine(self, hub: Hub, store: Path) -> None:
         with hub.session("x") as s:
             s.say("user", "hi")
             s.commit()
@@ -34,7 +34,7 @@ class TestRoom:
         assert hub.registry.get("x") is None
         assert not (store / "local/machines").exists()
 
-    def test_files_are_committed_and_restored_with_the_mind(
+    def test_machine_files_are_committed_and_restored_with_the_session_state(
         self, hub: Hub, s: Session, tmp_path: Path, read: Read
     ) -> None:
         s.say("user", "before any file")
@@ -56,7 +56,7 @@ class TestRoom:
         assert read(tmp_path / "out") == {"f": "hi\n", "d/g": "deep\n"}
         hub.verify()
 
-    def test_it_is_there_at_the_next_open(self, store: Path) -> None:
+    def test_machine_files_are_there_at_the_next_open(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("x") as s:
             s.run("echo hi > f")
         with open_hub(store) as hub, hub.session("x") as s:
@@ -69,7 +69,9 @@ class TestRoom:
     def test_commands_do_not_see_the_host_directory(self, s: Session) -> None:
         assert not Path(s.run("pwd").stdout.strip()).exists() or s.machine.engine == "folder"
 
-    def test_forks_have_their_own(self, hub: Hub, s: Session) -> None:
+    def test_forks_have_their_own_files_and_can_be_merged_or_adopted(
+        self, hub: Hub, s: Session
+    ) -> None:
         s.run("echo base > f")
         one, two = s.fork(2)
         one.run("echo one > f")
@@ -87,12 +89,14 @@ class TestRoom:
         assert caught.value.kind == "no_directory"
         hub.verify()
 
-    def test_a_fork_of_an_empty_room(self, s: Session) -> None:
+    def test_fork_of_an_empty_machine_is_empty(self, s: Session) -> None:
         s.run("true")
         (kid,) = s.fork()
         assert kid.run("ls -A").stdout == ""
 
-    def test_a_mind_forked_from_files_begins_with_them(self, hub: Hub, work: Path) -> None:
+    def test_fork_without_a_machine_starts_from_the_files_of_its_parent(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("w", workspace=work) as s:
             (kid,) = s.fork(machine=False)
             assert kid.run("cat a.txt").stdout == "one\ntwo\nthree\n"
@@ -100,7 +104,7 @@ class TestRoom:
             s.merge(kid)
         assert (work / "a.txt").read_text() == "changed\n"
 
-    def test_what_if(self, s: Session) -> None:
+    def test_whatif_starts_with_the_committed_machine_files(self, s: Session) -> None:
         s.run("echo 1 > f")
         s.commit()
         event = s.say("user", "left")
@@ -117,7 +121,9 @@ class TestRoom:
             assert s.run("cat a.txt").stdout == "one\ntwo\nthree\n"
 
     @pytest.mark.parametrize("point", ["room.before-row", "room.before-session"])
-    def test_killed_while_moving_in(self, store: Path, point: str) -> None:
+    def test_session_killed_while_its_machine_is_created_works_again(
+        self, store: Path, point: str
+    ) -> None:
         script = (
             "import sys; from ortet.config import open_hub\n"
             "s = open_hub(sys.argv[1]).session('x'); s.say('user', 'hi'); s.run('echo hi > f')\n"
@@ -136,7 +142,9 @@ class TestRoom:
             s.commit()
             hub.verify()
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_session_without_a_workspace_refuses_inplace_files_and_unknown_engines(
+        self, hub: Hub
+    ) -> None:
         with pytest.raises(Invalid) as caught:
             hub.session("x", files="inplace")
         assert caught.value.kind == "bad_workspace"
@@ -144,13 +152,17 @@ class TestRoom:
             hub.session("x", engine="none")
         assert hub.sessions() == []
 
-    def test_a_workspace_does_not_take_its_name(self, hub: Hub, work: Path) -> None:
+    def test_workspace_gets_another_name_than_an_existing_session(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("proj") as s:
             assert hub.workspace(work).name == "proj-2"
             s.run("echo mine > f")
             assert not (work / "f").exists()
 
-    def test_a_name_that_was_taken_by_hand(self, hub: Hub, work: Path) -> None:
+    def test_session_machine_is_refused_if_a_workspace_took_its_name(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("x") as s:
             hub.workspace(work, name="x")
             with pytest.raises(Conflict) as caught:

@@ -18,7 +18,7 @@ def texts(view: View, scope: str | None = None) -> list[str]:
 
 
 class TestPublishing:
-    def test_it_is_told_when_it_is_committed(self, hub: Hub) -> None:
+    def test_agent_fact_is_published_at_commit(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             a.learn("the build needs node 22", scope="agent")
             a.learn("only mine")
@@ -33,13 +33,15 @@ class TestPublishing:
             assert event.data["text"] == fact.text
             assert texts(a) == ["the build needs node 22", "only mine"]
 
-    def test_another_agent_does_not_know_it(self, hub: Hub) -> None:
+    def test_agent_fact_is_not_visible_to_another_agent(self, hub: Hub) -> None:
         with hub.session("a", agent="one") as a, hub.session("b", agent="two") as b:
             a.learn("secret of one", scope="agent")
             a.commit()
             assert texts(b) == []
 
-    def test_users_and_projects(self, hub: Hub) -> None:
+    def test_user_and_project_facts_are_visible_only_in_sessions_with_that_scope(
+        self, hub: Hub
+    ) -> None:
         with hub.session("a", agent="one") as a:
             a.learn("likes tea", scope="user:ann")
             a.learn("uses uv", scope="project:web")
@@ -51,7 +53,7 @@ class TestPublishing:
         with hub.session("c", agent="two") as c:
             assert texts(c) == []
 
-    def test_twice_tells_it_once(self, hub: Hub) -> None:
+    def test_each_shared_fact_is_published_once(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("one", scope="agent")
             a.commit()
@@ -62,7 +64,9 @@ class TestPublishing:
         (known,) = hub._minds().scopes.all()
         assert [e.data["text"] for e in known.events(hub._minds())] == ["one", "two"]
 
-    def test_what_a_kill_left_untold_is_told_when_it_is_opened(self, store: Path) -> None:
+    def test_facts_left_unpublished_by_a_kill_are_published_at_the_next_open(
+        self, store: Path
+    ) -> None:
         with open_hub(store) as hub:
             a = hub.session("a")
             a.learn("one", scope="agent")
@@ -79,7 +83,7 @@ class TestPublishing:
         "scope",
         ["", "agents", "user:", "user: x", "team:x", "user:a b", "user:a\0b", "user:\ud800", 3],
     )
-    def test_a_scope_that_is_none(self, hub: Hub, scope: str) -> None:
+    def test_unknown_scope_is_refused(self, hub: Hub, scope: str) -> None:
         with hub.session("a") as a:
             if scope == "":
                 assert a.facts(scope=scope) == []
@@ -87,7 +91,7 @@ class TestPublishing:
             with pytest.raises(Invalid):
                 a.learn("x", scope=scope)
 
-    def test_closing_tells_it(self, hub: Hub) -> None:
+    def test_closing_a_session_publishes_its_facts_and_episode(self, hub: Hub) -> None:
         a = hub.session("a")
         a.say("user", "we moved to Lisbon")
         a.learn("lives in Lisbon", scope="agent")
@@ -114,7 +118,7 @@ class TestForgetting:
             with pytest.raises(NotFound):
                 a.forget(id_)
 
-    def test_supersede(self, hub: Hub) -> None:
+    def test_superseding_a_shared_fact_replaces_it_for_all_sessions(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             old = a.learn("port 3000", about="port", scope="agent")
             a.commit()
@@ -127,7 +131,7 @@ class TestForgetting:
 
 
 class TestBranches:
-    def test_a_fork_tells_nothing_until_it_is_adopted(self, hub: Hub) -> None:
+    def test_facts_of_a_fork_are_published_only_after_adopt(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             a.say("user", "go")
             (kid,) = a.fork(1)
@@ -138,7 +142,7 @@ class TestBranches:
             a.adopt(kid)
             assert texts(a) == texts(b) == ["learned on a branch"]
 
-    def test_a_merge_tells_it_too(self, hub: Hub) -> None:
+    def test_merge_publishes_facts_of_the_fork(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             a.say("user", "go")
             (kid,) = a.fork(1)
@@ -180,7 +184,7 @@ class TestBranches:
             assert texts(a) == ["late", "mine"]
             assert texts(b) == ["late", "mine"]
 
-    def test_a_dropped_branch_leaves_nothing(self, hub: Hub) -> None:
+    def test_facts_of_a_removed_fork_are_never_published(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.say("user", "go")
             (kid,) = a.fork(1)
@@ -190,7 +194,9 @@ class TestBranches:
             hub.remove(kid.id)
             assert texts(a) == []
 
-    def test_nothing_new_is_the_head_whatever_others_tell(self, hub: Hub) -> None:
+    def test_commit_without_own_changes_is_the_head_despite_new_shared_facts(
+        self, hub: Hub
+    ) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             a.say("user", "go")
             head = a.commit()
@@ -198,7 +204,9 @@ class TestBranches:
             b.commit()
             assert a.commit().oid == head.oid
 
-    def test_files_too(self, hub: Hub, tmp_path: Path) -> None:
+    def test_session_with_files_also_restores_its_view_of_shared_facts(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         (tmp_path / "work").mkdir()
         with hub.session("a", workspace=tmp_path / "work", engine="folder") as a:
             a.learn("x", scope="agent")
@@ -214,7 +222,7 @@ class TestBranches:
 
 
 class TestTime:
-    def test_what_did_we_believe_on_tuesday_about_monday(self, store: Path) -> None:
+    def test_facts_can_be_queried_by_knowledge_time_and_validity_time(self, store: Path) -> None:
         clock, day = ManualClock(), 86400
         monday = clock.now_ns() // 10**9
         with open_hub(store, clock=clock) as hub, hub.session("a") as a:
@@ -227,13 +235,15 @@ class TestTime:
             assert a.facts(on=monday - 3 * day) == []
             assert a.facts(at=monday - day) == []
 
-    def test_a_fact_that_ends_before_it_begins(self, hub: Hub) -> None:
+    def test_fact_that_ends_before_it_begins_is_refused(self, hub: Hub) -> None:
         with hub.session("a") as a, pytest.raises(Invalid):
             a.learn("x", since=20, until=10)
 
 
 class TestStore:
-    def test_verify_sweep_and_bundles(self, store: Path, tmp_path: Path) -> None:
+    def test_shared_facts_survive_sweep_export_and_import(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         with open_hub(store) as hub:
             with hub.session("a") as a:
                 a.learn("x", scope="agent")
@@ -260,7 +270,9 @@ class TestStore:
             hub.sweep()
             hub.verify()
 
-    def test_what_others_told_elsewhere_comes_back(self, store: Path, tmp_path: Path) -> None:
+    def test_facts_shared_in_another_store_come_back_with_an_import(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         with open_hub(store) as hub, hub.session("s") as s:
             s.learn("told here", scope="agent")
             s.commit()
@@ -288,7 +300,7 @@ class TestStore:
                 assert texts(t) == ["told here", "told there", "told by another", "home again"]
             hub.verify()
 
-    def test_what_is_erased_is_erased_where_it_was_told(self, store: Path) -> None:
+    def test_erasing_a_fact_event_also_erases_its_shared_copy(self, store: Path) -> None:
         with open_hub(store) as hub:
             with hub.session("a") as a:
                 a.learn("pigeon 4711", scope="agent")
@@ -314,7 +326,9 @@ class TestStore:
                 assert texts(c) == ["bob has a dog"]
             hub.verify()
 
-    def test_also_where_only_a_bundle_told_it(self, store: Path, tmp_path: Path) -> None:
+    def test_erase_of_a_user_removes_facts_that_came_with_a_bundle(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         with open_hub(store) as hub:
             with hub.session("a") as a:
                 a.learn("ann has pigeon 4711", scope="user:ann")
@@ -335,7 +349,7 @@ class TestStore:
         files = [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
         assert not any(b"pigeon 4711" in path.read_bytes() for path in files)
 
-    def test_old_facts_can_be_read(self, hub: Hub) -> None:
+    def test_fact_events_of_earlier_releases_can_be_read(self, hub: Hub) -> None:
         with hub.session("a") as a:
             id_ = a.learn("x")
             a._add("fact", {"id": id_, "gone": True})  # as releases before memory told it
@@ -344,7 +358,7 @@ class TestStore:
 
 
 class TestContradictions:
-    def test_facts_that_cannot_both_be_true(self, hub: Hub) -> None:
+    def test_contradictions_lists_facts_about_one_subject_that_differ(self, hub: Hub) -> None:
         with hub.session("a") as a:
             old = a.learn("the server listens on port 3000", about="server")
             a.learn("the server is written in Go", about="server")
@@ -354,20 +368,20 @@ class TestContradictions:
             a.forget(old)
             assert a.contradictions() == []
 
-    def test_without_a_subject(self, hub: Hub) -> None:
+    def test_contradictions_are_found_without_a_subject(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("the cache is enabled")
             a.learn("cats are animals")
             a.learn("the cache is disabled")
             assert len(a.contradictions()) == 1
 
-    def test_not_at_the_same_time(self, hub: Hub) -> None:
+    def test_facts_valid_at_different_times_do_not_contradict(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("the office is in Rome", about="office", until="2025-01-01")
             a.learn("the office is in Oslo", about="office", since="2025-01-01")
             assert a.contradictions() == []
 
-    def test_a_detector_of_ones_own(self, hub: Hub) -> None:
+    def test_contradictions_accepts_a_custom_detector(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("one", about="x")
             a.learn("two", about="x")
@@ -388,7 +402,7 @@ class TestBeside:
                 b.commit()
             assert hub.verify()
 
-    def test_what_was_learned_from_an_erased_message_goes_with_it(self, hub: Hub) -> None:
+    def test_erase_of_a_message_also_removes_facts_learned_from_it(self, hub: Hub) -> None:
         with hub.session("s") as s:
             said = s.say("user", "my number is 4711")
             s.learn("her number is 4711", source=said)
@@ -397,7 +411,7 @@ class TestBeside:
         hub.erase(s.id, seqs=[said.seq])
         assert [fact.text for fact in hub.get("s").facts()] == ["she is friendly"]
 
-    def test_who_adopts_is_up_to_date_at_once(
+    def test_adopting_session_sees_the_newest_shared_facts(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with hub.session("a") as a, hub.session("b") as b:

@@ -88,7 +88,9 @@ def refused(workspace: Workspace) -> Refused:
 
 class TestOneCommand:
     @pytest.mark.parametrize("engine", _ENGINES)
-    def test_it_has_them_and_the_next_has_not(self, hub: Hub, place: Path, engine: str) -> None:
+    def test_secret_is_given_to_one_command_and_not_to_the_next(
+        self, hub: Hub, place: Path, engine: str
+    ) -> None:
         work = hub.workspace(place, engine=engine)
         assert work.run("echo $DEPLOY", secrets=["DEPLOY"]).stdout == f"{VALUE}\n"
         assert work.run("echo $DEPLOY").stdout == "\n"
@@ -99,7 +101,9 @@ class TestOneCommand:
         assert work.run("cat; exit 7", stdin="x", secrets=["DEPLOY"]).exit_code == 7
 
     @pytest.mark.parametrize("engine", _ENGINES)
-    def test_no_commit_is_made_while_it_lives(self, hub: Hub, place: Path, engine: str) -> None:
+    def test_commit_and_fork_are_refused_while_a_command_has_secrets(
+        self, hub: Hub, place: Path, engine: str
+    ) -> None:
         work = hub.workspace(place, engine=engine)
         work.commit("before")
         began = threading.Event()
@@ -133,7 +137,7 @@ class TestOneCommand:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_wrong_names(self, hub: Hub, place: Path) -> None:
+    def test_unknown_or_invalid_secret_names_are_refused(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place)
         with pytest.raises(NotFound):
             work.run("true", secrets=["NONE"])
@@ -145,7 +149,7 @@ class TestOneCommand:
 
 class TestFiles:
     @pytest.mark.parametrize("engine", _ENGINES)
-    def test_refused_by_name_and_nothing_is_stored(
+    def test_commit_of_a_file_with_a_secret_is_refused_and_stores_nothing(
         self, hub: Hub, place: Path, tmp_path: Path, engine: str
     ) -> None:
         work = hub.workspace(place, engine=engine)
@@ -159,7 +163,9 @@ class TestFiles:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_across_the_edges_of_blocks_and_windows(self, hub: Hub, place: Path) -> None:
+    def test_secret_across_block_and_window_boundaries_is_found(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = hub.workspace(place)
         for edge in (128 << 10, 1 << 20):
             for before in (1, len(VALUE) // 2, len(VALUE) - 1, len(VALUE)):
@@ -167,7 +173,7 @@ class TestFiles:
                 (place / "large").write_bytes(data + b"y" * (1 << 20))
                 assert "large" in str(refused(work))
 
-    def test_a_flag_allows_it(self, hub: Hub, place: Path) -> None:
+    def test_allow_secrets_permits_a_commit_with_a_secret(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place)
         (place / "config").write_text(VALUE)
         refused(work)
@@ -179,21 +185,21 @@ class TestFiles:
                 session.commit("no")
             assert session.commit("yes", allow_secrets=True).message == "yes"
 
-    def test_ignored_files_and_short_values_are_not_looked_at(self, hub: Hub, place: Path) -> None:
+    def test_ignored_files_and_short_secrets_are_not_checked(self, hub: Hub, place: Path) -> None:
         hub.vault.put("SHORT", "abc")
         (place / ".ortetignore").write_text(".env\n")
         (place / ".env").write_text(VALUE)
         (place / "file").write_text("abc")
         assert hub.workspace(place).commit("fine").oid
 
-    def test_an_entry_that_is_gone_is_known_no_more(self, hub: Hub, place: Path) -> None:
+    def test_replaced_secret_value_is_no_longer_checked(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place)
         (place / "config").write_text(VALUE)
         refused(work)
         hub.vault.put("DEPLOY", "another-value-1234")
         assert work.commit("rotated").oid
 
-    def test_a_secret_of_the_environment(
+    def test_secret_in_an_environment_variable_is_found_in_files(
         self, hub: Hub, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         token = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
@@ -208,7 +214,7 @@ class TestFiles:
 
 
 class TestEnvironment:
-    def test_a_variable_that_would_be_recorded(
+    def test_variable_containing_a_secret_refuses_the_commit(
         self, hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with hub.session("s", workspace=place) as session:
@@ -224,7 +230,9 @@ class TestEnvironment:
 
 @needs_root
 class TestProcesses:
-    def test_in_the_environment_of_a_service(self, live: Workspace) -> None:
+    def test_secret_in_the_environment_of_a_service_refuses_a_live_commit(
+        self, live: Workspace
+    ) -> None:
         job = live.spawn("server", ["sleep", "1000"], env={"TOKEN": VALUE})
         error = refused(live)
         assert "sleep 1000" in str(error)
@@ -236,7 +244,9 @@ class TestProcesses:
         ("kind", "at"),
         [("own", 0), ("own", 4096 - len(VALUE) // 2), ("own", 8192 - 1), ("shared", 4096 - 5)],
     )
-    def test_in_memory_only(self, live: Workspace, tmp_path: Path, kind: str, at: int) -> None:
+    def test_secret_in_process_memory_refuses_a_live_commit(
+        self, live: Workspace, tmp_path: Path, kind: str, at: int
+    ) -> None:
         parts = [VALUE[i : i + 2] for i in range(0, len(VALUE), 2)]
         command = [sys.executable, "-c", _HOLDER, kind, str(at), *parts]
         job = live.spawn("holder", command)
@@ -249,7 +259,9 @@ class TestProcesses:
         assert commit.message == "on purpose"
         assert in_store(tmp_path) != []
 
-    def test_in_a_file_beside_what_runs(self, live: Workspace, tmp_path: Path) -> None:
+    def test_secret_in_any_file_of_a_live_machine_refuses_the_commit(
+        self, live: Workspace, tmp_path: Path
+    ) -> None:
         live.spawn("server", ["sleep", "1000"])
         before = live.commit("before")
         for path in ("config", "/tmp/config", "/etc/config"):
@@ -286,7 +298,9 @@ class TestProcesses:
 class TestJournal:
     """What is said, done and learned is recorded before any commit: names stand for secrets."""
 
-    def test_names_are_recorded(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+    def test_recorded_events_contain_secret_names_instead_of_values(
+        self, hub: Hub, place: Path, tmp_path: Path
+    ) -> None:
         with hub.session("s", workspace=place) as session:
             session.say("user", f"deploy with {VALUE}!")
             session.say("user", [{"type": "text", "text": VALUE}], note={VALUE: 1})
@@ -311,7 +325,7 @@ class TestJournal:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_the_goal_of_a_new_session(self, hub: Hub) -> None:
+    def test_secret_in_the_goal_is_masked(self, hub: Hub) -> None:
         with hub.session("s", goal=f"log in with {VALUE}") as session:
             assert session.goal == "log in with [DEPLOY]"
 
@@ -328,7 +342,9 @@ class TestJournal:
         with hub.session("s", replay=True) as again:
             assert program(again, "rotated-since-then") == "in with [DEPLOY]"
 
-    def test_a_secret_that_was_said_before_it_was_known(self, hub: Hub, tmp_path: Path) -> None:
+    def test_commit_is_refused_if_an_earlier_event_contains_a_new_secret(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         late = "told-before-4711"
         with hub.session("s") as session:
             session.commit("before")
@@ -351,7 +367,7 @@ class TestJournal:
             assert [fact.text for fact in session.facts()] == ["goes on"]
         assert hub.verify()
 
-    def test_the_flag_allows_what_was_said_before(self, hub: Hub) -> None:
+    def test_allow_secrets_permits_events_with_a_new_secret(self, hub: Hub) -> None:
         with hub.session("s") as session:
             session.say("user", "told-before-4711")
             hub.vault.put("LATE", "told-before-4711")
@@ -359,7 +375,9 @@ class TestJournal:
             session.learn("more")
             assert session.commit("what is sealed is not looked at again").oid
 
-    def test_another_process_puts_a_secret(self, hub: Hub, tmp_path: Path) -> None:
+    def test_secret_put_by_another_process_is_masked_after_a_commit(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         with hub.session("s") as session:
             with ortet.open(tmp_path / "store") as other:
                 other.vault.put("OTHER", "put-elsewhere-4711")
@@ -367,7 +385,7 @@ class TestJournal:
             session.say("user", "put-elsewhere-4711")
             assert session.messages()[0].content == "[OTHER]"
 
-    def test_the_message_of_a_commit(self, hub: Hub, place: Path) -> None:
+    def test_secret_in_a_commit_message_refuses_the_commit(self, hub: Hub, place: Path) -> None:
         with hub.session("s", workspace=place) as session:
             session.learn("a")
             with pytest.raises(Refused, match="the message of this commit"):
@@ -381,7 +399,7 @@ class TestJournal:
             assert session.commit("without").message == "without"
         assert hub.verify()
 
-    def test_more_secrets_than_one_page_of_rows(self, hub: Hub) -> None:
+    def test_secret_beyond_the_first_page_of_rows_is_masked(self, hub: Hub) -> None:
         rows = [hub.vault.sealed(f"N{n:04}", f"value-number-{n:04}") for n in range(1100)]
         hub.catalog.move([], verb="vault", rows=rows)
         with hub.session("s") as session:
@@ -390,7 +408,9 @@ class TestJournal:
 
 
 class TestArtifacts:
-    def test_refused_before_it_is_stored(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+    def test_artifact_with_a_secret_is_refused_before_it_is_stored(
+        self, hub: Hub, place: Path, tmp_path: Path
+    ) -> None:
         with hub.session("s", workspace=place) as session:
             for data in (f"a {VALUE}", f"b {VALUE}".encode(), VALUE.encode().hex()):
                 with pytest.raises(Refused, match="'DEPLOY' is in artifact report"):
@@ -405,14 +425,14 @@ class TestArtifacts:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_a_flag_allows_it(self, hub: Hub) -> None:
+    def test_allow_secrets_permits_an_artifact_with_a_secret(self, hub: Hub) -> None:
         with hub.session("s") as session:
             made = session.artifact("report", data=VALUE, allow_secrets=True)
             assert session.artifact_data("report") == VALUE.encode()
             assert made.version == 1
             assert session.commit("content is looked at once").oid
 
-    def test_calls_of_models_are_kept_without(self, hub: Hub, tmp_path: Path) -> None:
+    def test_secrets_in_model_calls_are_masked(self, hub: Hub, tmp_path: Path) -> None:
         with hub.session("s") as session:
             session.model_call("p", "m", request={"auth": VALUE}, response=f"{VALUE} is yours")
             (call,) = session.model_calls()
@@ -422,7 +442,9 @@ class TestArtifacts:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_declared_variables_of_a_kernel(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+    def test_secret_in_a_declared_kernel_variable_refuses_the_commit(
+        self, hub: Hub, place: Path, tmp_path: Path
+    ) -> None:
         with hub.session("s", workspace=place) as session:
             session.commit("before")
             kernel = session.kernel(keep=["x"])
@@ -436,7 +458,9 @@ class TestArtifacts:
 
 
 class TestServices:
-    def test_the_command_of_a_service(self, hub: Hub, place: Path) -> None:
+    def test_secret_in_the_command_of_a_service_refuses_the_commit(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = hub.workspace(place, engine="overlay")
         job = work.spawn("server", ["sh", "-c", "sleep 1000", VALUE])
         assert "service 'server'" in str(refused(work))
@@ -444,7 +468,9 @@ class TestServices:
         job.wait()
         assert work.commit("ended").oid
 
-    def test_a_link_and_a_name(self, hub: Hub, place: Path) -> None:
+    def test_secret_in_a_link_target_or_file_name_refuses_the_commit(
+        self, hub: Hub, place: Path
+    ) -> None:
         work = hub.workspace(place)
         (place / "link").symlink_to(f"https://{VALUE}@host.example/")
         assert "link link" in str(refused(work))
@@ -472,7 +498,7 @@ class TestExpiry:
         assert hub.vault.expires("SHORT_LIVED") == until
         assert hub.vault.get("SHORT_LIVED") == "another-value-4711"
 
-    def test_a_restore_tells_which_cannot_be_had(
+    def test_restore_reports_missing_and_expired_secrets(
         self, hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MY_API_TOKEN", "ghp_16C7e42F292c6912E7710c838347Ae178B4a")
@@ -507,7 +533,7 @@ class TestExpiry:
                 assert "publish" in str(report)
 
     @pytest.mark.parametrize("wrong", ["soon", "", "2020-01-01", -5, True, "99999999d", [1]])
-    def test_wrong_times(self, hub: Hub, wrong: Any) -> None:
+    def test_secret_with_a_bad_expiry_time_is_refused(self, hub: Hub, wrong: Any) -> None:
         with pytest.raises(Invalid) as caught:
             hub.vault.put("X", "a-value-1234", expires=wrong)
         assert caught.value.kind == "bad_time"
@@ -523,7 +549,9 @@ class TestExpiry:
             "2w",
         ],
     )
-    def test_right_times(self, hub: Hub, when: Any) -> None:
+    def test_secret_accepts_dates_durations_and_timestamps_as_expiry(
+        self, hub: Hub, when: Any
+    ) -> None:
         hub.vault.put("X", "a-value-1234", expires=when)
         assert hub.vault.expires("X") > hub.clock.now_ns()
         assert hub.vault.get("X") == "a-value-1234"

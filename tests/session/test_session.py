@@ -39,7 +39,7 @@ def check_chain(hub: Hub, session: str) -> int:
 
 
 class TestMind:
-    def test_everything_is_there_at_the_next_open(self, store: Path) -> None:
+    def test_session_state_is_complete_at_the_next_open(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("fix-42", goal="make the suite green") as s:
             s.say("user", "the login test fails")
             s.plan(["reproduce", "fix", "verify"])
@@ -68,7 +68,7 @@ class TestMind:
             s.answer(question, "yes")
             assert s.questions() == []
 
-    def test_content_stays_what_it_was(self, hub: Hub) -> None:
+    def test_message_content_parts_and_extra_are_returned_unchanged(self, hub: Hub) -> None:
         parts = [{"type": "text", "text": "hi"}, {"type": "tool_use", "id": "1", "input": {"a": 1}}]
         with hub.session("s") as s:
             s.say("assistant", parts, model="m")
@@ -76,7 +76,7 @@ class TestMind:
             assert message.content == parts
             assert message.extra == {"model": "m"}
 
-    def test_messages_that_belong_together(self, store: Path) -> None:
+    def test_say_all_records_all_messages_or_none(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("a") as s:
             before = len(list(s.events()))
             turn = s.say_all([("user", "hi"), {"role": "assistant", "content": "ho", "id": "m1"}])
@@ -93,7 +93,7 @@ class TestMind:
             ]
             assert turn[1].data["extra"] == {"id": "m1"}
 
-    def test_a_note_lives_as_long_as_it_was_told(self, store: Path) -> None:
+    def test_note_expires_after_its_ttl_or_when_set_to_none(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub, hub.session("s") as s:
             s.note("soon", 1, ttl=10)
@@ -112,7 +112,7 @@ class TestMind:
             assert "the moon is cheese" in [e.data.get("text") for e in s.events()]
 
     @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 300, "a//b"])
-    def test_names_are_plain(self, hub: Hub, name: str) -> None:
+    def test_session_name_with_illegal_characters_is_refused(self, hub: Hub, name: str) -> None:
         with pytest.raises(Invalid):
             hub.session(name)
 
@@ -133,7 +133,7 @@ class TestMind:
 
 
 class TestLife:
-    def test_status_follows(self, hub: Hub) -> None:
+    def test_status_changes_with_open_pause_and_close(self, hub: Hub) -> None:
         s = hub.session("s")
         assert [(x.id, x.name, x.status) for x in hub.sessions()] == [(s.id, "s", "active")]
         s.pause()
@@ -147,20 +147,20 @@ class TestLife:
             hub.session("s")
         assert caught.value.kind == "session_closed"
 
-    def test_a_closed_session_takes_no_more(self, hub: Hub) -> None:
+    def test_paused_session_handle_refuses_writes(self, hub: Hub) -> None:
         s = hub.session("s")
         s.pause()
         with pytest.raises(Invalid):
             s.say("user", "x")
         s.pause()
 
-    def test_leaving_the_hub_pauses(self, store: Path) -> None:
+    def test_closing_the_hub_pauses_its_sessions(self, store: Path) -> None:
         with open_hub(store) as hub:
             id_ = hub.session("s").id
         with open_hub(store) as hub:
             assert hub.get(id_).status == "paused"
 
-    def test_unknown_sessions(self, hub: Hub) -> None:
+    def test_get_of_an_unknown_session_is_not_found(self, hub: Hub) -> None:
         with pytest.raises(NotFound) as caught:
             hub.get("0" * 32)
         assert caught.value.kind == "no_session"
@@ -172,7 +172,7 @@ class TestLife:
 
 
 class TestWriters:
-    def test_one_at_a_time(self, store: Path, hub: Hub) -> None:
+    def test_second_hub_is_refused_while_a_session_is_open(self, store: Path, hub: Hub) -> None:
         s = hub.session("s")
         with open_hub(store) as other, pytest.raises(Refused) as caught:
             other.session("s")
@@ -181,7 +181,7 @@ class TestWriters:
         with open_hub(store) as other:
             other.session("s").say("user", "mine")
 
-    def test_one_who_slept_too_long_is_refused(self, store: Path) -> None:
+    def test_writer_whose_expired_lease_was_taken_over_is_refused(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as one, open_hub(store, clock=clock) as two:
             s = one.session("s")
@@ -195,7 +195,7 @@ class TestWriters:
             assert [m.content for m in t.messages()] == ["before", "taken over"]
             check_chain(two, t.id)
 
-    def test_one_who_slept_and_was_not_missed_goes_on(self, store: Path) -> None:
+    def test_writer_whose_expired_lease_nobody_took_continues(self, store: Path) -> None:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub, hub.session("s") as s:
             clock.advance(31 * 10**9)
@@ -259,7 +259,9 @@ class TestDeeds:
             assert [e.key for e in s.effects()] == ["invoice-7", "invoice-8"]
         assert paid == [5, 9]
 
-    def test_killed_in_the_middle_it_is_unsettled(self, store: Path, tmp_path: Path) -> None:
+    def test_effect_killed_midway_is_unsettled_until_settled(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         mark = tmp_path / "paid"
         code = f"""
 import ortet, os, signal
@@ -311,7 +313,7 @@ class TestCommits:
             assert second.state != first.state
             hub.verify()
 
-    def test_a_fork_has_the_same_state_and_goes_its_way(self, hub: Hub) -> None:
+    def test_fork_starts_with_the_same_state_and_then_diverges(self, hub: Hub) -> None:
         with hub.session("s", goal="g") as s:
             s.say("user", "before")
             s.learn("shared")

@@ -68,7 +68,9 @@ def told(record: AgentCheckpoint) -> Any:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_there_and_back(hub: Hub, other: Hub, elsewhere: bool) -> None:
+def test_session_made_from_a_checkpoint_has_the_same_state(
+    hub: Hub, other: Hub, elsewhere: bool
+) -> None:
     with hub.session("fix-42", goal="make the suite green", budget={"usd": 5}) as s:
         work(s)
         s.commit("one")
@@ -94,7 +96,7 @@ def test_there_and_back(hub: Hub, other: Hub, elsewhere: bool) -> None:
     target.verify()
 
 
-def test_a_summary_comes_along(hub: Hub, other: Hub) -> None:
+def test_checkpoint_carries_the_compaction_summary(hub: Hub, other: Hub) -> None:
     with hub.session("s") as s:
         s.say("system", "be kind")
         for number in range(9):
@@ -112,7 +114,9 @@ def test_a_summary_comes_along(hub: Hub, other: Hub) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_an_unsettled_deed_stays_unsettled(store: Path, other: Hub, elsewhere: bool) -> None:
+def test_checkpoint_keeps_an_unsettled_effect_unsettled(
+    store: Path, other: Hub, elsewhere: bool
+) -> None:
     code = f"""
 import ortet, os, signal
 s = ortet.open({str(store)!r}).session("s")
@@ -135,7 +139,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert done == []
 
 
-def test_names(hub: Hub) -> None:
+def test_from_checkpoint_refuses_a_taken_or_invalid_name(hub: Hub) -> None:
     with hub.session("s") as s:
         record = s.checkpoint()
     with pytest.raises(Conflict) as caught:
@@ -147,7 +151,7 @@ def test_names(hub: Hub) -> None:
         hub.from_checkpoint(record, name="../x")
 
 
-def test_nothing_is_made_of_a_wrong_one(hub: Hub) -> None:
+def test_bad_checkpoint_is_refused_and_makes_no_session(hub: Hub) -> None:
     with hub.session("s") as s:
         work(s)
         record = s.checkpoint()
@@ -176,7 +180,7 @@ def test_a_call_in_flight_is_closed_at_the_next_open(hub: Hub, other: Hub) -> No
         assert t.messages()[-1].extra["synthetic"] is True
 
 
-def test_what_was_spent_is_not_refunded(hub: Hub, other: Hub) -> None:
+def test_checkpoint_keeps_spent_amounts_and_limits(hub: Hub, other: Hub) -> None:
     with hub.session("s", budget={"usd": 5, "soft": {"usd": 4}}) as s:
         s.spend(usd=3)
         record = s.checkpoint()
@@ -207,7 +211,7 @@ def test_artifacts_keep_their_content_where_it_is(hub: Hub, other: Hub) -> None:
     other.verify()
 
 
-def test_times_of_notes_and_waiting_approvals(hub: Hub, other: Hub) -> None:
+def test_checkpoint_carries_note_expiry_and_pending_approvals(hub: Hub, other: Hub) -> None:
     """Failed before: a note lived for ever elsewhere, and nobody knew what was asked."""
 
     def pay(session: Session) -> Any:

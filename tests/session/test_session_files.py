@@ -39,7 +39,9 @@ def said(session: Session) -> list[str]:
 
 
 class TestMindOnly:
-    def test_restore_goes_back_and_nothing_is_lost(self, hub: Hub) -> None:
+    def test_restore_keeps_later_commits_and_uncommitted_events_in_the_reflog(
+        self, hub: Hub
+    ) -> None:
         with hub.session("s") as s:
             s.say("user", "one")
             first = s.commit()
@@ -76,7 +78,7 @@ class TestMindOnly:
             assert said(s) == ["one"]
             hub.verify()
 
-    def test_deeds_stay_done_and_are_named(self, hub: Hub) -> None:
+    def test_restore_names_later_effects_which_stay_done(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.say("user", "one")
             first = s.commit()
@@ -86,14 +88,14 @@ class TestMindOnly:
             assert "1 deeds happened later and stay done: send_mail" in str(report)
             assert s.act(lambda: "twice", name="send_mail", key="mail-1", replay="once") == "sent"
 
-    def test_there_is_no_directory_to_land_on(self, hub: Hub) -> None:
+    def test_land_of_a_session_without_a_directory_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s, pytest.raises(Invalid) as caught:
             s.land()
         assert caught.value.kind == "no_directory"
 
 
 class TestBoth:
-    def test_one_commit_holds_mind_and_files(self, store: Path, work: Path) -> None:
+    def test_one_commit_holds_session_state_and_files(self, store: Path, work: Path) -> None:
         with open_hub(store) as hub, hub.session("fix", workspace=work) as s:
             s.say("user", "make it two")
             first = s.commit("before")
@@ -114,7 +116,9 @@ class TestBoth:
             assert (work / "a").read_text() == "two\n"
             assert s.commit() == second
 
-    def test_a_part_comes_back_alone(self, hub: Hub, work: Path) -> None:
+    def test_restore_with_only_restores_files_or_session_state_alone(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("fix", workspace=work) as s:
             s.say("user", "one")
             first = s.commit()
@@ -133,7 +137,9 @@ class TestBoth:
         with pytest.raises(Invalid):
             hub.session("fix").restore(mixed.oid, only={"soul"})
 
-    def test_the_mind_alone_is_there_at_the_next_open(self, store: Path, work: Path) -> None:
+    def test_restore_of_session_state_only_persists_at_the_next_open(
+        self, store: Path, work: Path
+    ) -> None:
         with open_hub(store) as hub, hub.session("fix", workspace=work) as s:
             s.say("user", "one")
             first = s.commit()
@@ -174,7 +180,9 @@ class TestBoth:
             hub.session("fix", workspace=tmp_path / "else")
         assert caught.value.kind == "workspace_differs"
 
-    def test_killed_while_it_works_it_goes_on(self, store: Path, work: Path) -> None:
+    def test_killed_session_continues_with_its_events_and_files(
+        self, store: Path, work: Path
+    ) -> None:
         code = f"""
 import ortet, os, signal
 s = ortet.open({str(store)!r}).session("fix", workspace={str(work)!r}, goal="survive")
@@ -193,7 +201,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             assert (work / "a").read_text() == "one"
             hub.verify()
 
-    def test_forks_have_files_and_minds_of_their_own(self, store: Path, work: Path) -> None:
+    def test_forks_have_their_own_files_and_session_state(self, store: Path, work: Path) -> None:
         with open_hub(store) as hub:
             s = hub.session("fix", workspace=work, engine="folder")
             s.say("user", "try three ways")

@@ -40,7 +40,7 @@ def killed(store: Path, code: str, fault: str = "") -> int:
 
 
 class TestCompact:
-    def test_the_last_stay_and_nothing_is_lost(self, hub: Hub) -> None:
+    def test_compact_keeps_the_last_messages_and_the_others_stay_readable(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for number in range(50):
                 s.say("user", f"m{number}")
@@ -55,7 +55,7 @@ class TestCompact:
             assert s.compactions() == [loss]
             assert s.compact(keep_last=20) is None
 
-    def test_again_and_after_commit_and_elsewhere(self, store: Path) -> None:
+    def test_second_compaction_covers_the_first_summary_and_persists(self, store: Path) -> None:
         given: list[list[Message]] = []
 
         def summarise(messages: list[Message]) -> str:
@@ -88,7 +88,7 @@ class TestCompact:
             assert said[2:] == [("user", "m8"), ("user", "m9")]
             hub.verify()
 
-    def test_what_is_durable_stays(self, hub: Hub) -> None:
+    def test_compact_keeps_goal_plan_facts_notes_and_effects(self, hub: Hub) -> None:
         with hub.session("s", goal="g", budget={"usd": 5}) as s:
             s.plan(["a", "b"])
             s.learn("fact")
@@ -144,7 +144,7 @@ class TestCompact:
                 s.dropped(1)
             assert len(list(s.events())) == before
 
-    def test_two_at_once(self, hub: Hub) -> None:
+    def test_concurrent_compaction_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for number in range(9):
                 s.say("user", f"m{number}")
@@ -158,7 +158,9 @@ class TestCompact:
             assert len(s.messages()) == 5
 
     @pytest.mark.parametrize(("point", "left"), [("before", 9), ("after", 2)])
-    def test_killed_it_is_done_or_not(self, store: Path, point: str, left: int) -> None:
+    def test_killed_compaction_is_complete_or_absent(
+        self, store: Path, point: str, left: int
+    ) -> None:
         code = "for n in range(9): s.say('user', f'm{n}')\n"
         code += "s.compact(2)"
         # the 1st append is the first message: to open writes in a transaction of its own
@@ -222,7 +224,7 @@ class TestDangling:
                 assert s.messages(last=count) == s.messages()[max(0, 3 - count) :]
             assert [m.content for m in s.context()] == [None, "paid", "wait for it"]
 
-    def test_nothing_is_closed_that_has_its_result(self, store: Path) -> None:
+    def test_tool_call_with_a_result_is_not_closed_at_open(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s") as s:
             s.say("assistant", None, tool_calls=CALLS)
             s.say("tool", "paid", tool_call_id="c1")
@@ -231,7 +233,7 @@ class TestDangling:
 
 
 class TestLast:
-    def test_only_the_last_messages(self, hub: Hub) -> None:
+    def test_messages_with_last_returns_only_the_last_messages(self, hub: Hub) -> None:
         with hub.session("s") as s:
             assert s.messages(last=3) == []
             for number in range(200):
@@ -242,7 +244,7 @@ class TestLast:
             s.compact(keep_last=5)
             assert s.messages(last=50) == s.messages()
 
-    def test_it_reads_no_more_than_it_must(self, hub: Hub) -> None:
+    def test_messages_with_last_reads_only_the_newest_events(self, hub: Hub) -> None:
         with hub.session("s", durability="group") as s:
             for number in range(3000):
                 s.say("user", f"m{number}")
@@ -260,13 +262,15 @@ class TestLast:
         assert read[0][0] > 2900
 
     @pytest.mark.parametrize("count", [-1, 1.5, True, "2"])
-    def test_bad_counts(self, hub: Hub, count: Any) -> None:
+    def test_messages_with_a_bad_count_is_refused(self, hub: Hub, count: Any) -> None:
         with hub.session("s") as s, pytest.raises(Invalid):
             s.messages(last=count)
 
 
 class TestContext:
-    def test_a_long_conversation_fits(self, hub: Hub) -> None:
+    def test_context_of_a_long_conversation_keeps_the_newest_messages_within_the_limit(
+        self, hub: Hub
+    ) -> None:
         with hub.session("s") as s:
             for number in range(600):
                 s.say("user", f"m{number} " + "w" * 100)
@@ -277,7 +281,7 @@ class TestContext:
             assert s.context(tokens=10**6).messages == s.messages()
             assert hub.get(s.id).context(tokens=500) == context
 
-    def test_an_empty_one(self, hub: Hub) -> None:
+    def test_context_of_an_empty_session_is_empty(self, hub: Hub) -> None:
         with hub.session("s") as s:
             assert list(s.context()) == []
             with pytest.raises(Invalid):
@@ -285,7 +289,9 @@ class TestContext:
 
 
 class TestBriefing:
-    def test_after_a_crash_it_tells_where_we_are(self, store: Path) -> None:
+    def test_briefing_after_a_crash_lists_goal_step_failures_and_unsettled_effects(
+        self, store: Path
+    ) -> None:
         code = """
 s._add("goal", {"text": "make the suite green"})
 s.plan(["reproduce", "fix", "verify"]); s.advance()
@@ -312,7 +318,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             s.settle(told.data["unsettled"][0]["id"], "paid")
             assert s.briefing().data["unsettled"] == []
 
-    def test_a_deed_that_was_restored_away_stays_unsettled(self, store: Path) -> None:
+    def test_briefing_lists_an_unsettled_effect_after_a_restore(self, store: Path) -> None:
         code = "s.say('user', 'x'); s.commit('one')\n"
         code += "s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name='pay', key='k')"
         assert killed(store, code) == -9
@@ -322,7 +328,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             s.restore(first.oid)
             assert [deed["name"] for deed in s.briefing().data["unsettled"]] == ["pay"]
 
-    def test_summary_and_budget(self, hub: Hub) -> None:
+    def test_briefing_shows_remaining_budget_and_compaction_summary(self, hub: Hub) -> None:
         with hub.session("s", budget={"usd": 5}) as s:
             s.spend(usd=1.5)
             for number in range(30):
@@ -333,7 +339,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert "they counted" in told.markdown
             assert [m["content"] for m in told.data["messages"]] == ["m28", "m29"]
 
-    def test_what_waits_for_a_human(self, hub: Hub) -> None:
+    def test_briefing_lists_pending_approvals(self, hub: Hub) -> None:
         with hub.session("s") as s:
             with pytest.raises(Refused):
                 s.act(len, "abc", name="deploy", approve="it is friday")
@@ -343,7 +349,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert s.briefing().data["approvals"] == []
 
 
-def test_much_that_is_said_between_two_commits(store: Path) -> None:
+def test_messages_larger_than_one_object_between_commits_are_kept(store: Path) -> None:
     """More than one object can hold."""
     with open_hub(store) as hub:
         with hub.session("s") as s:

@@ -52,7 +52,7 @@ def test_a_removed_session_is_gone_on_every_host(
     one.verify()
 
 
-def test_a_message_is_not_erased_and_it_is_said_what_to_do(host: Host) -> None:
+def test_erase_in_a_shared_store_is_unsupported_and_names_the_alternative(host: Host) -> None:
     hub = host("one")
     with hub.session("s") as s:
         s.say("user", WORDS)
@@ -68,7 +68,7 @@ def test_a_message_is_not_erased_and_it_is_said_what_to_do(host: Host) -> None:
     assert [m.content for m in hub.get("s").messages()] == [WORDS]
 
 
-def test_what_is_signed_on_one_host_is_known_on_another(host: Host) -> None:
+def test_carry_signed_on_one_host_is_accepted_on_another(host: Host) -> None:
     with host("one").session("s") as s:
         s.say("user", "hello")
         text = s.carry()
@@ -79,7 +79,7 @@ def test_what_is_signed_on_one_host_is_known_on_another(host: Host) -> None:
         host("two").from_carry(changed)
 
 
-def test_what_was_erased_elsewhere_arrives_as_such(host: Host, tmp_path: Path) -> None:
+def test_pushed_session_keeps_its_erased_events_erased(host: Host, tmp_path: Path) -> None:
     with open_hub(tmp_path / "laptop") as laptop:
         with laptop.session("s") as s:
             s.say("user", WORDS)

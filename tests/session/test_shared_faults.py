@@ -54,7 +54,7 @@ with open_hub(Path(sys.argv[1])) as hub:
 
 
 class TestErased:
-    def test_who_knew_it_in_another_process_does_not_bring_it_back(self, store: Path) -> None:
+    def test_erased_shared_fact_is_not_brought_back_by_another_process(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("a") as a:
             a.learn("pigeon 4711", scope="agent")
             a.commit()
@@ -73,7 +73,7 @@ class TestErased:
 
 
 class TestCommittedByOthers:
-    def test_a_session_that_went_elsewhere_stays_there(
+    def test_workspace_commit_by_others_keeps_the_restored_timeline(
         self, hub: Hub, opened: Open, work: Path
     ) -> None:
         a = hub.session("a", workspace=work, engine="folder")
@@ -108,7 +108,9 @@ class TestCommittedByOthers:
             a.commit()
             assert texts(b) == ["x"]
 
-    def test_of_a_paused_session_others_are_told(self, hub: Hub, opened: Open, work: Path) -> None:
+    def test_workspace_commit_publishes_facts_of_a_paused_session(
+        self, hub: Hub, opened: Open, work: Path
+    ) -> None:
         with hub.session("a", workspace=work, engine="folder") as a:
             a.say("user", "one")
             a.commit()
@@ -118,7 +120,7 @@ class TestCommittedByOthers:
             assert texts(b) == ["x"]
 
 
-def test_who_has_read_it_before_does_not_index_it_after(
+def test_event_erased_while_it_is_being_indexed_is_not_found(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_hub(store) as hub, hub.session("a") as a:

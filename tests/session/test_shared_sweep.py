@@ -64,7 +64,9 @@ def test_garbage_goes_and_what_is_committed_stays(host: Host, tmp_path: Path) ->
     assert not host("four").verify().problems
 
 
-def test_what_is_an_hour_old_at_most_stays(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_keeps_garbage_younger_than_the_grace_period(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", 3600.0)
     hub = host("one")
     commit(hub, "a", "kept")
@@ -138,7 +140,7 @@ def until_waiting(look: psycopg.Connection, schema: str, count: int) -> None:
     raise AssertionError("nobody waits")
 
 
-def test_one_sweep_at_a_time(host: Host) -> None:
+def test_second_sweep_is_refused_while_one_runs(host: Host) -> None:
     one, two = host("one"), host("two")
     leave_garbage(one)
 

@@ -16,7 +16,7 @@ from ortet.session.telling import Telling, seal_if_long, tell, whole
 from ortet.surface.spoken import say, whole_of
 
 
-def test_all_or_none_with_rows(tmp_path: Path) -> None:
+def test_tell_writes_events_and_rows_together_or_not_at_all(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
         said = {"role": "user", "content": "hello", "extra": {"app": {"n": 1}}}
         row = RowChange("app", "k", b"1")
@@ -36,7 +36,7 @@ def test_all_or_none_with_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("large", ["x" * 700_000, "y" * 5_000_000])
-def test_what_is_too_large_for_an_event_lies_beside_it(tmp_path: Path, large: str) -> None:
+def test_event_content_too_large_is_stored_as_a_separate_object(tmp_path: Path, large: str) -> None:
     content = [{"type": "text", "text": "a red fox"}, {"type": "image", "data": large}]
     said: dict[str, Any] = {"role": "user", "content": content, "extra": {"app": 1}}
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
@@ -73,7 +73,7 @@ def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(
         assert exported[-1]["content"] == f"[PIN] {large}"
 
 
-def test_a_long_one_is_committed_now_and_then(tmp_path: Path) -> None:
+def test_seal_if_long_commits_only_a_long_event_log(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
         tell(s, [Telling("app.mark", {"n": n}) for n in range(200)])
         seal_if_long(s, "long")
@@ -84,7 +84,7 @@ def test_a_long_one_is_committed_now_and_then(tmp_path: Path) -> None:
         assert s.head.message == "long"
 
 
-def test_a_fork_with_a_name_of_its_own(tmp_path: Path) -> None:
+def test_fork_as_makes_a_fork_with_a_chosen_unused_name(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("one") as s:
         s.say("user", "shared")
         point = from_hex(s.commit("here").oid)

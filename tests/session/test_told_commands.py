@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def test_what_was_run_is_told(hub: Hub, place: Path) -> None:
+def test_effects_and_briefing_show_the_command_that_was_run(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place) as s:
         first = s.commit("before").oid
         s.run("echo one > file")
@@ -63,7 +63,7 @@ def told_commands(hub: Hub, id_: str) -> list[str]:
     return [one.command for one in hub.get(id_).effects()]
 
 
-def test_what_a_tool_ran_is_told(hub: Hub) -> None:
+def test_effects_show_the_command_argument_of_a_tool(hub: Hub) -> None:
     """Its own, and one of a transcript that was taken in."""
     with hub.session("s") as s:
         s.act(shell, command="ls -l")
@@ -83,7 +83,7 @@ def shell(command: str) -> str:
     return command
 
 
-def test_without_what_is_secret(hub: Hub, place: Path, tmp_path: Path) -> None:
+def test_secrets_in_commands_are_masked(hub: Hub, place: Path, tmp_path: Path) -> None:
     with hub.session("s", workspace=place) as s:
         s.run(f"echo {VALUE}", why=f"to see {VALUE}")
         (only,) = s.effects()
@@ -93,20 +93,20 @@ def test_without_what_is_secret(hub: Hub, place: Path, tmp_path: Path) -> None:
     assert not [one for one in files if VALUE.encode() in one.read_bytes()]
 
 
-def test_long_ones_are_cut(hub: Hub, place: Path) -> None:
+def test_long_command_is_cut_to_500_characters(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place) as s:
         s.run("true " + "x" * 5000)
         assert len(s.effects()[0].command) == 500
 
 
-def test_it_is_erased_with_its_event(hub: Hub, place: Path) -> None:
+def test_erasing_a_session_erases_its_commands(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place) as s:
         s.run("echo something private")
     hub.erase(s.id)
     assert told_commands(hub, s.id) == [""]
 
 
-def test_rows_of_earlier_releases_have_none(hub: Hub, place: Path) -> None:
+def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place) as s:
         s.run("echo one")
     (deed,) = deeds_of(hub.catalog, s.row.family)

@@ -34,18 +34,18 @@ def can(home: Path, how: int, name: str = "turn") -> bool:
     return True
 
 
-def test_many_look_at_once(turn: Turn, tmp_path: Path) -> None:
+def test_shared_turn_allows_other_readers_and_no_writer(turn: Turn, tmp_path: Path) -> None:
     with turn.looking():
         assert can(tmp_path, fcntl.LOCK_SH)
         assert not can(tmp_path, fcntl.LOCK_EX)
 
 
-def test_one_moves_alone(turn: Turn, tmp_path: Path) -> None:
+def test_exclusive_turn_allows_no_reader(turn: Turn, tmp_path: Path) -> None:
     with turn.moving():
         assert not can(tmp_path, fcntl.LOCK_SH)
 
 
-def test_the_turn_ends_with_the_block_or_the_holder(turn: Turn, tmp_path: Path) -> None:
+def test_turn_is_released_when_the_block_or_the_holder_ends(turn: Turn, tmp_path: Path) -> None:
     for use in (turn.looking, turn.moving):
         with pytest.raises(ZeroDivisionError), use():
             _ = 1 / 0
@@ -58,7 +58,7 @@ def test_the_turn_ends_with_the_block_or_the_holder(turn: Turn, tmp_path: Path) 
     other.close()
 
 
-def test_a_child_of_a_fork_has_a_turn_of_its_own(turn: Turn, tmp_path: Path) -> None:
+def test_forked_child_process_waits_for_its_parents_turn(turn: Turn, tmp_path: Path) -> None:
     with turn.moving():
         child = os.fork()
         if child == 0:
@@ -80,13 +80,13 @@ def waited_for(home: Path, name: str = "turn") -> bool:
 
 
 class TestPresence:
-    def test_what_is_open_is_not_removed(self, turn: Turn, tmp_path: Path) -> None:
+    def test_directory_open_elsewhere_cannot_be_removed(self, turn: Turn, tmp_path: Path) -> None:
         with pytest.raises(Conflict, match="close it there first"), nobody_in(tmp_path, "proj"):
             pass
         other = Turn(tmp_path)  # many have it open
         other.close()
 
-    def test_what_is_closed_is(self, tmp_path: Path) -> None:
+    def test_closed_directory_can_be_removed(self, tmp_path: Path) -> None:
         with nobody_in(tmp_path / "missing", "proj"):
             pass
         Turn(tmp_path).close()
@@ -94,7 +94,7 @@ class TestPresence:
             assert not can(tmp_path, fcntl.LOCK_SH, "open")
         assert can(tmp_path, fcntl.LOCK_EX, "open")
 
-    def test_who_waited_for_a_removal_finds_nothing(self, tmp_path: Path) -> None:
+    def test_opening_a_directory_while_it_is_removed_is_not_found(self, tmp_path: Path) -> None:
         home = tmp_path / "home"
         home.mkdir()
         Turn(home).close()

@@ -50,14 +50,14 @@ def said(session: Session) -> list[str]:
 
 
 class TestFiles:
-    def test_undo_undo_redo(self, ws: Workspace, work: Path) -> None:
+    def test_undo_and_redo_step_through_commits(self, ws: Workspace, work: Path) -> None:
         seen = []
         for verb in (ws.undo, ws.undo, ws.redo, ws.undo, ws.redo, ws.redo):
             verb()
             seen.append((work / "a").read_text())
         assert seen == ["2", "1", "2", "1", "2", "3"]
 
-    def test_the_ends(self, ws: Workspace, work: Path) -> None:
+    def test_undo_and_redo_beyond_the_ends_are_refused(self, ws: Workspace, work: Path) -> None:
         with pytest.raises(NotFound) as none:
             ws.redo()
         assert none.value.kind == "nothing_to_redo"
@@ -71,7 +71,9 @@ class TestFiles:
         ws.redo(2)
         assert (work / "a").read_text() == "3"
 
-    def test_what_is_not_committed_is_undone_first(self, ws: Workspace, work: Path) -> None:
+    def test_undo_first_undoes_uncommitted_work_and_redo_restores_it(
+        self, ws: Workspace, work: Path
+    ) -> None:
         head = ws.head
         assert head is not None
         (work / "a").write_text("not committed")
@@ -97,7 +99,9 @@ class TestFiles:
         assert seen == ["3", "2", "2", "1", "2", "2", "3", "3"]
         assert (work / "log").read_text() == "line 0"  # all is as it was before the first
 
-    def test_work_between_undos_is_a_step_and_ends_no_redo(self, ws: Workspace, work: Path) -> None:
+    def test_uncommitted_work_between_undos_can_be_undone_and_redone(
+        self, ws: Workspace, work: Path
+    ) -> None:
         ws.undo()
         (work / "idea").write_text("mine")
         assert [step.detail for step in ws.undo().steps] == [WORK]
@@ -107,14 +111,14 @@ class TestFiles:
         ws.redo()
         assert (work / "a").read_text() == "3"
 
-    def test_what_is_no_state_is_no_step(self, ws: Workspace, work: Path) -> None:
+    def test_change_of_ignored_files_is_no_undo_step(self, ws: Workspace, work: Path) -> None:
         (work / ".ortetignore").write_text("*.log\n")
         ws.commit("rules")
         (work / "x.log").write_text("noise")  # which moves the time of the directory
         found = ws.undo()
         assert ([step.detail for step in found.steps], found.kept) == (["rules"], False)
 
-    def test_another_deed_begins_a_new_way_forth(self, ws: Workspace, work: Path) -> None:
+    def test_commit_after_an_undo_discards_the_redo_steps(self, ws: Workspace, work: Path) -> None:
         ws.undo()
         (work / "a").write_text("other")
         ws.commit("other")
@@ -145,7 +149,9 @@ class TestFiles:
         assert ws.undo().steps[0].verb == "merge"
         assert (work / "mine").exists() and not (work / "theirs").exists()
 
-    def test_what_was_landed(self, ws: Workspace, hub: Hub, work: Path) -> None:
+    def test_landed_changes_can_be_undone_and_redone(
+        self, ws: Workspace, hub: Hub, work: Path
+    ) -> None:
         (fork,) = ws.fork()
         fork.run("echo landed > a")
         fork.land()
@@ -155,7 +161,7 @@ class TestFiles:
         ws.redo()
         assert (work / "a").read_text() == "landed\n"
 
-    def test_a_restore_of_some_paths(self, ws: Workspace, work: Path) -> None:
+    def test_restore_of_some_paths_can_be_undone(self, ws: Workspace, work: Path) -> None:
         (work / "a").write_text("half an idea")
         (work / "b").write_text("kept")
         ws.restore("HEAD~1", paths=["a"])
@@ -182,22 +188,22 @@ class TestFiles:
         assert [step.detail for step in ws.redo(2).steps] == ["2", "3"]
 
     @pytest.mark.parametrize("n", [0, -1, True, "1"])
-    def test_a_bad_count(self, ws: Workspace, n: int) -> None:
+    def test_undo_with_a_bad_count_is_refused(self, ws: Workspace, n: int) -> None:
         with pytest.raises(Invalid):
             ws.undo(n)
 
-    def test_before_the_first_commit(self, hub: Hub, work: Path) -> None:
+    def test_undo_before_the_first_commit_is_refused(self, hub: Hub, work: Path) -> None:
         with pytest.raises(NotFound, match="commit first"):
             hub.workspace(work).undo()
 
-    def test_it_goes_on_in_the_next_process(self, ws: Workspace, store: Path, work: Path) -> None:
+    def test_redo_works_in_the_next_process(self, ws: Workspace, store: Path, work: Path) -> None:
         ws.undo(2)
         ws.hub.close()
         with open_hub(store) as hub, hub.workspace(work) as again:
             again.redo()
             assert (work / "a").read_text() == "2"
 
-    def test_of_a_private_copy(self, ws: Workspace) -> None:
+    def test_undo_and_redo_work_in_a_fork(self, ws: Workspace) -> None:
         (fork,) = ws.fork()
         fork.run("echo mine > a")
         fork.commit("mine")
@@ -208,7 +214,9 @@ class TestFiles:
 
 
 class TestMind:
-    def test_mind_and_files_together(self, hub: Hub, work: Path) -> None:
+    def test_undo_and_redo_move_session_state_and_files_together(
+        self, hub: Hub, work: Path
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             for number in ("one", "two"):
                 s.say("user", number)
@@ -222,7 +230,7 @@ class TestMind:
             s.redo()
             assert (said(s), (work / "a").read_text()) == (["one", "two"], "two")
 
-    def test_of_a_session_that_nobody_has_open(self, hub: Hub, work: Path) -> None:
+    def test_workspace_undo_moves_a_session_that_is_not_open(self, hub: Hub, work: Path) -> None:
         with hub.session("s", workspace=work) as s:
             for number in ("one", "two"):
                 s.say("user", number)
@@ -234,7 +242,9 @@ class TestMind:
         assert [m.content for m in hub.get("s").messages()] == ["one"]
         assert (work / "a").read_text() == "one"
 
-    def test_of_one_that_another_process_has_open(self, hub: Hub, store: Path, work: Path) -> None:
+    def test_workspace_undo_of_a_session_open_elsewhere_is_refused(
+        self, hub: Hub, store: Path, work: Path
+    ) -> None:
         with open_hub(store) as other, other.session("s", workspace=work) as s:
             for number in ("one", "two"):
                 (work / "a").write_text(number)
@@ -243,7 +253,7 @@ class TestMind:
                 ws.undo()
             assert (work / "a").read_text() == "two"
 
-    def test_without_files(self, hub: Hub) -> None:
+    def test_undo_and_redo_work_without_files(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for number in ("one", "two"):
                 s.say("user", number)
@@ -255,7 +265,7 @@ class TestMind:
                 seen.append(said(s))
             assert seen == [["one", "two"], ["one"], ["one", "two"], ["one", "two", "three"]]
 
-    def test_what_was_adopted(self, hub: Hub, work: Path) -> None:
+    def test_adopt_can_be_undone(self, hub: Hub, work: Path) -> None:
         with hub.session("s", workspace=work) as s:
             s.say("user", "one")
             (work / "a").write_text("one")
@@ -277,20 +287,20 @@ def op(seq: int, verb: str, old: str, new: str, detail: str = "") -> Op:
 
 
 class TestTrail:
-    def test_moves_that_are_forgotten(self) -> None:
+    def test_undo_works_after_the_reflog_was_trimmed(self) -> None:
         """A sweep trims the reflog: an undo of what it no longer holds still leads somewhere."""
         trail = Trail([op(9, "undo", "C", "A", "2 steps"), op(10, "commit", "A", "D", "d")])
         assert trail.find("undo", 1, Oid(b"D"))[0] == b"A"
         with pytest.raises(NotFound):
             trail.find("redo", 1, Oid(b"D"))
 
-    def test_a_state_that_is_here_already_is_no_way_back(self) -> None:
+    def test_undo_skips_moves_that_lead_to_the_current_state(self) -> None:
         trail = Trail([op(1, "commit", "", "A"), op(2, "move", "A", "B"), op(3, "move", "B", "A")])
         oid, far, _ = trail.find("undo", 2, Oid(b"B"))
         assert (oid, far) == (b"A", 2)
         with pytest.raises(NotFound):
             trail.find("undo", 2, Oid(b"A"))
 
-    def test_no_moves_at_all(self) -> None:
+    def test_undo_without_any_move_is_refused(self) -> None:
         with pytest.raises(NotFound):
             Trail([]).find("undo", 1, Oid(b"A"))

@@ -88,7 +88,9 @@ def told(session: Session) -> list[Mapping[str, object]]:
 
 
 class TestElsewhere:
-    def test_another_process_has_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_recorded_variable_is_given_to_commands_in_another_process(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "safe")
             assert sees(s) == "safe"
@@ -100,7 +102,7 @@ class TestElsewhere:
         inside = "told = [s.act(lambda: s.machine.run('echo $MODE').stdout.strip(), name='x')]"
         assert elsewhere(tmp_path, inside) == ["safe"]
 
-    def test_one_that_was_unset(
+    def test_recorded_unset_variable_stays_unset_in_another_process(
         self, tmp_path: Path, work: Path, environ: Environ, monkeypatch: Environ
     ) -> None:
         environ.setenv("MODE", "usual")
@@ -109,7 +111,7 @@ class TestElsewhere:
             assert s.environment().variables["MODE"] == Variable(unset=True)
         assert elsewhere(tmp_path, SEES, MODE="theirs") == ["not set"]
 
-    def test_what_the_process_changes_goes_before(
+    def test_change_in_the_process_environment_overrides_the_recorded_variable(
         self, hub: Hub, work: Path, environ: Environ
     ) -> None:
         with hub.session("s", workspace=work) as s:
@@ -128,7 +130,7 @@ class TestElsewhere:
         with hub.session("s") as s:
             assert sees(s) == "not set"
 
-    def test_what_a_command_is_told_goes_before_all(
+    def test_variable_given_to_a_command_overrides_all_others(
         self, hub: Hub, work: Path, environ: Environ
     ) -> None:
         with hub.session("s", workspace=work) as s:
@@ -139,7 +141,9 @@ class TestElsewhere:
             assert sees(s, MODE=None) == "not set"
             assert sees(s, OTHER="x") == "safe"
 
-    def test_a_secret_is_the_process_s(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_secret_variable_is_taken_from_the_current_process_only(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MY_TOKEN", "hush")
             s.environment()
@@ -154,7 +158,7 @@ class TestElsewhere:
         assert elsewhere(work.parent, run) == ["not set"]
         assert elsewhere(work.parent, run, MY_TOKEN="another") == ["another"]
 
-    def test_what_tells_of_a_host_stays_there(
+    def test_host_specific_variables_are_not_restored_elsewhere(
         self, hub: Hub, work: Path, environ: Environ, tmp_path: Path
     ) -> None:
         names = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "TERM", "DISPLAY", "XDG_RUNTIME_DIR")
@@ -176,7 +180,9 @@ class TestElsewhere:
             ws.restore(first.oid)
             assert sees(ws) == "not set"
 
-    def test_a_trap(self, hub: Hub, work: Path, environ: Environ, tmp_path: Path) -> None:
+    def test_environment_reading_ignores_the_recorded_path(
+        self, hub: Hub, work: Path, environ: Environ, tmp_path: Path
+    ) -> None:
         """What looks runs nothing that only a record names."""
         subprocess.run(["git", "init", "-q"], cwd=work, check=True)
         trap = tmp_path / "bin/git"
@@ -194,7 +200,9 @@ class TestElsewhere:
             s.run("git status")
             assert (tmp_path / "sprung").exists()
 
-    def test_nobody_asked(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_variables_are_not_recorded_with_the_asked_policy(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work, environment="asked") as s:
             environ.setenv("MODE", "safe")
             s.run("true")
@@ -205,7 +213,9 @@ class TestElsewhere:
 
 
 class TestRestore:
-    def test_the_older_values(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_restore_brings_back_the_variables_of_the_commit(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             none = s.commit()
             environ.setenv("MODE", "one")
@@ -231,7 +241,9 @@ class TestRestore:
             s.restore(three.oid)
             assert sees(s) == "three"
 
-    def test_what_was_not_committed_is_kept(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_restore_keeps_uncommitted_variables_in_the_reflog(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             one = s.commit()
@@ -241,7 +253,9 @@ class TestRestore:
             s.restore("HEAD@{1}")
             assert sees(s) == "two"
 
-    def test_only_files_leaves_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_restore_of_files_only_keeps_the_variables(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             one = s.commit()
@@ -264,7 +278,9 @@ class TestRestore:
                 Difference("variable", "MY_TOKEN", "env:MY_TOKEN", "not set")
             ]
 
-    def test_nothing_changed_is_no_event(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_unchanged_variables_record_no_event(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             one = s.commit()
@@ -284,7 +300,7 @@ class TestRestore:
             assert s.commit() == one
             assert hub.history.state(hub.refs.resolve("s")) == state
 
-    def test_a_fork_has_its_own(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_fork_has_its_own_variables(self, hub: Hub, work: Path, environ: Environ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             s.commit()
@@ -301,7 +317,9 @@ class TestRestore:
         with hub.session(kid.name) as again:
             assert (sees(again), sees(again, "OTHER")) == ("two", "kid")
 
-    def test_what_would_have_been(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_whatif_and_live_replay_use_variables_of_that_point(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             s.commit()
@@ -318,7 +336,7 @@ class TestRestore:
             s.say("user", "something else")
             assert sees(s) == "one"
 
-    def test_a_merge_leaves_them(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_merge_keeps_our_variables(self, hub: Hub, work: Path, environ: Environ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "one")
             s.commit()
@@ -333,7 +351,9 @@ class TestRestore:
 
 
 class TestWhole:
-    def test_a_long_value(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_variable_longer_than_the_limit_is_not_kept(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "ab " * 5000)
             environ.setenv("OTHER", "a " * LONG)
@@ -351,14 +371,16 @@ class TestWhole:
             assert one.name == "OTHER" and one.now == "not set"
             assert "not kept" in s.briefing().markdown
 
-    def test_a_thousand_characters(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_variable_of_a_thousand_characters_is_kept(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work) as s:
             environ.setenv("MODE", "ab " * 333 + "c")
         environ.delenv("MODE")
         with hub.session("s") as s:
             assert sees(s) == "ab " * 333 + "c"
 
-    def test_what_an_earlier_version_cut_is_not_given_back(
+    def test_variable_truncated_by_an_earlier_release_is_not_given_back(
         self, hub: Hub, work: Path, environ: Environ
     ) -> None:
         with hub.session("s", workspace=work) as s:
@@ -371,7 +393,9 @@ class TestWhole:
             assert (sees(s), sees(s, "OTHER")) == ("not set", "short")
             assert s.environment().variables["MODE"].value == "ab " * 333 + "c"
 
-    def test_many_long_ones_fit_an_event(self, hub: Hub, work: Path, environ: Environ) -> None:
+    def test_variables_too_large_for_one_event_are_recorded_as_digests(
+        self, hub: Hub, work: Path, environ: Environ
+    ) -> None:
         with hub.session("s", workspace=work, environment="commit") as s:
             for number in range(60):
                 environ.setenv(f"BIG{number:02}", "ab " * 10000)
@@ -380,7 +404,7 @@ class TestWhole:
             assert len([one for one in found if one.value]) == 8
             assert len([one for one in found if not one.value and one.digest]) == 52
 
-    def test_names_that_cannot_be_are_left_out(self) -> None:
+    def test_variables_with_illegal_or_reserved_names_are_left_out(self) -> None:
         mine = Variables({}, {})
         bad = {
             name: Variable("x")
@@ -393,14 +417,14 @@ class TestWhole:
             "LD_PRELOAD": "x",
         }
 
-    def test_what_looks_escaped_and_is_not(self) -> None:
+    def test_variable_value_that_looks_escaped_is_kept_literally(self) -> None:
         mine = Variables(now := {"A": "\\xff"}, {})
         recorded = mine.record({})
         assert recorded["A"].value == "\\xff"
         del now["A"]
         assert Variables({}, {}).over(recorded) == {"A": "\\xff"}
 
-    def test_a_digest_beside_a_value_is_no_difference(self) -> None:
+    def test_digest_next_to_an_equal_value_is_no_difference(self) -> None:
         old, new = Variable("x"), Variable("x", digest="d")
         one, other = Environment(variables={"A": old}), Environment(variables={"A": new})
         assert differences(one, other) == differences(other, one) == []

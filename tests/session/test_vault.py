@@ -54,7 +54,7 @@ def work(store: Path, env: dict[str, str], code: str, fault: str = "") -> int:
 
 
 class TestEntries:
-    def test_use(self, open_with: OpenWith) -> None:
+    def test_vault_put_get_and_forget_by_name(self, open_with: OpenWith) -> None:
         vault = open_with().vault
         vault.put("github", "first")
         vault.put("github", VALUE)
@@ -70,7 +70,7 @@ class TestEntries:
             vault.forget("team/npm", "github")
         assert vault.names() == ["team/npm"]
 
-    def test_another_process_reads_it(
+    def test_secret_is_readable_in_another_process(
         self, open_with: OpenWith, store: Path, env: dict[str, str]
     ) -> None:
         open_with().vault.put("a", VALUE)
@@ -90,7 +90,9 @@ class TestEntries:
             ("a", VALUE * (1 << 20)),
         ],
     )
-    def test_bad_input(self, open_with: OpenWith, name: str, value: Any) -> None:
+    def test_vault_put_with_bad_input_is_refused_without_showing_the_value(
+        self, open_with: OpenWith, name: str, value: Any
+    ) -> None:
         vault = open_with().vault
         with pytest.raises(Invalid) as error:
             vault.put(name, value)
@@ -98,7 +100,7 @@ class TestEntries:
         assert error.value.__cause__ is None
         assert vault.names() == []
 
-    def test_what_prints_it(self, open_with: OpenWith) -> None:
+    def test_secret_value_is_hidden_in_repr_and_shown_in_str(self, open_with: OpenWith) -> None:
         hub = open_with()
         hub.vault.put("a", VALUE)
         secret = hub.vault.get("a")
@@ -107,7 +109,7 @@ class TestEntries:
             assert VALUE not in shown
         assert f"Bearer {secret}" == f"Bearer {VALUE}"  # it is for use
 
-    def test_without_the_package(
+    def test_missing_cryptography_package_names_what_to_install(
         self, open_with: OpenWith, store: Path, env: dict[str, str]
     ) -> None:
         open_with()
@@ -134,17 +136,21 @@ class TestKeys:
         assert file.stat().st_mode & 0o777 == 0o600 and len(file.read_text()) == 65
         assert not list(store.rglob("vault.key"))
 
-    def test_settings_directory(self, store: Path, tmp_path: Path) -> None:
+    def test_vault_key_file_is_in_the_xdg_config_directory(
+        self, store: Path, tmp_path: Path
+    ) -> None:
         with open_hub(store, environ={"XDG_CONFIG_HOME": str(tmp_path / "x")}) as hub:
             hub.vault.put("a", VALUE)
         assert (tmp_path / "x/ortet/vault.key").exists()
 
-    def test_no_home(self) -> None:
+    def test_vault_without_home_and_variable_is_refused(self) -> None:
         with pytest.raises(Invalid, match="ORTET_VAULT_KEY") as error:
             Keyring("", None).keys()
         assert error.value.kind == "no_vault_key"
 
-    def test_others_may_read_it(self, open_with: OpenWith, env: dict[str, str]) -> None:
+    def test_vault_key_file_readable_by_others_is_refused(
+        self, open_with: OpenWith, env: dict[str, str]
+    ) -> None:
         vault = open_with().vault
         vault.put("a", VALUE)
         (Path(env["HOME"]) / ".config/ortet/vault.key").chmod(0o640)
@@ -152,18 +158,24 @@ class TestKeys:
             vault.get("a")
         assert error.value.kind == "open_key"
 
-    def test_variable(self, open_with: OpenWith, env: dict[str, str]) -> None:
+    def test_vault_key_from_the_variable_makes_no_file(
+        self, open_with: OpenWith, env: dict[str, str]
+    ) -> None:
         open_with(KEY).vault.put("a", VALUE)
         assert open_with(KEY).vault.get("a") == VALUE
         assert not Path(env["HOME"]).exists()
 
     @pytest.mark.parametrize("key", ["short", "zz" * 32, f"{KEY},", "ab" * 31])
-    def test_bad_variable(self, open_with: OpenWith, key: str) -> None:
+    def test_bad_vault_key_variable_is_refused_without_showing_it(
+        self, open_with: OpenWith, key: str
+    ) -> None:
         with pytest.raises(Invalid) as error:
             open_with(key).vault.put("a", VALUE)
         assert error.value.kind == "bad_vault_key" and key not in str(error.value)
 
-    def test_wrong_key(self, open_with: OpenWith) -> None:
+    def test_wrong_vault_key_cannot_read_but_can_replace_a_secret(
+        self, open_with: OpenWith
+    ) -> None:
         open_with(KEY).vault.put("a", VALUE)
         wrong = open_with(OTHER).vault
         with pytest.raises(Refused, match="does not have") as error:
@@ -176,7 +188,7 @@ class TestKeys:
 
 
 class TestTampering:
-    def test_every_byte(self, open_with: OpenWith) -> None:
+    def test_flipped_byte_of_an_entry_never_gives_a_wrong_value(self, open_with: OpenWith) -> None:
         hub = open_with()
         hub.vault.put("a", VALUE)
         row = hub.catalog.row(KIND, "a")
@@ -207,7 +219,9 @@ class TestTampering:
 
 
 class TestRotate:
-    def test_file(self, open_with: OpenWith, env: dict[str, str]) -> None:
+    def test_rotate_with_a_key_file_reencrypts_all_secrets(
+        self, open_with: OpenWith, env: dict[str, str]
+    ) -> None:
         hub = open_with()
         hub.vault.put("a", VALUE)
         hub.vault.put("b", "two")
@@ -218,7 +232,7 @@ class TestRotate:
         assert hub.vault.get("a") == VALUE and hub.vault.get("b") == "two"
         assert len((Path(env["HOME"]) / ".config/ortet/vault.key").read_text().split()) == 2
 
-    def test_variable(self, open_with: OpenWith) -> None:
+    def test_rotate_with_two_keys_in_the_variable_uses_the_first(self, open_with: OpenWith) -> None:
         open_with(KEY).vault.put("a", VALUE)
         both = open_with(f"{OTHER},{KEY}").vault
         assert both.get("a") == VALUE
@@ -227,14 +241,16 @@ class TestRotate:
         with pytest.raises(Refused):
             open_with(KEY).vault.get("a")
 
-    def test_all_or_none(self, open_with: OpenWith) -> None:
+    def test_rotate_changes_nothing_if_one_secret_cannot_be_read(self, open_with: OpenWith) -> None:
         open_with(KEY).vault.put("a", VALUE)
         open_with(OTHER).vault.put("b", "two")
         with pytest.raises(Refused):
             open_with(KEY).vault.rotate()
         assert open_with(KEY).vault.get("a") == VALUE
 
-    def test_while_another_puts(self, open_with: OpenWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rotate_keeps_a_secret_put_concurrently(
+        self, open_with: OpenWith, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         hub, other = open_with(), open_with()
         hub.vault.put("a", "old")
         puts = iter(["new"])
@@ -255,7 +271,7 @@ class TestFaults:
         ("point", "value"),
         [("vault.key", None), ("vault.before-put", None), ("vault.after-put", VALUE)],
     )
-    def test_killed_in_the_first_put(
+    def test_first_put_killed_midway_is_complete_or_absent(
         self, open_with: OpenWith, store: Path, env: dict[str, str], point: str, value: str | None
     ) -> None:
         code = f"hub.vault.put('a', {VALUE!r})"
@@ -266,7 +282,7 @@ class TestFaults:
         assert vault.get("a") == "again"
 
     @pytest.mark.parametrize(("point", "value"), [("before", "old"), ("after", VALUE)])
-    def test_killed_in_a_later_put(
+    def test_later_put_killed_midway_keeps_the_old_or_new_value(
         self, open_with: OpenWith, store: Path, env: dict[str, str], point: str, value: str
     ) -> None:
         vault = open_with().vault
@@ -276,7 +292,7 @@ class TestFaults:
         assert vault.get("a") == value
 
     @pytest.mark.parametrize("point", ["vault.key", "vault.rotate"])
-    def test_killed_in_rotate(
+    def test_killed_rotate_loses_no_secret(
         self, open_with: OpenWith, store: Path, env: dict[str, str], point: str
     ) -> None:
         vault = open_with().vault
@@ -286,7 +302,7 @@ class TestFaults:
         assert vault.rotate() == 1
         assert vault.get("a") == VALUE
 
-    def test_writers_at_the_same_time(
+    def test_concurrent_first_writers_share_one_key_and_lose_no_secret(
         self, open_with: OpenWith, store: Path, env: dict[str, str]
     ) -> None:
         """The first four also race for the key file."""
@@ -312,7 +328,9 @@ class TestFaults:
         assert [vault.get(f"own-{number}") for number in range(4)] == ["19"] * 4
         assert vault.get("shared").endswith("-19")
 
-    def test_no_place_for_the_key(self, open_with: OpenWith, tmp_path: Path) -> None:
+    def test_vault_key_file_that_cannot_be_created_is_reported(
+        self, open_with: OpenWith, tmp_path: Path
+    ) -> None:
         (tmp_path / "home").write_text("a file is in the way")
         with pytest.raises(OrtetError, match="or set ORTET_VAULT_KEY") as error:
             open_with().vault.put("a", VALUE)

@@ -41,7 +41,9 @@ def check(hub: Hub, s: Session) -> None:
 
 class TestWhatIf:
     @pytest.mark.parametrize("commits", ["none", "after", "middle"])
-    def test_another_message(self, hub: Hub, commits: str) -> None:
+    def test_whatif_replaces_a_message_in_a_fork_and_keeps_the_original(
+        self, hub: Hub, commits: str
+    ) -> None:
         with hub.session("s") as s:
             run(s)
             if commits == "middle":
@@ -66,7 +68,7 @@ class TestWhatIf:
         hub.sweep(expire_ns=0, min_garbage=0.0)
         hub.verify()
 
-    def test_in_a_segment_whose_rows_are_trimmed(self, hub: Hub) -> None:
+    def test_whatif_works_on_trimmed_rows(self, hub: Hub) -> None:
         with hub.session("s") as s:
             run(s)
             s.commit()
@@ -78,7 +80,7 @@ class TestWhatIf:
         check(hub, kid)
         hub.verify()
 
-    def test_another_result_and_a_failure(self, hub: Hub) -> None:
+    def test_whatif_replaces_a_result_or_makes_it_a_failure(self, hub: Hub) -> None:
         with hub.session("s") as s:
             run(s)
             ended, begun = find(s, "ended", 1), find(s, "begun", 1)
@@ -89,14 +91,14 @@ class TestWhatIf:
             assert (last.seq, last.data["state"]) == (ended.seq, "failed")
             assert {effect.state for effect in s.effects()} == {"done"}
 
-    def test_in_the_middle_of_an_action(self, hub: Hub) -> None:
+    def test_whatif_inside_an_action_closes_the_action(self, hub: Hub) -> None:
         with hub.session("s") as s:
             s.act(lambda: s.say("user", "inside") and 5, name="long")
             kid = s.whatif(find(s, "message").seq, message="other")
             assert find(kid, "ended").data["synthetic"] is True
             assert [effect.state for effect in s.effects()] == ["done"]
 
-    def test_a_fork_of_a_fork(self, hub: Hub) -> None:
+    def test_whatif_works_on_a_fork_and_on_another_whatif(self, hub: Hub) -> None:
         with hub.session("s") as s:
             run(s)
             (kid,) = s.fork()
@@ -107,7 +109,9 @@ class TestWhatIf:
             assert said(again) == ["uno"]
             check(hub, again)
 
-    def test_files_of_the_last_commit_come_along(self, hub: Hub, tmp_path: Path) -> None:
+    def test_whatif_starts_with_the_files_of_the_last_commit(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         work = tmp_path / "work"
         work.mkdir()
         with hub.session("s", workspace=work) as s:
@@ -120,7 +124,7 @@ class TestWhatIf:
             assert kid.run("cat a").stdout == "1\n"
             assert (work / "a").read_text() == "2\n"
 
-    def test_bad_input(self, hub: Hub) -> None:
+    def test_whatif_with_bad_input_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             run(s)
             message, begun = find(s, "message").seq, find(s, "begun").seq
@@ -144,7 +148,7 @@ class TestWhatIf:
 
 
 class TestRunDiff:
-    def test_where_two_runs_part(self, hub: Hub) -> None:
+    def test_diff_runs_reports_the_first_different_event(self, hub: Hub) -> None:
         with hub.session("a") as a, hub.session("b") as b:
             for s in (a, b):
                 s.say("user", "hello")
@@ -167,7 +171,7 @@ class TestRunDiff:
         assert "user left" in text
         assert "user right" in text
 
-    def test_the_same_run_twice(self, hub: Hub) -> None:
+    def test_diff_runs_of_equal_runs_finds_no_difference(self, hub: Hub) -> None:
         with hub.session("a") as a:
             run(a)
         with hub.session("a"), hub.session("b") as b:

@@ -31,11 +31,11 @@ NS = int(DAY.timestamp()) * SECOND
         NS,
     ],
 )
-def test_the_same_moment(given: Any) -> None:
+def test_all_date_formats_of_one_moment_are_equal(given: Any) -> None:
     assert ns_of("at", given) == NS
 
 
-def test_only_none_is_no_moment() -> None:
+def test_only_none_means_no_moment() -> None:
     assert ns_of("at", None) == 0
     for early in (0, 0.0, "1970-01-01", datetime(1970, 1, 1, tzinfo=UTC)):
         assert ns_of("at", early) == 1
@@ -50,6 +50,6 @@ def test_what_is_recorded_and_indexed_fits_64_bits() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["soon", "", True, math.inf, math.nan, 1e300, [], b"2026"])
-def test_no_moment(wrong: Any) -> None:
+def test_value_that_is_no_date_is_refused(wrong: Any) -> None:
     with pytest.raises(Invalid, match="is no moment: give"):
         ns_of("at", wrong)

@@ -127,7 +127,7 @@ class TestCommit:
 class TestOthers:
     """Another hub, or another process, on the same branch."""
 
-    def test_a_head_moved_by_another_is_a_conflict_once(
+    def test_commit_after_another_moved_the_head_conflicts_once_then_succeeds(
         self, opened: Open, ws: Workspace, work: Path, read: Read
     ) -> None:
         ws.commit("first")
@@ -167,7 +167,9 @@ class TestOthers:
         assert ws.head is not None
         assert ws.head.state == first.state
 
-    def test_the_same_commit_by_both_is_one(self, opened: Open, ws: Workspace, work: Path) -> None:
+    def test_commit_of_a_state_another_committed_returns_that_commit(
+        self, opened: Open, ws: Workspace, work: Path
+    ) -> None:
         ws.commit("first")
         other = opened().workspace(work, engine="folder")
         (work / "b").touch()
@@ -294,12 +296,12 @@ class TestRestore:
         assert (work / "new").read_text() == "not committed"
         assert (work / "a.txt").read_text() == "edited"
 
-    def test_to_where_it_is_does_nothing(self, hub: Hub, ws: Workspace) -> None:
+    def test_restore_to_the_current_commit_does_nothing(self, hub: Hub, ws: Workspace) -> None:
         first = ws.commit("first")
         assert ws.restore(first.oid).written == 0
         assert len(hub.refs.reflog("proj")) == 1
 
-    def test_of_paths_leaves_the_branch_and_the_rest(
+    def test_restore_of_some_paths_keeps_the_head_and_other_files(
         self, ws: Workspace, work: Path, hub: Hub
     ) -> None:
         first = ws.commit("first")
@@ -322,7 +324,7 @@ class TestRestore:
         assert {change.path for change in ws.diff("HEAD")} >= {"src/main.py", "src/new"}
         hub.verify()
 
-    def test_of_one_path_that_is_a_plain_str(self, ws: Workspace, work: Path) -> None:
+    def test_restore_accepts_one_path_as_str_or_bytes(self, ws: Workspace, work: Path) -> None:
         """Not of the paths 'a', '.', 't', ..., of which '.' would be everything."""
         first = ws.commit("first")
         (work / "a.txt").write_text("changed")
@@ -340,12 +342,12 @@ class TestRestore:
         with pytest.raises(Invalid, match="below the workspace"):
             ws.restore(first.oid, paths=[path])
 
-    def test_of_a_path_nobody_has(self, ws: Workspace) -> None:
+    def test_restore_of_a_path_that_no_commit_has_is_not_found(self, ws: Workspace) -> None:
         first = ws.commit("first")
         with pytest.raises(NotFound, match="another path"):
             ws.restore(first.oid, paths=["nope"])
 
-    def test_only_files_can_come_back(self, ws: Workspace) -> None:
+    def test_workspace_restore_accepts_only_files_as_part(self, ws: Workspace) -> None:
         first = ws.commit("first")
         ws.restore(first.oid, only={"files"})
         ws.restore(first.oid, only="files")
@@ -363,7 +365,9 @@ class TestRestore:
 
 
 class TestRewind:
-    def test_goes_back_along_the_branch(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_rewind_goes_back_n_commits_along_the_branch(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         commits = []
         for number in range(4):
             (work / "n").write_text(str(number))
@@ -374,7 +378,7 @@ class TestRewind:
         assert ((work / "n").read_text(), ws.head) == ("0", commits[0])
         assert hub.show("proj@{1}") == commits[2]
 
-    def test_with_uncommitted_work_counts_from_the_head(
+    def test_rewind_keeps_uncommitted_work_and_counts_from_the_head(
         self, hub: Hub, ws: Workspace, work: Path, read: Read
     ) -> None:
         first, before = ws.commit("first"), read(work)
@@ -396,12 +400,12 @@ class TestRewind:
         assert (ws.head, (work / "b").exists()) == (first, True)
 
     @pytest.mark.parametrize("n", [0, -1])
-    def test_of_nothing_is_invalid(self, ws: Workspace, n: int) -> None:
+    def test_rewind_by_less_than_one_is_refused(self, ws: Workspace, n: int) -> None:
         ws.commit("first")
         with pytest.raises(Invalid, match="number from 1"):
             ws.rewind(n)
 
-    def test_without_a_commit(self, ws: Workspace) -> None:
+    def test_rewind_without_a_commit_is_refused(self, ws: Workspace) -> None:
         with pytest.raises(NotFound, match="commit first"):
             ws.rewind()
 
@@ -425,7 +429,7 @@ class TestLook:
         assert ws.diff(first.oid, second.oid) == hub.diff(first.oid, second.oid)
         assert ws.diff("HEAD~1", "HEAD") == ws.diff(first.oid)
 
-    def test_diff_before_the_first_commit(self, ws: Workspace) -> None:
+    def test_diff_before_the_first_commit_is_refused(self, ws: Workspace) -> None:
         with pytest.raises(NotFound, match="commit"):
             ws.diff()
 
@@ -462,7 +466,9 @@ class TestFork:
             assert read(ws.path) == read(children[1].path) == before
             assert ws.head == head
 
-    def test_of_a_fork(self, hub: Hub, work: Path, engine: str) -> None:
+    def test_fork_of_a_fork_starts_with_its_uncommitted_files(
+        self, hub: Hub, work: Path, engine: str
+    ) -> None:
         with hub.workspace(work, engine=engine) as ws:
             (child,) = ws.fork()
             (child.path / "c").write_text("child")
@@ -472,7 +478,7 @@ class TestFork:
             assert one.head == child.head
 
     @pytest.mark.parametrize("n", [0, -1])
-    def test_of_none_is_invalid_and_commits_nothing(
+    def test_fork_of_less_than_one_is_refused_and_commits_nothing(
         self, hub: Hub, work: Path, engine: str, n: int
     ) -> None:
         with hub.workspace(work, engine=engine) as ws:
@@ -576,7 +582,7 @@ class TestEngines:
         with pytest.raises(Invalid, match="leave files= out"):
             hub.workspace(work, engine=engine, files="inplace")
 
-    def test_files_are_one_or_the_other(self, hub: Hub, work: Path) -> None:
+    def test_workspace_with_an_unknown_files_mode_is_refused(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Invalid, match="'inplace' or 'private'"):
             hub.workspace(work, files="both")  # type: ignore[arg-type]
 
@@ -598,7 +604,7 @@ class TestEngines:
 
 class TestRun:
     @pytest.mark.parametrize("engine", ["folder", "overlay"])
-    def test_a_str_goes_to_sh_and_a_list_is_executed(
+    def test_run_passes_a_str_to_sh_and_executes_a_list(
         self, hub: Hub, work: Path, engine: str
     ) -> None:
         with hub.workspace(work, engine=engine) as ws:
@@ -611,12 +617,14 @@ class TestRun:
 
 
 class TestClose:
-    def test_twice_is_once(self, ws: Workspace) -> None:
+    def test_closing_a_workspace_twice_is_allowed(self, ws: Workspace) -> None:
         ws.commit("first")
         ws.close()
         ws.close()
 
-    def test_then_every_verb_says_to_open_it_again(self, hub: Hub, ws: Workspace) -> None:
+    def test_every_verb_of_a_closed_workspace_says_to_open_it_again(
+        self, hub: Hub, ws: Workspace
+    ) -> None:
         first = ws.commit("first")
         (child,) = ws.fork()
         ws.close()
@@ -642,7 +650,7 @@ class TestClose:
         assert ws.name == "proj"
         assert hub.workspace(name="proj").head == first
 
-    def test_leaving_the_block_closes(self, hub: Hub, work: Path) -> None:
+    def test_leaving_the_block_closes_the_workspace(self, hub: Hub, work: Path) -> None:
         with hub.workspace(work, engine="folder") as ws:
             pass
         with pytest.raises(Invalid):
@@ -650,7 +658,7 @@ class TestClose:
 
 
 class TestSwept:
-    def test_what_was_swept_cannot_come_back_and_does_no_harm(
+    def test_restore_and_merge_of_a_swept_commit_are_not_found(
         self, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         first = ws.commit("first")
@@ -673,7 +681,7 @@ class TestIgnoredByTheTarget:
     def there(self, request: pytest.FixtureRequest, hub: Hub, work: Path) -> Workspace:
         return hub.workspace(work, engine=request.param)
 
-    def test_undoing_a_rewind(self, there: Workspace) -> None:
+    def test_undone_rewind_keeps_files_that_the_target_ignores(self, there: Workspace) -> None:
         there.commit("plain")
         build = there.path / "build"
         build.mkdir()
@@ -690,7 +698,7 @@ class TestIgnoredByTheTarget:
         assert (there.path / "src/old/y.o").read_text() == "built"
         assert there.commit("again").oid == ignoring.oid
 
-    def test_in_a_copy_far_away(self, there: Workspace) -> None:
+    def test_restore_of_a_fork_keeps_files_that_the_target_ignores(self, there: Workspace) -> None:
         (there.path / ".ortetignore").write_text("build/\n")
         ignoring = there.commit("ignore")
         (there.path / ".ortetignore").unlink()
@@ -702,7 +710,7 @@ class TestIgnoredByTheTarget:
         assert len(list((copy.path / "build").iterdir())) == 300
         assert copy.status().clean
 
-    def test_too_large_for_the_target(self, there: Workspace) -> None:
+    def test_restore_keeps_files_over_the_size_limit_of_the_target(self, there: Workspace) -> None:
         (there.path / ".ortetignore").write_text("size > 1KB *.bin\n")
         small = there.commit("small files only")
         (there.path / ".ortetignore").unlink()
@@ -716,7 +724,9 @@ class TestIgnoredByTheTarget:
 class TestWhatIsAskedFor:
     """Commits as they were returned are good names; what is no name is said to be none."""
 
-    def test_a_commit_names_itself(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_verbs_accept_a_commit_object_as_reference(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         first = ws.commit("first")
         (work / "a.txt").write_text("two")
         second = ws.commit("second")
@@ -729,7 +739,9 @@ class TestWhatIsAskedFor:
         hub.restore(first, to=work.parent / "out")
         hub.export(second, work.parent / "x.bundle")
 
-    def test_log_of_a_workspace(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_workspace_log_lists_its_own_branch_or_the_given_one(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         first = ws.commit("first")
         ws.fork()
         (work / "b").touch()
@@ -739,7 +751,7 @@ class TestWhatIsAskedFor:
         assert ws.log("proj/1") == [first]
 
     @pytest.mark.parametrize("wrong", [None, 5, 1.5, "", [], b"HEAD"])
-    def test_what_names_no_commit(
+    def test_value_that_is_no_commit_reference_is_refused(
         self, hub: Hub, ws: Workspace, tmp_path: Path, wrong: Any
     ) -> None:
         ws.commit("first")
@@ -759,36 +771,42 @@ class TestWhatIsAskedFor:
         assert hub.log() == ws.log()
 
     @pytest.mark.parametrize("wrong", [None, "x", 1.5, 0, [1]])
-    def test_what_is_no_number(self, ws: Workspace, wrong: Any) -> None:
+    def test_fork_and_rewind_with_a_bad_number_are_refused(self, ws: Workspace, wrong: Any) -> None:
         ws.commit("first")
         for call in (ws.fork, ws.rewind):
             with pytest.raises(Invalid):
                 call(wrong)
 
     @pytest.mark.parametrize("wrong", [None, 5, b"true", ["true", 5], []])
-    def test_what_is_no_command(self, ws: Workspace, wrong: Any) -> None:
+    def test_run_with_a_value_that_is_no_command_is_refused(
+        self, ws: Workspace, wrong: Any
+    ) -> None:
         with pytest.raises(Invalid, match="give a string, or a list of strings"):
             ws.run(wrong)
 
-    def test_what_is_no_message(self, ws: Workspace) -> None:
+    def test_commit_with_a_message_that_is_not_text_is_refused(self, ws: Workspace) -> None:
         with pytest.raises(Invalid, match="give text"):
             ws.commit(None)  # type: ignore[arg-type]
 
-    def test_parts_a_workspace_does_not_have(self, ws: Workspace) -> None:
+    def test_restore_of_parts_a_workspace_does_not_have_is_refused(self, ws: Workspace) -> None:
         head = ws.commit("first")
         parts: tuple[str | set[str], ...] = ("mind", {"files", "mind"}, set())
         for only in parts:
             with pytest.raises(Invalid, match="holds files and processes only"):
                 ws.restore(head, only=only)
 
-    def test_before_the_first_commit(self, hub: Hub, ws: Workspace) -> None:
+    def test_diff_log_and_restore_before_the_first_commit_are_not_found(
+        self, hub: Hub, ws: Workspace
+    ) -> None:
         for call in (lambda: ws.diff("HEAD"), ws.log, lambda: ws.restore("HEAD~1")):
             with pytest.raises(NotFound, match="no commit yet: run `ortet commit`"):
                 call()
         with pytest.raises(NotFound, match="commit"):
             hub.log()
 
-    def test_how_they_look(self, hub: Hub, ws: Workspace, work: Path) -> None:
+    def test_repr_of_hub_and_workspace_shows_name_engine_and_path(
+        self, hub: Hub, ws: Workspace, work: Path
+    ) -> None:
         assert repr(hub) == f"<Hub {hub.root}>"
         assert repr(ws) == f"<Workspace proj (folder) {work}>"
         ws.close()

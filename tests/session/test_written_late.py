@@ -37,7 +37,9 @@ def say_unheard(hub: Hub, session: Session, text: str, patch: pytest.MonkeyPatch
             session.say("user", text)
 
 
-def test_said_again_it_is_said_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_of_a_message_that_was_written_after_an_error_adds_no_copy(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hub.session("a") as a:
         a.say("user", "one")
         say_unheard(hub, a, "two", monkeypatch)
@@ -49,7 +51,9 @@ def test_said_again_it_is_said_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
     hub.verify()
 
 
-def test_who_says_something_else_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_message_after_a_late_write_is_refused_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hub.session("a") as a:
         say_unheard(hub, a, "one", monkeypatch)
         with pytest.raises(Unavailable) as caught:
@@ -60,7 +64,9 @@ def test_who_says_something_else_is_told(hub: Hub, monkeypatch: pytest.MonkeyPat
         assert said(a) == said(hub.get("a")) == ["one", "two"]
 
 
-def test_what_was_not_written_is_written(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_was_never_written_is_not_assumed_written(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise Unavailable("database_gone", "no answer")
 
@@ -73,7 +79,9 @@ def test_what_was_not_written_is_written(hub: Hub, monkeypatch: pytest.MonkeyPat
         assert said(a) == said(hub.get("a")) == ["two"]
 
 
-def test_a_group_is_written_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_of_a_commit_writes_the_queued_events_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     append, left = hub.catalog.append, [1]
 
     def lost(*args: Any, **given: Any) -> None:
@@ -92,7 +100,7 @@ def test_a_group_is_written_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
         assert said(a) == said(hub.get("a")) == ["one", "two"]
 
 
-def test_a_database_that_stood_still(tmp_path: Path) -> None:
+def test_message_sent_during_a_database_pause_is_recorded_once(tmp_path: Path) -> None:
     server = Server()
     url = f"{server.url()}&connect_timeout=5&bucket=file://{tmp_path}/bucket"
     try:

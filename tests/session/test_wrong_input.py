@@ -46,7 +46,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 class TestText:
     @pytest.mark.parametrize("verb", VERBS)
-    def test_what_is_no_text_is_not_recorded(self, hub: Hub, verb: str) -> None:
+    def test_argument_that_is_not_text_is_refused_and_not_recorded(
+        self, hub: Hub, verb: str
+    ) -> None:
         with hub.session("s") as s:
             before = [event.seq for event in s.events()]
             with pytest.raises(Invalid) as caught:
@@ -59,20 +61,20 @@ class TestText:
             s.effects()
         assert hub.bill() == []
 
-    def test_a_goal(self, hub: Hub) -> None:
+    def test_goal_that_is_not_text_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid) as caught:
             hub.session("s", goal=5)  # type: ignore[arg-type]
         assert caught.value.kind == "not_text"
         assert hub.sessions() == []
 
     @pytest.mark.parametrize("ttl", ["5", -1, True, float("nan")])
-    def test_how_long_a_note_is_good(self, hub: Hub, ttl: Any) -> None:
+    def test_note_with_a_bad_ttl_is_refused(self, hub: Hub, ttl: Any) -> None:
         with hub.session("s") as s, pytest.raises(Invalid) as caught:
             s.note("k", 1, ttl=ttl)
         assert caught.value.kind == "bad_ttl"
 
     @pytest.mark.parametrize("step", ["a", 1.0, True, 9])
-    def test_a_step(self, hub: Hub, step: Any) -> None:
+    def test_advance_to_a_bad_step_is_refused(self, hub: Hub, step: Any) -> None:
         with hub.session("s") as s:
             s.plan(["a", "b"])
             with pytest.raises(Invalid) as caught:
@@ -81,7 +83,7 @@ class TestText:
 
 
 class TestBeside:
-    def test_why_and_by_whom(self, hub: Hub) -> None:
+    def test_reason_or_author_that_is_not_text_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             asked = s.request_approval("go?")
             wrong: list[Callable[[], Any]] = [
@@ -97,7 +99,9 @@ class TestBeside:
             assert s.approvals()[0].state == "asked"
 
     @pytest.mark.parametrize("name", ["", "\udcff", "a\nb"])
-    def test_names_of_counters(self, hub: Hub, name: str) -> None:
+    def test_budget_and_spend_with_a_bad_counter_name_are_refused(
+        self, hub: Hub, name: str
+    ) -> None:
         counters: dict[str, Any] = {name: 5}
         with hub.session("s") as s:
             with pytest.raises(Invalid) as caught:
@@ -109,7 +113,7 @@ class TestBeside:
 
 
 class TestUnknown:
-    def test_a_question_that_was_not_asked(self, hub: Hub) -> None:
+    def test_answer_to_an_unknown_question_is_not_found(self, hub: Hub) -> None:
         with hub.session("s") as s:
             asked = s.ask("who?")
             with pytest.raises(NotFound) as caught:
@@ -118,7 +122,7 @@ class TestUnknown:
             s.answer(asked, "me")
             assert s.questions() == []
 
-    def test_a_fact_that_is_not_known(self, hub: Hub) -> None:
+    def test_forgetting_or_superseding_a_fact_twice_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             fact = s.learn("x")
             s.forget(fact)
@@ -130,7 +134,7 @@ class TestUnknown:
             with pytest.raises(NotFound, match=f"superseded by {new}"):
                 s.learn("w", supersedes=old)
 
-    def test_a_fact_that_says_nothing(self, hub: Hub) -> None:
+    def test_empty_fact_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             for text in ("", " \n"):
                 with pytest.raises(Invalid, match="says nothing"):
@@ -139,7 +143,7 @@ class TestUnknown:
 
 
 class TestWhichSession:
-    def test_by_name_by_agent_and_itself(self, hub: Hub) -> None:
+    def test_hub_verbs_accept_a_session_id_name_or_agent_and_name(self, hub: Hub) -> None:
         with hub.session("s") as s, hub.session("s", agent="ann") as other:
             hub.comment(s, "hello")
             for word in (s.id, "s", "default/s"):
@@ -161,7 +165,7 @@ class TestWhichSession:
         hub.remove("ann/s")
         assert [row.id for row in hub.sessions()] == [s.id]
 
-    def test_none_of_these(self, hub: Hub) -> None:
+    def test_unknown_or_invalid_session_reference_is_refused(self, hub: Hub) -> None:
         for word in ("nobody", "ann/", "", "a b"):
             with pytest.raises(NotFound) as caught:
                 hub.get(word)
@@ -170,12 +174,12 @@ class TestWhichSession:
             hub.comment(5, "hi")  # type: ignore[arg-type]
         assert wrong.value.kind == "bad_session"
 
-    def test_open_twice_in_one_process(self, hub: Hub) -> None:
+    def test_opening_a_session_twice_in_one_process_is_refused(self, hub: Hub) -> None:
         with hub.session("s"), pytest.raises(Refused, match="open in this process"):
             hub.session("s")
 
 
-def test_what_was_closed_comes_back_closed(hub: Hub) -> None:
+def test_closed_session_is_still_closed_after_archive_and_unarchive(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "hi", user="ann")
         s.close()

@@ -48,7 +48,7 @@ def test_few_bytes_are_one_frame_and_many_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("small", [0, 1000, frame.FRAME_BYTES, frame.MAX_RAW])
-def test_all_that_went_in_comes_out(small: int) -> None:
+def test_take_returns_every_object_of_every_kind(small: int) -> None:
     batches = Batches()
     put = [item(10), item(128 * 1024), item(200_000), item(30, Kind.TREE), item(40, Kind.BLOCKS)]
     assert [batches.add(each) for each in put] == [None] * len(put)
@@ -57,7 +57,7 @@ def test_all_that_went_in_comes_out(small: int) -> None:
     assert batches.take(small) == []
 
 
-def test_what_piled_up_is_cut_into_frames() -> None:
+def test_a_pile_of_objects_is_cut_into_frames_of_bounded_size() -> None:
     pile = [item(size) for size in (*[100_000] * 30, frame.MAX_RAW, 5, frame.MAX_RAW, 6)]
     pieces = list(cut(pile))
     assert all(sum(len(each[2]) for each in piece) <= frame.MAX_RAW for piece in pieces)
@@ -68,7 +68,7 @@ def test_what_piled_up_is_cut_into_frames() -> None:
     assert list(cut([])) == []
 
 
-def test_nothing_that_was_added_is_left_out() -> None:
+def test_take_returns_small_and_large_objects_exactly_once() -> None:
     items = [item(10), item(20, Kind.TREE), item(128 * 1024), item(128 * 1024 + 1)]
     for small in (0, 1 << 20):
         batches = Batches()

@@ -112,7 +112,7 @@ def test_one_changed_byte_costs_one_block() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 3 * MIB), st.integers(0, 3 * MIB))
-def test_ranges(start: int, length: int) -> None:
+def test_read_range_returns_the_range_and_reads_few_blocks(start: int, length: int) -> None:
     data = random.Random(3).randbytes(2 * MIB + 17)
     objects = Counted()
     file = File(put_bytes(objects, data), len(data))
@@ -123,7 +123,7 @@ def test_ranges(start: int, length: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200)), max_size=6))
-def test_holes_do_not_change_what_is_stored(spans: list[tuple[int, int]]) -> None:
+def test_a_file_with_holes_is_stored_like_one_with_zeros(spans: list[tuple[int, int]]) -> None:
     unit = 4096
     data = bytearray(random.Random(9).randbytes(500 * unit + 3))
     holes: list[tuple[int, int]] = []

@@ -39,7 +39,7 @@ def run(fault: str | None) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-def test_nothing_armed_nothing_happens() -> None:
+def test_an_unarmed_fault_point_does_nothing() -> None:
     reach("any.name")
     assert run(None) == (0, ["first passed", "second passed", "second passed"])
     assert run("") == (0, ["first passed", "second passed", "second passed"])
@@ -54,7 +54,7 @@ def test_kill_at_the_nth_time() -> None:
     assert run("second:kill:3")[0] == 0
 
 
-def test_a_full_disk_once() -> None:
+def test_an_armed_nospace_fault_fails_once() -> None:
     code, said = run("second:nospace")
     assert code == 0
     assert said == ["first passed", f"second {errno.ENOSPC}", "second passed"]

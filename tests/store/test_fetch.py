@@ -60,7 +60,9 @@ def test_a_reader_may_stop_early(open_store: Open) -> None:
     assert store.get(store.hasher.oid(contents[0])) == contents[0]
 
 
-def test_packs_swept_away_meanwhile_are_looked_for_again(open_store: Open, root: Path) -> None:
+def test_get_many_finds_objects_again_after_a_sweep_replaced_their_packs(
+    open_store: Open, root: Path
+) -> None:
     contents = filled(open_store)
     store = open_store()
     stream = store.get_many([store.hasher.oid(data) for data in contents])
@@ -79,7 +81,7 @@ def test_packs_swept_away_meanwhile_are_looked_for_again(open_store: Open, root:
     assert dict([first, *stream]) == {store.hasher.oid(data): data for data in contents}
 
 
-def test_what_is_missing_says_so(open_store: Open) -> None:
+def test_get_many_with_a_missing_object_raises_not_found(open_store: Open) -> None:
     contents = filled(open_store)
     store = open_store()
     oids = [store.hasher.oid(data) for data in contents]

@@ -40,7 +40,7 @@ def unpacked(data: bytes) -> list[tuple[Oid, int, bytes]]:
 
 
 @given(st.lists(st.lists(st.binary(max_size=2000), min_size=1, max_size=20), max_size=5))
-def test_what_is_built_is_read_back(groups: list[list[bytes]]) -> None:
+def test_built_frames_decode_to_the_same_objects(groups: list[list[bytes]]) -> None:
     data = b"".join(frame.build(items(*group), KEY, Compressor()) for group in groups)
     assert unpacked(data) == [item for group in groups for item in items(*group)]
 
@@ -63,7 +63,7 @@ def test_the_header_is_as_the_format_says() -> None:
     assert head_sum == checksum(data[:36], table)
 
 
-def test_what_does_not_shrink_is_kept_raw() -> None:
+def test_data_that_does_not_compress_is_stored_raw() -> None:
     noise = random.Random(1).randbytes(300_000)
     header = frame.parse_header(frame.build(items(noise), KEY, Compressor()))
     assert (header.codec, header.stored) == (frame.RAW, 300_000)
@@ -148,7 +148,7 @@ def test_a_header_that_asks_too_much_is_refused(fields: dict[str, int]) -> None:
         unpacked(data)
 
 
-def test_a_bomb_does_not_expand() -> None:
+def test_a_decompression_bomb_is_refused_without_expanding() -> None:
     packed = Compressor().compress(bytes(10_000_000))
     head = struct.pack(
         "<4sBBH8sIII8s",
@@ -159,13 +159,13 @@ def test_a_bomb_does_not_expand() -> None:
         unpacked(head + checksum(head, table) + table + packed)
 
 
-def test_what_does_not_fit_a_frame_is_not_built() -> None:
+def test_build_refuses_too_many_bytes_or_objects() -> None:
     for many in (items(bytes(frame.MAX_RAW), b"x"), items(b"") * (frame.MAX_OBJECTS + 1)):
         with pytest.raises(Invalid):
             frame.build(many, KEY, Compressor())
 
 
-def test_a_frame_of_the_largest_object() -> None:
+def test_a_frame_holds_an_object_of_the_largest_size() -> None:
     data = frame.build(items(bytes(frame.MAX_RAW)), KEY, Compressor())
     assert unpacked(data) == items(bytes(frame.MAX_RAW))
 

@@ -94,7 +94,7 @@ def test_the_epoch_is_seen_by_every_handle(open_store: Open, root: Path) -> None
     assert Gate(root / "local").epoch() == 13
 
 
-def test_a_new_epoch_drops_what_was_remembered(open_store: Open, root: Path) -> None:
+def test_a_new_epoch_drops_the_remembered_packs(open_store: Open, root: Path) -> None:
     first, second = open_store(), open_store()
     oid = first.put(Kind.BLOB, b"in a pack that goes")
     first.writer.seal_now()

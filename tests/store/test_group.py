@@ -51,7 +51,9 @@ def test_the_number_of_tables_stays_small(open_store: Open) -> None:
     assert open_store().find(oid.hex()[:9]) == [(oid, Kind.BLOB)]
 
 
-def test_packs_that_are_gone_are_not_found_through_a_group(open_store: Open, root: Path) -> None:
+def test_objects_of_deleted_packs_are_not_found_through_a_group(
+    open_store: Open, root: Path
+) -> None:
     store = open_store()
     packs(store, 20)
     [group] = store.shelf.groups()
@@ -67,7 +69,9 @@ def test_packs_that_are_gone_are_not_found_through_a_group(open_store: Open, roo
             assert handle.put(Kind.BLOB, b"x") != oid
 
 
-def test_of_two_copies_the_one_that_is_left_is_found(open_store: Open, root: Path) -> None:
+def test_an_object_in_two_packs_is_found_when_one_pack_is_deleted(
+    open_store: Open, root: Path
+) -> None:
     first, second = open_store(), open_store()
     for handle in (first, second):
         handle.put(Kind.BLOB, b"twice")

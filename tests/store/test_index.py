@@ -35,7 +35,7 @@ def made(path: Path, listed: list[Located]) -> Index:
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 20_000, 60_000])
-def test_everything_is_found_and_nothing_else(tmp_path: Path, count: int) -> None:
+def test_the_index_finds_exactly_its_entries(tmp_path: Path, count: int) -> None:
     listed = entries(count)
     index = made(tmp_path / "a.idx", listed)
     assert index.count == count
@@ -46,7 +46,7 @@ def test_everything_is_found_and_nothing_else(tmp_path: Path, count: int) -> Non
     assert sorted(index) == sorted(listed)
 
 
-def test_neighbours_that_differ_in_the_last_bit(tmp_path: Path) -> None:
+def test_oids_that_differ_only_in_the_last_bit_are_told_apart(tmp_path: Path) -> None:
     listed: list[Located] = [(Oid(bytes(31) + bytes([n])), 1, n, 0, 1, 1) for n in range(0, 256, 2)]
     index = made(tmp_path / "a.idx", listed)
     for number in range(256):
@@ -62,7 +62,7 @@ def test_an_oid_across_two_entries_is_not_found(tmp_path: Path) -> None:
     assert index.find(Oid(low[16:] + high[:16])) is None
 
 
-def test_an_object_in_several_packs(tmp_path: Path) -> None:
+def test_an_object_in_several_packs_is_found_in_each(tmp_path: Path) -> None:
     oid = Oid(b"\7" * 32)
     places = [(pack, at, 0, 1, 1) for pack in (0, 1) for at in range(100)]
     listed: list[Located] = [(oid, *place) for place in reversed(places)]
@@ -72,7 +72,7 @@ def test_an_object_in_several_packs(tmp_path: Path) -> None:
     assert list(index.find_all(Oid(b"\7" * 31 + b"\6"))) == []
 
 
-def test_prefix(tmp_path: Path) -> None:
+def test_prefix_returns_all_oids_in_the_range(tmp_path: Path) -> None:
     listed = entries(5000)
     index = made(tmp_path / "a.idx", listed)
     for low, high in [(b"\x12", b"\x12"), (b"\x12\x30", b"\x12\x3f"), (b"", b"")]:
@@ -111,10 +111,10 @@ def test_a_cut_index_is_noticed(tmp_path: Path, size: int) -> None:
         open_index(path)
 
 
-def test_it_knows_its_packs(tmp_path: Path) -> None:
+def test_the_index_lists_its_packs(tmp_path: Path) -> None:
     assert made(tmp_path / "a.idx", entries(50)).packs == PACKS
 
 
-def test_nothing_temporary_is_left(tmp_path: Path) -> None:
+def test_write_index_leaves_no_temporary_file(tmp_path: Path) -> None:
     write_index(tmp_path / "a.idx", encode_index(PACKS, entries(50)))
     assert [path.name for path in tmp_path.iterdir()] == ["a.idx"]

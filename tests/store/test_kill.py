@@ -73,7 +73,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_at_every_point(open_store: Open, tmp_path: Path, walk: Walk, fault: str) -> None:
+def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
+    open_store: Open, tmp_path: Path, walk: Walk, fault: str
+) -> None:
     point, action, nth = fault.split(":")
     run(tmp_path, "commits", "before", 12, "toy.before-head:kill:12")  # leaves a tail
     for tail in list((tmp_path / "store/local/tails").iterdir()):
@@ -90,13 +92,15 @@ def test_at_every_point(open_store: Open, tmp_path: Path, walk: Walk, fault: str
     check(open_store(), tmp_path, walk, said)
 
 
-def test_the_points_are_the_ones_we_know() -> None:
+def test_the_store_has_the_fifteen_known_fault_points() -> None:
     assert {point.split(".")[0] for point in POINTS} == {"tail", "seal", "recover", "sweep"}
     assert len(POINTS) == 15
 
 
 @pytest.mark.soak
-def test_at_random_moments(open_store: Open, tmp_path: Path, walk: Walk) -> None:
+def test_kills_at_random_moments_lose_no_commit(
+    open_store: Open, tmp_path: Path, walk: Walk
+) -> None:
     (tmp_path / "heads").mkdir()
     dice = random.Random(3)
     for turn in range(10 * SOAK):

@@ -20,7 +20,7 @@ def tree(store: LocalObjects, label: str, *links: tuple[Kind, Oid], kind: Kind =
     return store.put(kind, encode((label, [(int(k), oid) for k, oid in links])))
 
 
-def test_a_long_history_is_no_recursion(store: LocalObjects, walk: Walk) -> None:
+def test_marking_a_long_history_does_not_recurse(store: LocalObjects, walk: Walk) -> None:
     head = tree(store, "first", kind=Kind.COMMIT)
     for number in range(5000):
         head = tree(store, f"{number}", (Kind.COMMIT, head), kind=Kind.COMMIT)
@@ -48,7 +48,7 @@ def test_shared_parts_are_followed_once(store: LocalObjects, walk: Walk) -> None
     assert len(marks.oids) == 12
 
 
-def test_fresh_is_what_came_since(store: LocalObjects, walk: Walk) -> None:
+def test_fresh_holds_only_newly_marked_objects(store: LocalObjects, walk: Walk) -> None:
     marks = Marks(store, walk)
     first, second = tree(store, "1"), tree(store, "2")
     marks.add([Link(first, Kind.TREE)])
@@ -57,7 +57,7 @@ def test_fresh_is_what_came_since(store: LocalObjects, walk: Walk) -> None:
     assert marks.fresh == {second}
 
 
-def test_trouble_is_told_with_its_place_and_the_rest_goes_on(
+def test_missing_or_wrong_objects_are_reported_with_their_parent(
     store: LocalObjects, walk: Walk
 ) -> None:
     gone = Oid(bytes(32))

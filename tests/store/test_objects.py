@@ -60,7 +60,7 @@ def stored(root: Path) -> int:
 # one handle
 
 
-def test_readable_at_once_and_after_flush_and_after_sealing(open_store: Open) -> None:
+def test_an_object_is_readable_before_flush_after_flush_and_after_sealing(open_store: Open) -> None:
     store = open_store(seal_at=50_000)
     contents = noise(200)
     for data in contents:
@@ -109,13 +109,13 @@ def test_a_large_flush_keeps_metadata_apart(open_store: Open, root: Path) -> Non
     assert all(len(found) == 1 for found in kinds.values())
 
 
-def test_nothing_to_flush_writes_nothing(store: LocalObjects, root: Path) -> None:
+def test_flush_without_objects_writes_no_tail(store: LocalObjects, root: Path) -> None:
     store.flush()
     store.flush(sync=False)
     assert list((root / "local/tails").iterdir()) == []
 
 
-def test_missing_and_malformed_ids(store: LocalObjects) -> None:
+def test_missing_and_malformed_ids_are_refused(store: LocalObjects) -> None:
     with pytest.raises(NotFound) as caught:
         store.get(Oid(bytes(32)))
     assert caught.value.kind == "no_object"
@@ -127,7 +127,7 @@ def test_missing_and_malformed_ids(store: LocalObjects) -> None:
             store.find(prefix)
 
 
-def test_find_by_abbreviation(open_store: Open) -> None:
+def test_find_returns_all_objects_with_a_hex_prefix(open_store: Open) -> None:
     store = open_store()
     kinds = [Kind.BLOB, Kind.TREE, Kind.COMMIT]
     put = {store.put(kinds[n % 3], b"%d" % n): kinds[n % 3] for n in range(300)}
@@ -152,7 +152,7 @@ def test_an_object_too_large_says_so(store: LocalObjects) -> None:
 
 
 @pytest.mark.parametrize("around", [0, 500_000])
-def test_the_largest_object_among_others(open_store: Open, around: int) -> None:
+def test_the_largest_object_is_stored_among_others(open_store: Open, around: int) -> None:
     store = open_store()
     contents = [*noise(around // 2000), bytes([1]) * (16 << 20), *noise(around // 2000, seed=2)]
     for kind in (Kind.BLOB, Kind.META):
@@ -164,7 +164,7 @@ def test_the_largest_object_among_others(open_store: Open, around: int) -> None:
         check(other, [data + bytes([kind])[: (16 << 20) - len(data)] for data in contents])
 
 
-def test_the_empty_object(store: LocalObjects) -> None:
+def test_the_empty_object_is_stored_and_read_back(store: LocalObjects) -> None:
     oid = store.put(Kind.BLOB, b"")
     store.flush()
     assert store.get(oid) == b""
@@ -208,7 +208,7 @@ def test_get_many_gives_each_object_once(open_store: Open) -> None:
 # opening
 
 
-def test_what_was_flushed_is_there_for_the_next_handle(open_store: Open) -> None:
+def test_objects_of_a_closed_handle_are_read_by_the_next_handle(open_store: Open) -> None:
     first = open_store()
     contents = noise(50)
     for data in contents:
@@ -217,7 +217,7 @@ def test_what_was_flushed_is_there_for_the_next_handle(open_store: Open) -> None
     check(open_store(), contents)
 
 
-def test_close_flushes(open_store: Open) -> None:
+def test_close_flushes_pending_objects(open_store: Open) -> None:
     first = open_store()
     oid = first.put(Kind.BLOB, b"not flushed by hand")
     first.close()
@@ -370,7 +370,7 @@ def test_an_object_of_another_writer_is_synced_with_ours(
 # quotas and full disks
 
 
-def test_the_quota_is_not_passed(open_store: Open, root: Path) -> None:
+def test_a_put_beyond_the_quota_is_refused(open_store: Open, root: Path) -> None:
     store = open_store(quota=300_000, seal_at=60_000)
     put = 0
     with pytest.raises(Refused) as caught:

@@ -108,7 +108,7 @@ def test_a_pack_that_vanishes_is_not_found(open_store: Open, root: Path) -> None
     assert caught.value.kind == "no_object"
 
 
-def test_a_bucket_without_local_files(root: Path) -> None:
+def test_packs_are_read_from_a_bucket_without_local_files(root: Path) -> None:
     bucket = MemoryBucket()
     store = LocalObjects(root, bucket, hasher=Hasher(), clock=SystemClock())
     for data in CONTENTS:

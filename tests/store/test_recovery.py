@@ -86,7 +86,7 @@ def test_zeros_after_a_power_cut_are_cut_off(tmp_path: Path) -> None:
     assert [p.read_bytes() for p in saved] == [FRAMES[2]]
 
 
-def test_saving_twice_saves_once(tmp_path: Path) -> None:
+def test_adopting_the_same_damaged_tail_twice_leaves_one_tail(tmp_path: Path) -> None:
     for _ in range(2):  # a crash after saving, before the cut
         (tmp_path / "a.tail").write_bytes(b"junk" + FRAMES[2])
         adopted(tmp_path / "a.tail").release()
@@ -145,6 +145,6 @@ def test_a_name_that_means_another_file_by_now_is_not_adopted(
     assert (tmp_path / "sealed.pack").read_bytes() == FRAMES[0]
 
 
-def test_gone_is_none(tmp_path: Path) -> None:
+def test_adopt_and_follow_of_a_missing_tail_return_none(tmp_path: Path) -> None:
     assert adopt(tmp_path / "a.tail", MemoryBucket(), key_id=KEY) is None
     assert follow(tmp_path / "a.tail", key_id=KEY) is None

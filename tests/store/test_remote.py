@@ -60,14 +60,14 @@ def _put(store: RemoteObjects, *contents: bytes) -> list[Oid]:
     return oids
 
 
-def test_what_one_host_writes_another_reads(hosts: Hosts) -> None:
+def test_one_host_reads_objects_written_by_another_host(hosts: Hosts) -> None:
     contents = [os.urandom(100_000) for _ in range(30)]
     oids = _put(hosts.open("one"), *contents)
     other = hosts.open("two")
     assert dict(other.get_many(oids)) == dict(zip(oids, contents, strict=True))
 
 
-def test_what_was_read_needs_no_server(hosts: Hosts, proxy: Proxy) -> None:
+def test_cached_objects_are_read_without_the_server(hosts: Hosts, proxy: Proxy) -> None:
     small, large = os.urandom(1000), [os.urandom(120_000) for _ in range(30)]
     writer = hosts.open("one")
     oids = [*_put(writer, small), *_put(writer, *large)]
@@ -134,7 +134,7 @@ def test_local_durability_does_not_wait_for_the_bucket(hosts: Hosts, proxy: Prox
     assert reader.get(oids[0]) == content
 
 
-def test_remote_durability_waits_also_for_what_an_earlier_process_left(
+def test_remote_durability_waits_for_uploads_of_an_earlier_process(
     hosts: Hosts, proxy: Proxy
 ) -> None:
     first = hosts.open("one", durable="local", patience=0.1)
@@ -151,7 +151,7 @@ def test_remote_durability_waits_also_for_what_an_earlier_process_left(
     assert [reader.get(oid) for oid in oids] == [content, b"more"]
 
 
-def test_what_was_not_flushed_is_not_there(hosts: Hosts) -> None:
+def test_an_object_that_was_not_flushed_is_not_stored(hosts: Hosts) -> None:
     writer = hosts.open("one")
     with writer.writing():
         oid = writer.put(Kind.BLOB, b"never flushed")

@@ -99,7 +99,9 @@ def _packs(shared: Shared) -> list[str]:
     return [found.key for found in S3Bucket(shared.url).list("packs/")]
 
 
-def test_what_nothing_refers_to_goes(shared: Shared, commit: Commit) -> None:
+def test_unreferenced_objects_past_the_grace_time_are_removed(
+    shared: Shared, commit: Commit
+) -> None:
     store, other = shared.open("one"), shared.open("two")
     blobs = [os.urandom(50_000) for _ in range(4)]
     shared.heads.add(commit(store, "kept", blobs[:2]))
@@ -152,7 +154,7 @@ def test_many_packs_are_fetched_at_once_with_few_descriptors(
     assert len(_packs(shared)) == 1
 
 
-def test_a_writer_that_begins_after_the_fence_does_not_rely_on_what_goes(
+def test_a_writer_that_begins_after_the_fence_stores_dying_objects_again(
     shared: Shared, commit: Commit
 ) -> None:
     store, writer = shared.open("one"), shared.open("two")
@@ -175,7 +177,7 @@ def test_a_writer_that_begins_after_the_fence_does_not_rely_on_what_goes(
     _check(shared, blobs)
 
 
-def test_a_writer_that_relied_on_what_goes_is_refused_and_repeats(
+def test_a_writer_that_relied_on_dying_objects_is_refused_and_retries(
     shared: Shared, commit: Commit
 ) -> None:
     store, writer = shared.open("one"), shared.open("two")
@@ -194,9 +196,7 @@ def test_a_writer_that_relied_on_what_goes_is_refused_and_repeats(
     _check(shared, blobs)
 
 
-def test_a_head_that_moved_before_the_fence_keeps_what_it_reaches(
-    shared: Shared, commit: Commit
-) -> None:
+def test_a_head_moved_before_the_fence_keeps_its_objects(shared: Shared, commit: Commit) -> None:
     store, writer = shared.open("one"), shared.open("two")
     blobs = [os.urandom(50_000) for _ in range(4)]
     commit(store, "dead", blobs)
@@ -212,7 +212,7 @@ def test_a_head_that_moved_before_the_fence_keeps_what_it_reaches(
     _check(shared, blobs)
 
 
-def test_a_sweep_that_was_killed_is_gone_on_with(shared: Shared, commit: Commit) -> None:
+def test_a_killed_sweep_is_completed_by_the_next_sweep(shared: Shared, commit: Commit) -> None:
     store = shared.open("one")
     blobs = [os.urandom(50_000) for _ in range(4)]
     shared.heads.add(commit(store, "kept", blobs[:2]))

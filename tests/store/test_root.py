@@ -17,20 +17,20 @@ from ortet.testing.processes import in_threads
 Open = Callable[..., LocalObjects]
 
 
-def test_a_new_store_says_what_it_is(root: Path) -> None:
+def test_a_new_store_writes_its_format_file(root: Path) -> None:
     open_root(root, Hasher())
     assert (root / "FORMAT").read_text() == "ortet store 1 0000000000000000\n"
     assert sorted(p.name for p in root.iterdir()) == ["FORMAT", "local"]
     open_root(root, Hasher())
 
 
-def test_threads_make_it_at_once(root: Path) -> None:
+def test_concurrent_threads_create_one_store(root: Path) -> None:
     found = in_threads(open_root, [(root, Hasher()) for _ in range(8)])
     assert len(found) == 8
     assert sorted(p.name for p in root.iterdir()) == ["FORMAT", "local"]
 
 
-def test_beside_a_catalog_a_store_is_made(root: Path) -> None:
+def test_a_store_is_created_in_a_directory_with_a_catalog(root: Path) -> None:
     root.mkdir()
     (root / "catalog.db").write_bytes(b"rows")
     open_root(root, Hasher())
@@ -68,7 +68,7 @@ def test_a_newer_store_asks_for_an_upgrade(root: Path) -> None:
     assert caught.value.kind == "newer_format"
 
 
-def test_another_key_is_refused(open_store: Open) -> None:
+def test_opening_a_store_with_another_key_is_refused(open_store: Open) -> None:
     store = open_store(key=b"k" * 32)
     oid = store.put(Kind.BLOB, b"secret")
     store.close()

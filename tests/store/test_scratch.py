@@ -10,7 +10,7 @@ from ortet.store.objects import LocalObjects
 from ortet.store.scratch import Scratch
 
 
-def test_nothing_reaches_the_store(store: LocalObjects) -> None:
+def test_scratch_writes_nothing_to_the_store(store: LocalObjects) -> None:
     scratch = Scratch(store)
     tree = scratch.put(Kind.TREE, b"a tree")
     blob = scratch.put(Kind.BLOB, b"a blob")
@@ -23,13 +23,13 @@ def test_nothing_reaches_the_store(store: LocalObjects) -> None:
     assert store.stats().objects == 0
 
 
-def test_it_names_objects_as_the_store_would(store: LocalObjects) -> None:
+def test_scratch_gives_objects_the_same_ids_as_the_store(store: LocalObjects) -> None:
     scratch = Scratch(store)
     for kind in Kind:
         assert scratch.put(kind, b"data") == store.put(kind, b"data")
 
 
-def test_it_reads_through(store: LocalObjects) -> None:
+def test_scratch_reads_objects_of_the_store_below(store: LocalObjects) -> None:
     below = store.put(Kind.BLOB, b"below")
     scratch = Scratch(store)
     above = scratch.put(Kind.META, b"above")

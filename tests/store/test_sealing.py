@@ -41,7 +41,7 @@ def check(store: LocalObjects) -> None:
         assert store.get(store.hasher.oid(data)) == data
 
 
-def test_versions_of_a_page_take_little_room(open_store: Open, root: Path) -> None:
+def test_similar_versions_are_compressed_together_when_sealed(open_store: Open, root: Path) -> None:
     store = open_store()
     many_commits(store)
     [tail] = store.shelf.mine
@@ -71,7 +71,7 @@ def test_frames_that_are_full_are_taken_as_they_are(open_store: Open) -> None:
     assert all(store.get(store.hasher.oid(data)) == data for data in noise)
 
 
-def test_blocks_of_large_files_among_small_objects(open_store: Open) -> None:
+def test_blocks_of_large_files_are_sealed_among_small_objects(open_store: Open) -> None:
     store = open_store()
     blocks = [random.Random(number).randbytes(128 * 1024) for number in range(3)]
     for data in (*VERSIONS[:5], *blocks):
@@ -138,7 +138,9 @@ def test_readers_of_the_tail_go_on(open_store: Open) -> None:
 
 
 @pytest.mark.parametrize("put", [0, 1])
-def test_what_is_asked_for_again_and_again_is_said_to_be_absent(open_store: Open, put: int) -> None:
+def test_repeated_lookups_of_absent_objects_stay_correct_after_a_put(
+    open_store: Open, put: int
+) -> None:
     store = open_store()
     many_commits(store)
     store.writer.seal_now()
@@ -245,7 +247,7 @@ def test_a_failed_seal_leaves_nothing_behind(
     check(open_store())
 
 
-def test_a_sweep_removes_what_killed_seals_left(
+def test_a_sweep_removes_temporary_files_of_killed_seals(
     open_store: Open, root: Path, walk: Walk, commit: Commit
 ) -> None:
     store = open_store()

@@ -74,7 +74,7 @@ def test_a_tail_sealed_by_its_owner_is_read_as_a_pack(open_store: Open) -> None:
     assert second.get(oid) == b"moves"
 
 
-def test_what_is_sure_and_what_is_another_writers(open_store: Open) -> None:
+def test_an_object_in_a_tail_of_another_writer_is_stored_again(open_store: Open) -> None:
     first, second = open_store(), open_store()
     oid = first.put(Kind.BLOB, b"in a tail")
     first.flush()

@@ -62,14 +62,14 @@ def test_the_least_recently_used_goes_first() -> None:
     assert source.loads == 6
 
 
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
+def test_a_frame_larger_than_the_cache_is_not_cached() -> None:
     cache, source = FrameCache(limit=100), Counted()
     cache.load(source, 1)
     cache.load(source, 1)
     assert source.loads == 2
 
 
-def test_its_bound_holds_among_threads() -> None:
+def test_the_cache_limit_holds_among_threads() -> None:
     cache, source = FrameCache(limit=20 * 1024), Counted()
 
     def work(seed: int) -> None:

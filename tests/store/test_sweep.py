@@ -53,7 +53,7 @@ def present(store: LocalObjects, contents: Sequence[bytes]) -> int:
     return sum(store.has(store.hasher.oid(data)) for data in contents)
 
 
-def test_only_the_unreachable_goes(
+def test_a_sweep_removes_only_unreachable_objects(
     open_store: Open, root: Path, walk: Walk, commit: Commit
 ) -> None:
     store = open_store(seal_at=40_000)
@@ -104,7 +104,7 @@ def test_a_second_sweep_finds_nothing(open_store: Open, walk: Walk, commit: Comm
     assert again.kept == 22
 
 
-def test_nothing_reachable_empties_the_store(
+def test_a_sweep_without_roots_empties_the_store(
     open_store: Open, root: Path, walk: Walk, commit: Commit
 ) -> None:
     store = open_store()
@@ -219,7 +219,9 @@ def test_a_second_copy_is_garbage(open_store: Open, walk: Walk, commit: Commit) 
     assert verify(second, roots(oid), walk).problems == []
 
 
-def test_the_same_bytes_as_blob_and_as_tree(open_store: Open, walk: Walk) -> None:
+def test_the_same_bytes_stored_as_blob_and_tree_survive_a_sweep(
+    open_store: Open, walk: Walk
+) -> None:
     store = open_store()
     blob = store.put(Kind.BLOB, b"leaf")
     data = encode(("both", [(int(Kind.BLOB), blob)]))
@@ -232,7 +234,7 @@ def test_the_same_bytes_as_blob_and_as_tree(open_store: Open, walk: Walk) -> Non
     assert store.get(blob) == b"leaf"
 
 
-def test_what_becomes_reachable_while_marking_stays(
+def test_an_object_that_becomes_reachable_during_marking_is_kept(
     open_store: Open, walk: Walk, commit: Commit
 ) -> None:
     store, other = open_store(), open_store()
@@ -284,7 +286,7 @@ def test_damaged_live_data_stops_it_before_anything_is_deleted(
     assert pack.exists()
 
 
-def test_a_newer_record_stops_it(open_store: Open, commit: Commit) -> None:
+def test_a_record_of_a_newer_format_stops_the_sweep(open_store: Open, commit: Commit) -> None:
     store = open_store()
     oid = commit(store, "new", noise(1))
 

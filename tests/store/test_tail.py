@@ -61,7 +61,7 @@ def test_another_handle_sees_each_frame(tmp_path: Path) -> None:
     assert len(theirs) == len(ours) == 15
 
 
-def test_room_is_kept_and_given_back(tmp_path: Path) -> None:
+def test_a_tail_preallocates_space_and_releases_it(tmp_path: Path) -> None:
     path = tmp_path / "a.tail"
     ours = new(path)
     theirs = following(path)
@@ -174,7 +174,7 @@ def test_a_failed_sync_stays_failed_until_written_again(
     assert read(ours, b"lost?") == b"lost?"
 
 
-def test_what_memory_lost_too_is_cut_off(tmp_path: Path) -> None:
+def test_frames_damaged_after_the_last_sync_are_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "a.tail"
     ours = new(path)
     for text in (b"synced", b"kept", b"lost", b"behind"):
@@ -221,7 +221,7 @@ def test_a_tail_is_full_by_bytes_frames_or_objects(tmp_path: Path) -> None:
     assert ours.full(1 << 20)
 
 
-def test_free_or_held(tmp_path: Path) -> None:
+def test_a_tail_is_free_only_after_its_writer_released_it(tmp_path: Path) -> None:
     ours = new(tmp_path / "a.tail")
     append(ours, b"x")
     theirs = following(tmp_path / "a.tail")

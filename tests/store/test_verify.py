@@ -37,7 +37,9 @@ def filled(open_store: Open, commit: Commit) -> list[Oid]:
     return oids
 
 
-def test_a_sound_store(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_verify_of_a_sound_store_reports_no_problems(
+    open_store: Open, walk: Walk, commit: Commit
+) -> None:
     oids = filled(open_store, commit)
     seen: list[tuple[int, int]] = []
     report = verify(
@@ -53,11 +55,11 @@ def test_a_sound_store(open_store: Open, walk: Walk, commit: Commit) -> None:
     assert seen[-1][0] == seen[-1][1]
 
 
-def test_an_empty_store(store: LocalObjects, walk: Walk) -> None:
+def test_verify_of_an_empty_store_reports_no_problems(store: LocalObjects, walk: Walk) -> None:
     assert checked(store, walk).problems == []
 
 
-def test_objects_not_yet_flushed_count(store: LocalObjects, walk: Walk) -> None:
+def test_verify_accepts_objects_that_are_not_flushed(store: LocalObjects, walk: Walk) -> None:
     blob = store.put(Kind.BLOB, b"pending")
     tree = store.put(Kind.COMMIT, encode(("c", [(int(Kind.BLOB), blob)])))
     assert checked(store, walk, tree).problems == []
@@ -126,7 +128,7 @@ def test_missing_objects_are_all_named(
     assert all(tree.hex() in problem.where for problem in report.problems)
 
 
-def test_an_object_that_is_not_what_its_place_demands(store: LocalObjects, walk: Walk) -> None:
+def test_verify_reports_an_object_of_the_wrong_kind(store: LocalObjects, walk: Walk) -> None:
     blob = store.put(Kind.BLOB, b"not a tree at all")
     top = store.put(Kind.COMMIT, encode(("c", [(int(Kind.TREE), blob)])))
     store.flush()
@@ -134,7 +136,9 @@ def test_an_object_that_is_not_what_its_place_demands(store: LocalObjects, walk:
     assert problem.oid == blob.hex()
 
 
-def test_a_wrong_hash_behind_right_checksums(open_store: Open, root: Path, walk: Walk) -> None:
+def test_verify_reports_a_wrong_hash_behind_right_checksums(
+    open_store: Open, root: Path, walk: Walk
+) -> None:
     store = open_store()
     store.put(Kind.BLOB, b"sound")
     store.writer.seal_now()

@@ -20,7 +20,7 @@ from ortet.store.objects import LocalObjects
 Open = Callable[..., LocalObjects]
 
 
-def test_many_flushes_sync_no_more_than_needed(
+def test_each_flush_with_new_objects_syncs_once(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()

@@ -162,7 +162,7 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
 
 
 @pytest.mark.usefixtures("joined")
-def test_its_driver_is_killed_in_the_middle(hub: Hub, tmp_path: Path) -> None:
+def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path: Path) -> None:
     """What ran ends; who goes on makes what was not done, and can be stopped."""
     marks = tmp_path / "marks"
     with hub.session("left") as session:
@@ -366,7 +366,9 @@ def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
     raynode.leave()
 
 
-def test_what_cannot_be_done_is_said_before_anything_is(tmp_path: Path, monkeypatch: Any) -> None:
+def test_bad_cluster_options_are_refused_before_a_swarm_is_made(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     with open_hub(tmp_path / "store") as hub:
         session = hub.session("no")
         for wrong in ({"on": "cloud"}, {"on": "ray://"}, {"on": 1}, {"needs": {"cpu": 1}}):

@@ -77,13 +77,13 @@ def test_files_are_tried_apart_and_adopted(hub: Hub, files: Session, work: Path)
     hub.verify()
 
 
-def test_of_a_directory_that_was_never_looked_at(hub: Hub, work: Path) -> None:
+def test_swarm_works_on_a_directory_without_a_commit(hub: Hub, work: Path) -> None:
     session = hub.session("new", workspace=work)
     result = session.swarm("echo $ORTET_ATTEMPT | tee found", n=2)
     assert (states(result), (work / "found").read_text()) == (["done"] * 2, "1\n")
 
 
-def test_commands_are_tasks_and_scores(files: Session, work: Path) -> None:
+def test_commands_can_be_task_and_score(files: Session, work: Path) -> None:
     task = "echo $ORTET_SESSION > who; expr $ORTET_ATTEMPT % 3 > score; cat who"
     result = files.swarm(task, n=4, score=["cat", "score"])
     assert scores(result) == [0, 1, 2, 0]
@@ -100,13 +100,15 @@ def test_commands_are_tasks_and_scores(files: Session, work: Path) -> None:
         (None, [0, 0, 0]),
     ],
 )
-def test_what_a_command_says_is_a_score(mind: Session, score: Any, expected: list[Any]) -> None:
+def test_score_command_output_or_exit_code_is_the_score(
+    mind: Session, score: Any, expected: list[Any]
+) -> None:
     result = mind.swarm("true", n=3, score=score, keep=0)
     assert scores(result) == expected, [one.error for one in result.attempts]
     assert {one.reason for one in result.attempts} <= {"", "score"}
 
 
-def test_one_attempt_costs_only_itself(hub: Hub, mind: Session) -> None:
+def test_failing_attempt_does_not_affect_the_others(hub: Hub, mind: Session) -> None:
     result = mind.swarm(tasks.fail, n=5, parallel=3)
     assert states(result) == ["crash", "error", "crash", "done", "done"]
     errors = [one.error for one in result.attempts]
@@ -137,20 +139,20 @@ def test_a_time_out_ends_all_that_was_started(files: Session, tmp_path: Path, lo
     assert result.kept == [1]
 
 
-def test_what_attempts_leave_behind_is_ended(mind: Session, long: int) -> None:
+def test_processes_left_by_an_attempt_are_ended(mind: Session, long: int) -> None:
     mind.note("long", long)
     result = mind.swarm(tasks.leave_behind, n=3)
     assert states(result) == ["done"] * 3
     assert sleeping(long) == []
 
 
-def test_enough_is_enough(mind: Session) -> None:
+def test_swarm_stops_the_rest_once_stop_when_is_reached(mind: Session) -> None:
     result = mind.swarm(tasks.block, n=4, parallel=2, stop_when=0)
     assert states(result) == ["done", "stopped", "stopped", "stopped"]
     assert result.kept == [0]
 
 
-def test_it_is_stopped_by_whoever_may(mind: Session, long: int) -> None:
+def test_halted_swarm_keeps_the_best_finished_attempt(mind: Session, long: int) -> None:
     with Halt() as halt:
 
         def enough(result: SwarmResult) -> None:
@@ -164,7 +166,7 @@ def test_it_is_stopped_by_whoever_may(mind: Session, long: int) -> None:
     assert sleeping(long) == []
 
 
-def test_it_is_left_and_taken_up(mind: Session, tmp_path: Path, long: int) -> None:
+def test_swarm_left_by_its_driver_can_be_resumed(mind: Session, tmp_path: Path, long: int) -> None:
     gate = tmp_path / "go"
     task = f"[ $ORTET_ATTEMPT = 0 ] || [ -e {gate} ] || sleep {long}; echo $ORTET_ATTEMPT"
 
@@ -183,7 +185,7 @@ def test_it_is_left_and_taken_up(mind: Session, tmp_path: Path, long: int) -> No
     assert result.kept == [3]
 
 
-def test_stop_when_is_asked_with_what_there_is(mind: Session) -> None:
+def test_stop_when_function_gets_the_results_so_far(mind: Session) -> None:
     seen: list[int] = []
 
     def stop(found: SwarmResult) -> bool:
@@ -204,7 +206,7 @@ def test_what_is_no_score_fails_the_attempt(mind: Session, score: Any) -> None:
     assert result.kept == [3]
 
 
-def test_a_score_that_raises(mind: Session) -> None:
+def test_score_function_that_raises_fails_its_attempt(mind: Session) -> None:
     result = mind.swarm(tasks.nothing, n=2, score=tasks.raise_score)
     assert states(result) == ["score", "done"]
     assert "ValueError: no idea" in result.attempts[0].error
@@ -229,14 +231,16 @@ def test_several_are_left_as_sessions(hub: Hub, mind: Session) -> None:
     assert [one.kept for one in next_] == [[1], [1]]
 
 
-def test_losers_can_stay(hub: Hub, mind: Session) -> None:
+def test_losing_attempts_are_kept_as_sessions_on_request(hub: Hub, mind: Session) -> None:
     mind.swarm(tasks.number, n=3, losers="keep", name="all")
     names = {row.name for row in hub.sessions()}
     assert names == {"mind", "mind/all-0", "mind/all-1", "mind/all-2"}
     assert [m.content for m in hub.session("mind/all-1").messages()][-1] == "attempt 1"
 
 
-def test_merged_together(files: Session, work: Path) -> None:
+def test_keep_merge_merges_all_attempts_and_the_best_wins_conflicts(
+    files: Session, work: Path
+) -> None:
     result = files.swarm(tasks.write, n=3, keep="merge")
     assert result.kept == [2, 1, 0]
     assert sorted(path.name for path in work.iterdir()) == ["all", "mine-0", "mine-1", "mine-2"]
@@ -250,7 +254,7 @@ def test_the_best_two_are_merged(files: Session, work: Path) -> None:
     assert sorted(path.name for path in work.iterdir()) == ["all", "mine-1", "mine-2"]
 
 
-def test_what_losers_learned_is_harvested(mind: Session) -> None:
+def test_harvest_adds_facts_of_losing_attempts(mind: Session) -> None:
     result = mind.swarm(tasks.learn, n=3, harvest=True)
     assert result.kept == [2]
     texts = {fact.text for fact in mind.facts()}
@@ -262,7 +266,7 @@ def test_what_losers_learned_is_harvested(mind: Session) -> None:
     assert mind.head.message == "swarm swarm-1: learned from other attempts"
 
 
-def test_from_a_tag(hub: Hub, files: Session, work: Path) -> None:
+def test_swarm_starts_from_the_given_tag(hub: Hub, files: Session, work: Path) -> None:
     golden = files.commit("golden")
     hub.refs.create("golden", bytes.fromhex(golden.oid), kind="tag")  # type: ignore[arg-type]
     (work / "all").write_text("later\n")
@@ -275,7 +279,7 @@ def test_from_a_tag(hub: Hub, files: Session, work: Path) -> None:
 # money
 
 
-def test_each_has_its_share(hub: Hub) -> None:
+def test_attempt_that_exceeds_its_budget_share_fails(hub: Hub) -> None:
     s = hub.session("rich", budget={"usd": 10.0})
     result = s.swarm(tasks.spend, n=3, budget={"usd": 1.0}, keep=0)
     assert states(result) == ["budget", "done", "done"]
@@ -283,7 +287,7 @@ def test_each_has_its_share(hub: Hub) -> None:
     assert s.budget_left()["usd"] == pytest.approx(7.0)
 
 
-def test_what_is_not_spent_comes_back(hub: Hub) -> None:
+def test_unspent_budget_of_an_attempt_is_returned(hub: Hub) -> None:
     s = hub.session("poor", budget={"usd": 1.0})
     result = s.swarm(tasks.spend_some, n=5, parallel=2, budget={"usd": 0.5}, keep=0)
     assert states(result) == ["done"] * 5
@@ -291,7 +295,7 @@ def test_what_is_not_spent_comes_back(hub: Hub) -> None:
     assert s.budget_left()["usd"] == pytest.approx(0.5)
 
 
-def test_when_nothing_is_left(hub: Hub) -> None:
+def test_swarm_is_refused_if_the_budget_does_not_cover_one_share(hub: Hub) -> None:
     s = hub.session("poor", budget={"usd": 2.0})
     with pytest.raises(Refused, match="give less to each") as refused:
         s.swarm(tasks.spend, n=2, budget={"usd": 3.0})
@@ -326,7 +330,7 @@ def test_swarms_are_listed_and_go_with_their_session(hub: Hub, mind: Session) ->
     assert hub.catalog.rows(f"swarm/{id_}") == []
 
 
-def test_two_drivers_at_once(hub: Hub, mind: Session) -> None:
+def test_second_driver_of_a_running_swarm_is_refused(hub: Hub, mind: Session) -> None:
     refused: list[OrtetError] = []
     seen = threading.Event()
 
@@ -341,7 +345,7 @@ def test_two_drivers_at_once(hub: Hub, mind: Session) -> None:
     assert [error.kind for error in refused] == ["swarm_driven"]
 
 
-def test_a_name_that_is_taken(hub: Hub, mind: Session) -> None:
+def test_swarm_name_that_collides_with_a_session_is_refused(hub: Hub, mind: Session) -> None:
     hub.session("mind/try-1").pause()
     with pytest.raises(Conflict, match="mind/try-1") as error:
         mind.swarm(tasks.number, n=3, name="try")

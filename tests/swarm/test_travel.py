@@ -27,7 +27,7 @@ def test_what_can_be_imported_goes_by_name() -> None:
     assert unpack(work_of(("make", "test"), "task")) == ["make", "test"]
 
 
-def test_a_task_with_something_to_go_with_it(mind: Session) -> None:
+def test_callable_object_keeps_its_arguments_in_the_worker(mind: Session) -> None:
     assert mind.swarm(tasks.Adder(10), n=2).winners[0].score == 11
 
 
@@ -74,18 +74,20 @@ def run_script(place: Path, body: str) -> subprocess.CompletedProcess[str]:
     return forked.run(words, capture_output=True, text=True, check=False)
 
 
-def test_a_task_of_a_script(tmp_path: Path) -> None:
+def test_function_defined_in_a_script_can_be_a_task(tmp_path: Path) -> None:
     done = run_script(tmp_path, SCRIPT.replace("MAIN", "if __name__ == '__main__'"))
     assert (done.stdout, done.stderr) == ("2.0\n", "")
 
 
-def test_a_script_that_would_call_itself(tmp_path: Path) -> None:
+def test_script_without_a_main_guard_is_refused(tmp_path: Path) -> None:
     done = run_script(tmp_path, SCRIPT.replace("MAIN", "if True"))
     assert done.returncode != 0
     assert "`if __name__ == '__main__':`" in done.stderr
 
 
-def test_a_module_that_cannot_be_loaded_there(mind: Session, monkeypatch: Any) -> None:
+def test_task_of_a_module_that_cannot_be_imported_is_refused(
+    mind: Session, monkeypatch: Any
+) -> None:
     module = types.ModuleType("only_here")
     exec("def task(session, i): return i", module.__dict__)
     monkeypatch.setitem(sys.modules, "only_here", module)

@@ -47,31 +47,31 @@ class BucketTests:
     """Supply the fixture `bucket`: an empty one."""
 
     @pytest.mark.parametrize("key", GOOD_KEYS)
-    def test_what_was_put_is_got(self, bucket: Bucket, key: str) -> None:
+    def test_put_then_get_returns_the_same_bytes(self, bucket: Bucket, key: str) -> None:
         bucket.put(key, b"some bytes")
         assert bucket.get(key) == b"some bytes"
         assert bucket.size(key) == 10
         assert list(bucket.list()) == [Listing(key, 10)]
 
-    def test_empty_object(self, bucket: Bucket) -> None:
+    def test_an_empty_object_is_stored_and_read(self, bucket: Bucket) -> None:
         bucket.put("empty", b"")
         assert bucket.get("empty") == b""
         assert bucket.size("empty") == 0
 
-    def test_large_object(self, bucket: Bucket) -> None:
+    def test_a_large_object_is_stored_and_read_in_ranges(self, bucket: Bucket) -> None:
         data = bytes(range(256)) * 20_000
         bucket.put("large", data)
         assert bucket.get("large") == data
         assert bucket.get("large", 3_000_000, 300) == data[3_000_000:3_000_300]
 
-    def test_key_is_taken_once(self, bucket: Bucket) -> None:
+    def test_a_second_put_to_a_key_is_refused(self, bucket: Bucket) -> None:
         bucket.put("a/b", b"first")
         with pytest.raises(Conflict) as caught:
             bucket.put("a/b", b"second")
         assert caught.value.kind == "exists"
         assert bucket.get("a/b") == b"first"
 
-    def test_one_of_many_threads_makes_it(self, bucket: Bucket) -> None:
+    def test_one_of_many_threads_creates_a_key(self, bucket: Bucket) -> None:
         def put(data: bytes) -> bytes | None:
             try:
                 bucket.put("race", data)
@@ -124,7 +124,7 @@ class BucketTests:
         if length is not None:
             assert bucket.get_ranges("digits", [(start, length)]) == [expected]
 
-    def test_several_ranges_in_the_order_asked(self, bucket: Bucket) -> None:
+    def test_get_ranges_returns_ranges_in_the_requested_order(self, bucket: Bucket) -> None:
         bucket.put("digits", b"0123456789")
         ranges = [(8, 9), (0, 2), (1, 2), (0, 2)]
         assert bucket.get_ranges("digits", ranges) == [b"89", b"01", b"12", b"01"]
@@ -142,7 +142,7 @@ class BucketTests:
             with pytest.raises(Invalid):
                 bucket.get_ranges("digits", [(0, 1), (start, length)])
 
-    def test_missing_key(self, bucket: Bucket) -> None:
+    def test_reading_a_missing_key_raises_not_found(self, bucket: Bucket) -> None:
         bucket.put("a/b", b"")
         for key in ("a", "b", "a/b/c", "a/c"):
             for read in (bucket.get, bucket.size):
@@ -152,10 +152,10 @@ class BucketTests:
             with pytest.raises(NotFound):
                 bucket.get_ranges(key, [(0, 1)])
 
-    def test_it_answers(self, bucket: Bucket) -> None:
+    def test_answers_returns_for_a_working_bucket(self, bucket: Bucket) -> None:
         bucket.answers(60.0)
 
-    def test_several_objects_at_once(self, bucket: Bucket) -> None:
+    def test_put_all_and_get_all_handle_many_objects(self, bucket: Bucket) -> None:
         objects = {f"many/{n}": b"%d" % n * n for n in range(40)}
         bucket.put("many/7", b"first")
         assert bucket.put_all(objects) == {"many/7"}
@@ -166,7 +166,9 @@ class BucketTests:
         assert bucket.put_all({}) == set()
 
     @pytest.mark.parametrize("key", BAD_KEYS)
-    def test_bad_keys_pass_no_verb(self, bucket: Bucket, tmp_path: Path, key: str) -> None:
+    def test_every_verb_refuses_invalid_keys(
+        self, bucket: Bucket, tmp_path: Path, key: str
+    ) -> None:
         source = tmp_path / "source"
         source.write_bytes(b"")
         for verb in (
@@ -191,7 +193,7 @@ class BucketTests:
             bucket.put(key, key.encode())
         assert list(bucket.list()) == [Listing(key, len(key)) for key in keys]
 
-    def test_listing_by_prefix(self, bucket: Bucket) -> None:
+    def test_list_returns_the_keys_with_a_prefix(self, bucket: Bucket) -> None:
         for key in ("a/x", "a/xy", "a/z/x", "ab/x", "b"):
             bucket.put(key, b"")
 
@@ -207,12 +209,12 @@ class BucketTests:
         assert listed("nothing/here") == []
 
     @pytest.mark.parametrize("prefix", ["/", "../", "a/../", "a//", "A", "~"])
-    def test_bad_prefix(self, bucket: Bucket, prefix: str) -> None:
+    def test_an_invalid_prefix_is_refused(self, bucket: Bucket, prefix: str) -> None:
         with pytest.raises(Invalid) as caught:
             list(bucket.list(prefix))
         assert caught.value.kind == "bad_key"
 
-    def test_delete(self, bucket: Bucket) -> None:
+    def test_delete_removes_keys_and_ignores_missing_ones(self, bucket: Bucket) -> None:
         for key in ("a/b", "a/c", "d"):
             bucket.put(key, b"")
         bucket.delete(["a/b", "d", "never/there", "a/b"])
@@ -223,7 +225,7 @@ class BucketTests:
         assert bucket.get("a/b") == b"again"
         bucket.delete([])
 
-    def test_local_path_is_the_object_or_nothing(self, bucket: Bucket) -> None:
+    def test_local_path_returns_the_object_file_or_none(self, bucket: Bucket) -> None:
         bucket.put("a/b", b"bytes")
         path = bucket.local_path("a/b")
         assert path is None or path.read_bytes() == b"bytes"
@@ -244,7 +246,9 @@ class SharedBucketTests(BucketTests):
         other.delete(["a"])
         assert list(bucket.list()) == []
 
-    def test_one_of_many_processes_makes_it(self, bucket: Bucket, opener: BucketOpener) -> None:
+    def test_one_of_many_processes_creates_a_key(
+        self, bucket: Bucket, opener: BucketOpener
+    ) -> None:
         contents = [bytes([n]) * 50_000 for n in range(4)]
         made = in_processes(try_put, [(opener, "deep/race", data) for data in contents])
         assert made.count(True) == 1

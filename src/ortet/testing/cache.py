@@ -34,7 +34,7 @@ class _Anywhere:
     """What holds of a cache whether it can be reached or not."""
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\udc80"])
-    def test_bad_key(self, cache: Cache, key: str) -> None:
+    def test_an_invalid_key_is_refused(self, cache: Cache, key: str) -> None:
         with pytest.raises(Invalid) as caught:
             cache.get(key)
         assert caught.value.kind == "bad_name"
@@ -47,17 +47,17 @@ class _Anywhere:
             assert caught.value.kind == "bad_name"
 
     @pytest.mark.parametrize("ttl_ns", [0, -1, 1.5, True])
-    def test_bad_time(self, cache: Cache, ttl_ns: int) -> None:
+    def test_an_invalid_ttl_is_refused(self, cache: Cache, ttl_ns: int) -> None:
         with pytest.raises(Invalid) as caught:
             cache.put("key", b"value", ttl_ns)
         assert caught.value.kind == "bad_ttl"
 
-    def test_what_was_never_put(self, cache: Cache) -> None:
+    def test_a_missing_key_returns_none(self, cache: Cache) -> None:
         assert cache.get("key") is None
         cache.drop("key")
         cache.clear()
 
-    def test_close(self, cache: Cache) -> None:
+    def test_close_after_use_is_no_error(self, cache: Cache) -> None:
         cache.put("key", b"value")
         cache.close()
 
@@ -66,28 +66,28 @@ class CacheTests(_Anywhere):
     """Supply the fixtures `cache`, empty, and `elapse`, see above."""
 
     @pytest.mark.parametrize("key", ["a", "a/b:c", "späť/1", "記憶", "x" * 1000])
-    def test_what_was_put_is_got(self, cache: Cache, key: str) -> None:
+    def test_put_then_get_returns_the_same_bytes(self, cache: Cache, key: str) -> None:
         cache.put(key, b"some bytes")
         assert cache.get(key) == b"some bytes"
         assert cache.get(key) == b"some bytes"
 
     @pytest.mark.parametrize("value", [b"", b"\0\xff", bytes(range(256)) * 4000])
-    def test_any_bytes(self, cache: Cache, value: bytes) -> None:
+    def test_any_bytes_can_be_a_value(self, cache: Cache, value: bytes) -> None:
         cache.put("key", value)
         assert cache.get("key") == value
 
-    def test_the_last_one_counts(self, cache: Cache) -> None:
+    def test_the_last_put_wins(self, cache: Cache) -> None:
         cache.put("key", b"first")
         cache.put("key", b"second")
         assert cache.get("key") == b"second"
 
-    def test_keys_are_apart(self, cache: Cache) -> None:
+    def test_different_keys_hold_different_values(self, cache: Cache) -> None:
         for n in range(100):
             cache.put(f"key/{n}", b"%d" % n)
         assert [cache.get(f"key/{n}") for n in range(100)] == [b"%d" % n for n in range(100)]
         assert cache.get("key") is None
 
-    def test_its_time_is_up(self, cache: Cache, elapse: Elapse) -> None:
+    def test_a_value_expires_after_its_ttl(self, cache: Cache, elapse: Elapse) -> None:
         cache.put("short", b"value", 2 * SECOND)
         cache.put("long", b"value", 3600 * SECOND)
         cache.put("ever", b"value")
@@ -97,7 +97,7 @@ class CacheTests(_Anywhere):
         assert cache.get("short") is None
         assert cache.get("long") == cache.get("ever") == b"value"
 
-    def test_a_new_value_has_a_new_time(self, cache: Cache, elapse: Elapse) -> None:
+    def test_a_new_put_starts_a_new_ttl(self, cache: Cache, elapse: Elapse) -> None:
         cache.put("key", b"first", 2 * SECOND)
         cache.put("key", b"second")
         elapse(3 * SECOND)
@@ -106,7 +106,7 @@ class CacheTests(_Anywhere):
         elapse(3 * SECOND)
         assert cache.get("key") is None
 
-    def test_drop_what_begins_so(self, cache: Cache) -> None:
+    def test_drop_removes_the_keys_with_a_prefix(self, cache: Cache) -> None:
         for key in ("a/1", "a/2", "ab", "b/a/1", "*", "a*", "[a]"):
             cache.put(key, b"value")
         cache.drop("a/")
@@ -118,7 +118,7 @@ class CacheTests(_Anywhere):
         cache.drop("[")
         assert cache.get("[a]") is None
 
-    def test_clear(self, cache: Cache) -> None:
+    def test_clear_removes_every_key(self, cache: Cache) -> None:
         for key in ("a", "b/c"):
             cache.put(key, b"value")
         cache.clear()
@@ -126,7 +126,7 @@ class CacheTests(_Anywhere):
         cache.put("a", b"again")
         assert cache.get("a") == b"again"
 
-    def test_more_than_fits(self, cache: Cache) -> None:
+    def test_a_full_cache_returns_the_right_value_or_none(self, cache: Cache) -> None:
         """Whatever is given is what was put, or nothing."""
         for n in range(64):
             cache.put(f"large/{n}", bytes([n]) * (1 << 20))
@@ -158,7 +158,7 @@ class CacheTests(_Anywhere):
 class AbsentCacheTests(_Anywhere):
     """Supply the fixture `cache`: one whose server cannot be reached."""
 
-    def test_it_is_empty(self, cache: Cache) -> None:
+    def test_an_absent_cache_always_returns_none(self, cache: Cache) -> None:
         cache.put("key", b"value")
         assert cache.get("key") is None
         cache.put("key", b"value", SECOND)

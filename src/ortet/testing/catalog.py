@@ -40,7 +40,7 @@ class CatalogTests(HeadTests, LeaseTests, RowTests, EventTests):
         catalog.close()
 
     @pytest.mark.parametrize("name", BAD_NAMES)
-    def test_bad_names_pass_no_reading_verb(self, catalog: Catalog, name: str) -> None:
+    def test_reading_verbs_refuse_invalid_names(self, catalog: Catalog, name: str) -> None:
         for read in (
             lambda: catalog.head(name),
             lambda: catalog.ops(name),
@@ -54,7 +54,7 @@ class CatalogTests(HeadTests, LeaseTests, RowTests, EventTests):
             assert caught.value.kind == "bad_name"
 
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_a_page_holds_something(self, catalog: Catalog, limit: int) -> None:
+    def test_a_page_limit_below_one_is_refused(self, catalog: Catalog, limit: int) -> None:
         for read in (
             lambda: catalog.heads(limit=limit),
             lambda: catalog.ops(limit=limit),

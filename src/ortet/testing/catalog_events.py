@@ -28,7 +28,7 @@ class EventTests:
         catalog.move([], verb="open", timelines=[Timeline(LINE)])
         return LINE
 
-    def test_no_timeline(self, catalog: Catalog) -> None:
+    def test_a_missing_timeline_has_no_events_and_accepts_none(self, catalog: Catalog) -> None:
         assert catalog.timeline(LINE) is None
         assert catalog.events(LINE) == []
         for verb in (
@@ -41,7 +41,7 @@ class EventTests:
             assert caught.value.kind == "no_timeline"
 
     @pytest.mark.parametrize("bad", ["", "x", "00", "g" * 32, "0" * 34])
-    def test_an_id_is_32_digits(self, catalog: Catalog, bad: str) -> None:
+    def test_a_timeline_id_must_have_32_digits(self, catalog: Catalog, bad: str) -> None:
         with pytest.raises(Invalid) as caught:
             catalog.timeline(bad)
         assert caught.value.kind == "bad_timeline"
@@ -56,7 +56,9 @@ class EventTests:
         assert catalog.events(line, limit=2, newest=True) == row(4, 5)
         assert catalog.events(line, after=4, limit=9, newest=True) == row(5, 5)
 
-    def test_the_last_header_of_many(self, catalog: Catalog, line: str) -> None:
+    def test_last_heads_returns_the_last_header_of_each_timeline(
+        self, catalog: Catalog, line: str
+    ) -> None:
         catalog.append(line, row(1, 3))
         catalog.move([], verb="fork", timelines=[Timeline(OTHER, line, 2)])
         assert catalog.last_heads([OTHER, line, THIRD]) == [b"", b"head 3", b""]
@@ -66,7 +68,7 @@ class EventTests:
         assert catalog.timelines([]) == []
 
     @pytest.mark.parametrize("events", [[event(3)], [event(1)], row(3, 4), row(1, 3), [event(4)]])
-    def test_only_the_next_event_fits(
+    def test_append_with_a_wrong_sequence_number_is_refused(
         self, catalog: Catalog, line: str, events: list[EventRow]
     ) -> None:
         catalog.append(line, row(1, 1))
@@ -88,7 +90,7 @@ class EventTests:
         assert [found.body for found in catalog.events(line)] == [body] * 3
         assert catalog.events(line, limit=1, newest=True)[0].body == body
 
-    def test_events_and_rows_together(self, catalog: Catalog, line: str) -> None:
+    def test_append_writes_events_and_rows_together(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, [event(1)], rows=[RowChange("k", "k", b"1", expect=0)])
         with pytest.raises(Conflict) as caught:
             catalog.append(line, [event(2)], rows=[RowChange("k", "k", b"2", expect=0)])
@@ -96,7 +98,7 @@ class EventTests:
         assert catalog.last_seq(line) == 1
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_a_lost_lease_writes_nothing(
+    def test_append_with_a_lost_lease_writes_nothing(
         self, catalog: Catalog, clock: ManualClock, line: str, count: int
     ) -> None:
         lease = catalog.acquire("session", "me", 100)
@@ -111,7 +113,7 @@ class EventTests:
         catalog.append(line, row(count + 1, 2 * count), lease=other)
         assert catalog.last_seq(line) == 2 * count
 
-    def test_some_are_picked(self, catalog: Catalog, line: str) -> None:
+    def test_pick_returns_the_selected_events_that_exist(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 9))
         catalog.trim_events(line, 2)
         catalog.erase_events(line, [5])
@@ -121,13 +123,15 @@ class EventTests:
         assert catalog.pick(line, []) == catalog.pick(OTHER, [1]) == []
         assert catalog.pick(line, range(1, 99)) == catalog.events(line)
 
-    def test_few_of_many_are_picked(self, catalog: Catalog, line: str) -> None:
+    def test_pick_returns_a_few_of_many_events(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 500))
         catalog.trim_events(line, 2)
         assert catalog.pick(line, [2, 3, 499]) == [*row(3, 3), *row(499, 499)]
         assert catalog.pick(line, [7, 500, 501]) == [*row(7, 7), *row(500, 500)]
 
-    def test_a_fork_goes_on_behind_its_point(self, catalog: Catalog, line: str) -> None:
+    def test_a_forked_timeline_continues_after_its_fork_point(
+        self, catalog: Catalog, line: str
+    ) -> None:
         catalog.append(line, row(1, 5))
         fork = Timeline(OTHER, parent=line, at=3)
         catalog.move([], verb="fork", timelines=[fork])
@@ -140,19 +144,19 @@ class EventTests:
         assert catalog.last_seq(line) == 5
 
     @pytest.mark.parametrize("at", [-1, 6])
-    def test_a_fork_needs_its_point(self, catalog: Catalog, line: str, at: int) -> None:
+    def test_a_fork_point_must_exist(self, catalog: Catalog, line: str, at: int) -> None:
         catalog.append(line, row(1, 5))
         with pytest.raises(Invalid) as caught:
             catalog.move([], verb="fork", timelines=[Timeline(OTHER, parent=line, at=at)])
         assert caught.value.kind == "bad_fork"
         assert catalog.timeline(OTHER) is None
 
-    def test_a_timeline_is_made_once(self, catalog: Catalog, line: str) -> None:
+    def test_creating_a_timeline_twice_is_refused(self, catalog: Catalog, line: str) -> None:
         with pytest.raises(Conflict) as caught:
             catalog.move([], verb="open", timelines=[Timeline(line)])
         assert caught.value.kind == "timeline_exists"
 
-    def test_all_of_a_move_or_nothing(self, catalog: Catalog, line: str) -> None:
+    def test_move_applies_all_its_parts_or_none(self, catalog: Catalog, line: str) -> None:
         leases = catalog.move(
             [Move("branch:a", None, HEAD)],
             verb="fork",
@@ -188,7 +192,7 @@ class EventTests:
         catalog.append(line, [event(6)])
         assert catalog.last_seq(line) == 6
 
-    def test_what_is_erased_leaves_its_head(self, catalog: Catalog, line: str) -> None:
+    def test_an_erased_event_keeps_its_header(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 3))
         assert catalog.erase_events(line, [2, 3, 9]) == 2
         assert catalog.erase_events(line, [2]) == 0
@@ -199,7 +203,7 @@ class EventTests:
         ]
         catalog.append(line, [event(4)])
 
-    def test_a_timeline_others_began_on_stays(self, catalog: Catalog, line: str) -> None:
+    def test_a_timeline_with_forks_is_not_removed(self, catalog: Catalog, line: str) -> None:
         catalog.append(line, row(1, 3))
         catalog.move([], verb="fork", timelines=[Timeline(OTHER, parent=line, at=3)])
         with pytest.raises(Conflict) as caught:
@@ -212,7 +216,9 @@ class EventTests:
         assert catalog.timeline(line) is None
         assert catalog.events(line) == []
 
-    def test_of_two_writers_one_is_first(self, catalog: Catalog, line: str) -> None:
+    def test_concurrent_appends_take_each_sequence_number_once(
+        self, catalog: Catalog, line: str
+    ) -> None:
         def write(number: int) -> int:
             done = 0
             for seq in range(1, 41):

@@ -18,16 +18,16 @@ def create(catalog: Catalog, *names: str, at: Oid = A) -> None:
 
 
 class HeadTests:
-    def test_no_head(self, catalog: Catalog) -> None:
+    def test_a_missing_head_is_none(self, catalog: Catalog) -> None:
         assert catalog.head("branch:main") is None
         assert catalog.heads() == []
 
-    def test_create(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_creating_a_head_sets_version_one(self, catalog: Catalog, clock: ManualClock) -> None:
         create(catalog, "branch:main")
         assert catalog.head("branch:main") == Head("branch:main", A, 1, clock.now_ns())
         assert catalog.heads() == [Head("branch:main", A, 1, clock.now_ns())]
 
-    def test_update(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_moving_a_head_raises_its_version(self, catalog: Catalog, clock: ManualClock) -> None:
         create(catalog, "h")
         clock.advance(5)
         catalog.move([Move("h", A, B)], verb="commit")
@@ -41,7 +41,7 @@ class HeadTests:
         assert head.version == 2
         assert len(catalog.ops("h")) == 2
 
-    def test_delete(self, catalog: Catalog) -> None:
+    def test_deleting_a_head_removes_it_from_the_list(self, catalog: Catalog) -> None:
         create(catalog, "h", "other")
         catalog.move([Move("h", A, None)], verb="delete")
         assert catalog.head("h") is None
@@ -76,7 +76,7 @@ class HeadTests:
             (Move("absent", A, None), A, None),
         ],
     )
-    def test_wrong_expectation(
+    def test_move_with_a_wrong_expectation_is_refused_and_changes_nothing(
         self, catalog: Catalog, move: Move, expect: Oid | None, found: Oid | None
     ) -> None:
         create(catalog, "h")
@@ -115,7 +115,7 @@ class HeadTests:
         assert (head.oid, head.version) == (C, 3)
         assert [(op.old, op.new) for op in catalog.ops("h")] == [(None, A), (A, B), (B, C)]
 
-    def test_a_large_batch(self, catalog: Catalog) -> None:
+    def test_a_batch_of_1500_heads_is_created_and_listed(self, catalog: Catalog) -> None:
         names = [f"branch:{n:04}" for n in range(1500)]
         create(catalog, *names)
         assert [head.name for head in catalog.heads(limit=2000)] == names
@@ -139,7 +139,7 @@ class HeadTests:
         assert row is not None
         assert row.version == first.version + 1
 
-    def test_rows_without_moves(self, catalog: Catalog) -> None:
+    def test_rows_can_be_written_without_moves(self, catalog: Catalog) -> None:
         catalog.move(
             [],
             verb="note",
@@ -159,7 +159,7 @@ class HeadTests:
         assert caught.value.kind == "empty_move"
 
     @pytest.mark.parametrize("name", ["", "a\0b", "\udc80", "x" * 5000])
-    def test_bad_head_names(self, catalog: Catalog, name: str) -> None:
+    def test_an_invalid_head_name_is_refused(self, catalog: Catalog, name: str) -> None:
         with pytest.raises(Invalid) as caught:
             create(catalog, name)
         assert caught.value.kind == "bad_name"
@@ -193,7 +193,9 @@ class HeadTests:
             seen += [head.name for head in page]
         assert seen == names
 
-    def test_op_says_what_was_done(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_each_move_is_recorded_in_the_operation_log(
+        self, catalog: Catalog, clock: ManualClock
+    ) -> None:
         assert catalog.last_op() == 0
         create(catalog, "h")
         clock.advance(7)
@@ -205,7 +207,7 @@ class HeadTests:
         assert (third.old, third.new) == (B, None)
         assert 0 < first.seq < second.seq < third.seq == catalog.last_op()
 
-    def test_ops_of_one_head_and_by_page(self, catalog: Catalog) -> None:
+    def test_ops_are_listed_by_head_and_by_page(self, catalog: Catalog) -> None:
         create(catalog, "one", "two")
         catalog.move([Move("one", A, B), Move("two", A, B)], verb="commit")
         catalog.move([Move("one", B, C)], verb="commit")
@@ -232,7 +234,9 @@ class HeadTests:
         assert catalog.last_op() == last
         assert catalog.check() == []
 
-    def test_a_seq_is_never_given_twice(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_an_operation_number_is_never_reused(
+        self, catalog: Catalog, clock: ManualClock
+    ) -> None:
         create(catalog, "h")
         catalog.move([Move("h", A, None)], verb="delete")
         last = catalog.last_op()

@@ -11,14 +11,18 @@ from ortet.testing.processes import CatalogOpener, in_processes, in_threads, oid
 
 
 class LeaseTests:
-    def test_acquire(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_acquire_returns_a_lease_with_fence_and_expiry(
+        self, catalog: Catalog, clock: ManualClock
+    ) -> None:
         assert catalog.lease("w") is None
         lease = catalog.acquire("w", "ann", 100)
         assert lease == Lease("w", "ann", lease.fence, clock.now_ns() + 100)
         assert lease.fence > 0
         assert catalog.lease("w") == lease
 
-    def test_another_is_refused_while_it_lives(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_acquire_by_another_owner_is_refused_while_the_lease_is_live(
+        self, catalog: Catalog, clock: ManualClock
+    ) -> None:
         lease = catalog.acquire("w", "ann", 100)
         clock.advance(99)
         with pytest.raises(Refused) as caught:
@@ -27,7 +31,7 @@ class LeaseTests:
         assert caught.value.details == {"owner": "ann", "expires": lease.expires}
         assert catalog.lease("w") == lease
 
-    def test_names_are_apart(self, catalog: Catalog) -> None:
+    def test_leases_of_different_names_are_independent(self, catalog: Catalog) -> None:
         catalog.acquire("w", "ann", 100)
         assert catalog.acquire("v", "bob", 100).owner == "bob"
 
@@ -54,7 +58,9 @@ class LeaseTests:
             catalog.acquire("w", "ann", 100)
         assert caught.value.kind == "lease_held"
 
-    def test_extend(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_extend_moves_the_expiry_and_keeps_the_fence(
+        self, catalog: Catalog, clock: ManualClock
+    ) -> None:
         lease = catalog.acquire("w", "ann", 100)
         clock.advance(90)
         longer = catalog.extend(lease, 100)
@@ -62,7 +68,7 @@ class LeaseTests:
         assert catalog.lease("w") == longer
         assert catalog.extend(lease, 500).expires == clock.now_ns() + 500
 
-    def test_extend_after_expiry_when_nobody_took_it(
+    def test_extend_after_expiry_succeeds_if_nobody_took_the_lease(
         self, catalog: Catalog, clock: ManualClock
     ) -> None:
         lease = catalog.acquire("w", "ann", 100)
@@ -92,7 +98,7 @@ class LeaseTests:
         assert catalog.acquire("w", "bob", 100).fence > lease.fence
 
     @pytest.mark.parametrize("end", ["release", "seize"])
-    def test_the_old_owner_comes_back_as_a_new_holder(self, catalog: Catalog, end: str) -> None:
+    def test_a_former_owner_gets_a_new_fence(self, catalog: Catalog, end: str) -> None:
         lease = catalog.acquire("w", "ann", 100)
         getattr(catalog, end)(lease)
         assert catalog.acquire("w", "ann", 100).fence > lease.fence
@@ -144,7 +150,7 @@ class LeaseTests:
         assert catalog.row("k", "k") is None
 
     @pytest.mark.parametrize("ttl", [0, -1])
-    def test_a_lease_lasts(self, catalog: Catalog, ttl: int) -> None:
+    def test_a_ttl_below_one_is_refused(self, catalog: Catalog, ttl: int) -> None:
         lease = catalog.acquire("w", "ann", 100)
         with pytest.raises(Invalid) as caught:
             catalog.acquire("v", "ann", ttl)
@@ -154,7 +160,7 @@ class LeaseTests:
         assert caught.value.kind == "bad_ttl"
         assert catalog.lease("v") is None
 
-    def test_a_lease_for_ever(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_a_very_long_ttl_never_expires(self, catalog: Catalog, clock: ManualClock) -> None:
         lease = catalog.acquire("w", "ann", 2**63)
         clock.advance(10**17)
         assert catalog.lease("w") == lease
@@ -190,7 +196,9 @@ class LeaseTests:
         assert len(set(every)) == 40
         assert all(fences == sorted(fences) for fences in found)
 
-    def test_one_of_many_processes_gets_it(self, catalog: Catalog, opener: CatalogOpener) -> None:
+    def test_one_of_many_processes_acquires_the_lease(
+        self, catalog: Catalog, opener: CatalogOpener
+    ) -> None:
         owners = [f"owner-{n}" for n in range(4)]
         fences = in_processes(try_lease, [(opener, "w", owner) for owner in owners])
         winners = [fence for fence in fences if fence]

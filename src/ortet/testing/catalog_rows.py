@@ -10,12 +10,12 @@ from ortet.testing.processes import in_threads
 
 
 class RowTests:
-    def test_no_row(self, catalog: Catalog) -> None:
+    def test_a_missing_row_is_none(self, catalog: Catalog) -> None:
         assert catalog.row("kind", "key") is None
         assert catalog.rows("kind") == []
 
     @pytest.mark.parametrize("value", [b"", b"\0\xff\0", b"x" * 100_000])
-    def test_values_are_any_bytes(self, catalog: Catalog, value: bytes) -> None:
+    def test_a_row_value_can_be_any_bytes(self, catalog: Catalog, value: bytes) -> None:
         row = catalog.put_row("kind", "key", value)
         assert row == Row("kind", "key", value, row.version)
         assert catalog.row("kind", "key") == row
@@ -25,12 +25,12 @@ class RowTests:
         assert versions == [versions[0], versions[0] + 1, versions[0] + 2]
         assert versions[0] > 0
 
-    def test_write_on_an_expected_version(self, catalog: Catalog) -> None:
+    def test_write_with_the_expected_version_succeeds(self, catalog: Catalog) -> None:
         first = catalog.put_row("kind", "key", b"1", expect=0)
         second = catalog.put_row("kind", "key", b"2", expect=first.version)
         assert catalog.row("kind", "key") == second
 
-    def test_write_on_a_wrong_version(self, catalog: Catalog) -> None:
+    def test_write_with_a_wrong_version_is_refused(self, catalog: Catalog) -> None:
         row = catalog.put_row("kind", "key", b"1")
         for expect in (0, row.version + 1):
             with pytest.raises(Conflict) as caught:
@@ -42,13 +42,13 @@ class RowTests:
         assert caught.value.details["found"] == 0
         assert catalog.rows("kind") == [row]
 
-    def test_drop(self, catalog: Catalog) -> None:
+    def test_dropping_a_row_removes_it_and_may_be_repeated(self, catalog: Catalog) -> None:
         catalog.put_row("kind", "key", b"1")
         catalog.drop_row("kind", "key")
         catalog.drop_row("kind", "key")
         assert catalog.row("kind", "key") is None
 
-    def test_a_row_made_again_is_not_the_old_one(self, catalog: Catalog) -> None:
+    def test_a_recreated_row_has_a_higher_version(self, catalog: Catalog) -> None:
         old = catalog.put_row("kind", "key", b"old")
         catalog.drop_row("kind", "key")
         new = catalog.put_row("kind", "key", b"new", expect=0)
@@ -56,7 +56,7 @@ class RowTests:
         with pytest.raises(Conflict):
             catalog.put_row("kind", "key", b"late", expect=old.version)
 
-    def test_kinds_and_keys_are_apart(self, catalog: Catalog) -> None:
+    def test_rows_of_different_kinds_and_keys_are_independent(self, catalog: Catalog) -> None:
         catalog.put_row("a", "bc", b"1")
         catalog.put_row("ab", "c", b"2")
         catalog.put_row("a", "b", b"3")
@@ -77,7 +77,7 @@ class RowTests:
         assert seen == keys
 
     @pytest.mark.parametrize(("kind", "key"), [("", "key"), ("kind", ""), ("kind", "a\0b")])
-    def test_bad_row_names(self, catalog: Catalog, kind: str, key: str) -> None:
+    def test_an_invalid_row_name_is_refused(self, catalog: Catalog, kind: str, key: str) -> None:
         for write in (
             lambda: catalog.put_row(kind, key, b""),
             lambda: catalog.put_row(kind, key, b"", expect=0),
@@ -105,6 +105,6 @@ class RowTests:
         assert row is not None
         assert row.value == b"80"
 
-    def test_a_sound_catalog_has_nothing_to_say(self, catalog: Catalog) -> None:
+    def test_check_of_a_sound_catalog_reports_nothing(self, catalog: Catalog) -> None:
         catalog.put_row("kind", "key", b"1")
         assert catalog.check() == []

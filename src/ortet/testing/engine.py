@@ -29,7 +29,7 @@ STILL = "touch -d @1000000000"
 class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
     """Supply the fixture `engine`, see above."""
 
-    def test_this_host_can_do_it(self, engine: Engine) -> None:
+    def test_probe_reports_every_capability_as_available(self, engine: Engine) -> None:
         assert engine.name
         assert [capability for capability in engine.probe() if not capability.ok] == []
 
@@ -43,7 +43,9 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         assert _state(bench, machine.freeze()) == _state(bench, first)
         assert machine.losses == []
 
-    def test_freezing_twice_gives_one_id(self, bench: Bench, machine: Machine) -> None:
+    def test_two_snapshots_without_a_change_have_the_same_id(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         machine.run("echo more >> a.txt; mkdir new; ln a.txt new/hard")
         assert machine.freeze() == machine.freeze()
         assert bench.commit(machine) == machine.freeze()
@@ -97,7 +99,9 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         assert not gone & bench.paths(after)
         assert bench.paths(before) == bench.paths(first)
 
-    def test_contents_are_those_of_the_moment(self, bench: Bench, machine: Machine) -> None:
+    def test_a_snapshot_keeps_the_contents_of_its_moment(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         images = []
         for number in range(5):
             machine.run(f"echo {number} > a.txt; echo {number} > docs/deep/two.md")
@@ -116,7 +120,7 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         assert one.mtime == 5_000_000_007
         assert bench.content(before, "run.sh") == bench.content(after, "run.sh")
 
-    def test_hardlinks_are_groups(self, bench: Bench, machine: Machine) -> None:
+    def test_a_snapshot_records_hardlink_groups(self, bench: Bench, machine: Machine) -> None:
         machine.run("ln a.txt docs/b; ln docs/one.md c")
         assert bench.links(machine.freeze()) == [[b"a.txt", b"docs/b"], [b"c", b"docs/one.md"]]
         machine.run("rm c; echo through >> docs/b")
@@ -126,7 +130,7 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
             bench.content(image, "a.txt") == bench.content(image, "docs/b") == b"alpha\nthrough\n"
         )
 
-    def test_what_rules_leave_out_is_no_state(self, bench: Bench, machine: Machine) -> None:
+    def test_ignored_files_are_not_part_of_a_snapshot(self, bench: Bench, machine: Machine) -> None:
         machine.run("printf '*.log\\n!keep.log\\n/build/\\nsize > 1KB *.bin\\n' > .ortetignore")
         machine.run("mkdir build docs/build; touch build/x docs/build/x a.log keep.log")
         machine.run("head -c 2000 /dev/zero > big.bin; head -c 2000 /dev/zero > big.txt")

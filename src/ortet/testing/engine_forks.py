@@ -16,7 +16,9 @@ from ortet.testing.engine_parts import Bench, EngineFixtures
 class ForkTests:
     """Part of EngineTests."""
 
-    def test_forks_are_what_was_settled(self, bench: Bench, machine: Machine) -> None:
+    def test_forks_have_the_files_of_the_committed_snapshot(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         machine.run("echo point > point; ln point docs/point")
         image = bench.commit(machine)
         forks = bench.adopt(machine.fork([bench.spec(image) for _ in range(3)]))
@@ -32,7 +34,7 @@ class ForkTests:
         assert fork.run("cat a.txt docs/one.md").stdout == "alpha\none\n"
         assert fork.freeze() == image
 
-    def test_forks_and_original_go_their_own_ways(self, bench: Bench, machine: Machine) -> None:
+    def test_forks_and_original_change_independently(self, bench: Bench, machine: Machine) -> None:
         image = bench.commit(machine)
         one, two = bench.adopt(machine.fork([bench.spec(image), bench.spec(image)]))
         machine.run("echo original >> a.txt")
@@ -45,7 +47,7 @@ class ForkTests:
         assert two.run("cat a.txt docs/one.md only-two").stdout == "alpha\none\ntwo\n"
         assert len({machine.freeze(), one.freeze(), two.freeze()}) == 3
 
-    def test_a_fork_of_a_fork(self, bench: Bench, machine: Machine) -> None:
+    def test_a_fork_of_a_fork_has_all_earlier_changes(self, bench: Bench, machine: Machine) -> None:
         current = machine
         for generation in range(4):
             current.run(f"echo {generation} >> trail; echo {generation} > docs/at")
@@ -65,7 +67,7 @@ class ForkTests:
         fork.run("echo more > more")
         assert bench.content(bench.commit(fork), "more") == b"more\n"
 
-    def test_all_or_none(self, bench: Bench, machine: Machine) -> None:
+    def test_a_failed_fork_leaves_no_machine_behind(self, bench: Bench, machine: Machine) -> None:
         image = bench.commit(machine)
         good, bad = bench.spec(image), bench.spec(image)
         bad.home.rmdir()
@@ -91,7 +93,9 @@ class InPlaceTests(EngineFixtures):
     def here(self, bench: Bench, place: Path) -> Machine:
         return bench.open(bench.spec(None, place))
 
-    def test_the_directory_is_the_state(self, bench: Bench, here: Machine, place: Path) -> None:
+    def test_the_directory_itself_is_snapshotted_and_restored(
+        self, bench: Bench, here: Machine, place: Path
+    ) -> None:
         assert here.path == place
         before = bench.commit(here)
         (place / "sub" / "b.txt").write_text("changed by an editor\n")
@@ -100,7 +104,7 @@ class InPlaceTests(EngineFixtures):
         here.thaw(before)
         assert (place / "sub" / "b.txt").read_text() == "beta\n"
 
-    def test_nothing_of_ours_is_written_there(
+    def test_a_commit_writes_nothing_into_the_directory(
         self, bench: Bench, here: Machine, place: Path
     ) -> None:
         moved = place.stat().st_mtime_ns
@@ -134,7 +138,7 @@ class InPlaceTests(EngineFixtures):
         (place / "sub" / ".ortet").write_text("deeper it is a file like any other\n")
         assert "sub/.ortet" in bench.paths(here.freeze())
 
-    def test_no_directory(self, bench: Bench) -> None:
+    def test_opening_a_missing_directory_is_refused(self, bench: Bench) -> None:
         with pytest.raises(NotFound) as caught:
             bench.open(bench.spec(None, bench.root / "nowhere"))
         assert caught.value.kind == "no_directory"

@@ -38,22 +38,22 @@ class RunTests:
             machine.run("true", cwd="nowhere")
         assert caught.value.kind == "no_directory"
 
-    def test_a_command_that_is_not_there(self, machine: Machine) -> None:
+    def test_a_missing_command_returns_127(self, machine: Machine) -> None:
         assert machine.run(["no-such-program-here"]).exit_code == 127
 
-    def test_nothing_to_run_is_refused(self, machine: Machine) -> None:
+    def test_an_empty_command_is_refused(self, machine: Machine) -> None:
         with pytest.raises(Invalid) as caught:
             machine.run([])
         assert caught.value.kind == "bad_command"
 
-    def test_environment_is_laid_over(self, machine: Machine) -> None:
+    def test_run_adds_and_removes_environment_variables(self, machine: Machine) -> None:
         env = {"ORTET_TEST_ONE": "1", "ORTET_TEST_TWO": "2"}
         script = "echo ${ORTET_TEST_ONE-unset} ${ORTET_TEST_TWO-unset} ${PATH:+path}"
         assert machine.run(script, env=env).stdout == "1 2 path\n"
         inner = {"ORTET_TEST_ONE": None}
         assert machine.run(script, env=inner).stdout == "unset unset path\n"
 
-    def test_stdin(self, machine: Machine) -> None:
+    def test_run_passes_stdin_or_an_empty_one(self, machine: Machine) -> None:
         data = bytes(range(256)) * 4096
         result = machine.run("wc -c", stdin=data)
         assert result.stdout.strip() == str(len(data))

@@ -13,7 +13,9 @@ from ortet.testing.engine_parts import Bench
 class ThawTests:
     """Part of EngineTests."""
 
-    def test_back_and_forth(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_moves_back_and_forth_between_two_snapshots(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         before = bench.commit(machine)
         machine.run("echo new > new; rm a.txt; mv docs papers; chmod 700 run.sh; ln run.sh again")
         after = bench.commit(machine)
@@ -25,7 +27,9 @@ class ThawTests:
         assert (machine.path / "new").read_text() == "new\n"
         assert not (machine.path / "docs").exists()
 
-    def test_what_was_never_frozen_goes_too(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_removes_files_that_were_never_committed(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         image = bench.commit(machine)
         machine.run("echo changed > a.txt; mkdir -p x/y; echo z > x/y/z; rm link")
         report = machine.thaw(image)
@@ -35,7 +39,7 @@ class ThawTests:
         )
         assert machine.freeze() == image
 
-    def test_only_what_differs_is_touched(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_touches_only_differing_files(self, bench: Bench, machine: Machine) -> None:
         image = bench.commit(machine)
         machine.run("echo changed > docs/one.md")
         inodes = "stat -c %i a.txt run.sh docs docs/deep/two.md"
@@ -45,12 +49,16 @@ class ThawTests:
         assert report.written >= 1
         assert machine.run("cat docs/one.md").stdout == "one\n"
 
-    def test_thawing_the_present_does_nothing(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_of_the_current_snapshot_does_nothing(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         image = bench.commit(machine)
         report = machine.thaw(image)
         assert (report.written, report.removed, report.losses) == (0, 0, [])
 
-    def test_only_below_some_paths(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_of_some_paths_changes_only_those_paths(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         image = bench.commit(machine)
         machine.run(
             "echo 1 > a.txt; echo 1 > docs/one.md; echo 1 > docs/deep/two.md; echo 1 > docs/n"
@@ -62,7 +70,9 @@ class ThawTests:
         assert bench.content(frozen, "docs/deep/two.md") == b"two\n"
         assert bench.content(frozen, "docs/n") == b"1\n"
 
-    def test_an_unknown_image_changes_nothing(self, machine: Machine) -> None:
+    def test_restore_of_an_unknown_image_is_refused_and_changes_nothing(
+        self, machine: Machine
+    ) -> None:
         machine.run("echo mine > a.txt")
         before = machine.freeze()
         with pytest.raises(NotFound) as caught:
@@ -70,7 +80,7 @@ class ThawTests:
         assert caught.value.kind == "no_object"
         assert machine.freeze() == before
 
-    def test_what_is_no_state_stays(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_keeps_ignored_files(self, bench: Bench, machine: Machine) -> None:
         machine.run("echo '*.log' > .ortetignore; echo 1 > a.log; mkdir logs; echo 1 > logs/b.log")
         image = bench.commit(machine)
         machine.run(
@@ -80,7 +90,9 @@ class ThawTests:
         assert machine.run("cat a.log a.txt logs/b.log more/c.log").stdout == "2\nalpha\n1\n3\n"
         assert not (machine.path / "more" / "x").exists()
 
-    def test_many_kinds_of_things_come_back(self, bench: Bench, machine: Machine) -> None:
+    def test_restore_brings_back_every_file_type_and_mode(
+        self, bench: Bench, machine: Machine
+    ) -> None:
         empty = bench.commit(machine)
         machine.run(
             "mkfifo pipe; ln -s /nowhere dangling; ln -s loop loop; mkdir -m 1777 sticky;"

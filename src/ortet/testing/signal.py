@@ -28,7 +28,7 @@ from ortet.testing.processes import WAIT, SignalOpener, listen
 class SignalTests:
     """Supply the fixture `signal`: one that nobody else uses."""
 
-    def test_nothing_happens(self, signal: Signal) -> None:
+    def test_wait_without_a_notify_times_out(self, signal: Signal) -> None:
         token = signal.token("topic")
         assert signal.wait("topic", token, 0.0) is False
         assert signal.wait("topic", token, 0.01) is False
@@ -38,13 +38,13 @@ class SignalTests:
         signal.notify("topic")
         assert signal.wait("topic", token, WAIT) is True
 
-    def test_a_token_stays_good(self, signal: Signal) -> None:
+    def test_a_token_can_be_used_for_several_waits(self, signal: Signal) -> None:
         token = signal.token("topic")
         signal.notify("topic")
         assert signal.wait("topic", token, WAIT) is True
         assert signal.wait("topic", token, WAIT) is True
 
-    def test_one_token_for_each_look(self, signal: Signal) -> None:
+    def test_each_new_token_sees_the_next_notify(self, signal: Signal) -> None:
         for _ in range(3):
             token = signal.token("topic")
             signal.notify("topic")
@@ -57,7 +57,7 @@ class SignalTests:
         for topic, token in tokens.items():
             assert signal.wait(topic, token, WAIT) is True
 
-    def test_a_flood_hides_nothing(self, signal: Signal) -> None:
+    def test_a_flood_of_other_topics_hides_no_notify(self, signal: Signal) -> None:
         token = signal.token("rare")
         for n in range(3000):
             signal.notify(f"common-{n % 7}")
@@ -93,14 +93,14 @@ class SignalTests:
                 signal.notify(topic)
                 assert result.result() is True
 
-    def test_news_begin_at_once_with_nothing(self, signal: Signal) -> None:
+    def test_the_first_news_call_returns_at_once_without_topics(self, signal: Signal) -> None:
         signal.notify("before")
         token, topics = signal.news(None, WAIT)
         assert topics == set()
         token, topics = signal.news(token, 0.0)
         assert topics is None or topics <= {"before"}  # which may still be on its way
 
-    def test_news_tell_of_every_topic(self, signal: Signal) -> None:
+    def test_news_returns_every_notified_topic(self, signal: Signal) -> None:
         token, _ = signal.news(None, 0.0)
         missing = {"a", "b", "c"}
         for topic in missing:
@@ -110,7 +110,7 @@ class SignalTests:
             assert topics is None or topics & missing
             missing -= missing if topics is None else topics
 
-    def test_news_go_on_behind_what_was_told(self, signal: Signal) -> None:
+    def test_news_returns_only_topics_after_its_token(self, signal: Signal) -> None:
         token, _ = signal.news(None, 0.0)
         signal.notify("first")
         token, topics = signal.news(token, WAIT)
@@ -119,7 +119,7 @@ class SignalTests:
         _, topics = signal.news(token, WAIT)
         assert topics is None or topics == {"second"}
 
-    def test_news_wake_who_waits(self, signal: Signal) -> None:
+    def test_notify_wakes_a_waiting_news_call(self, signal: Signal) -> None:
         token, _ = signal.news(None, 0.0)
         waiting = Event()
 
@@ -134,7 +134,7 @@ class SignalTests:
             topics = result.result()
         assert topics is None or topics == {"topic"}
 
-    def test_a_flood_hides_no_news(self, signal: Signal) -> None:
+    def test_a_flood_of_topics_hides_no_news(self, signal: Signal) -> None:
         token, _ = signal.news(None, 0.0)
         signal.notify("rare")
         for n in range(3000):
@@ -148,7 +148,7 @@ class SignalTests:
             heard |= topics
 
     @pytest.mark.parametrize("topic", ["", "a\0b", "\udc80"])
-    def test_bad_topic(self, signal: Signal, topic: str) -> None:
+    def test_an_invalid_topic_is_refused(self, signal: Signal, topic: str) -> None:
         for verb in (
             lambda: signal.notify(topic),
             lambda: signal.token(topic),
@@ -163,14 +163,14 @@ class SignalTests:
         signal.notify("branch:späť/1")
         assert signal.wait("branch:späť/1", token, WAIT) is True
 
-    def test_a_narrowed_one_hears_what_it_is_for(self, signal: Signal) -> None:
+    def test_a_narrowed_signal_receives_its_own_topics(self, signal: Signal) -> None:
         narrow = signal.narrowed("top")
         token = narrow.token("top:1")
         signal.notify("top:1")
         assert narrow.wait("top:1", token, WAIT) is True
         narrow.close()
 
-    def test_close(self, signal: Signal) -> None:
+    def test_close_after_use_is_no_error(self, signal: Signal) -> None:
         signal.token("topic")
         signal.close()
 
@@ -184,7 +184,7 @@ class SharedSignalTests(SignalTests):
         yield signal
         signal.close()
 
-    def test_another_handle_is_reached(self, signal: Signal, opener: SignalOpener) -> None:
+    def test_notify_reaches_another_handle(self, signal: Signal, opener: SignalOpener) -> None:
         other = opener()
         tokens = signal.token("topic"), other.token("topic")
         opener().notify("topic")
@@ -192,13 +192,13 @@ class SharedSignalTests(SignalTests):
         assert other.wait("topic", tokens[1], WAIT) is True
         other.close()
 
-    def test_news_come_from_another_handle(self, signal: Signal, opener: SignalOpener) -> None:
+    def test_news_arrive_from_another_handle(self, signal: Signal, opener: SignalOpener) -> None:
         token, _ = signal.news(None, 0.0)
         opener().notify("topic")
         _, topics = signal.news(token, WAIT)
         assert topics is None or topics == {"topic"}
 
-    def test_other_processes_are_reached(self, signal: Signal, opener: SignalOpener) -> None:
+    def test_notify_reaches_other_processes(self, signal: Signal, opener: SignalOpener) -> None:
         context = multiprocessing.get_context("spawn")
         with context.Manager() as manager, context.Pool(2) as pool:
             ready = [manager.Event() for _ in range(2)]

@@ -44,7 +44,7 @@ PARTS = [
 
 @BOTH
 @pytest.mark.parametrize("part", PARTS, ids=range(len(PARTS)))
-def test_saved_and_loaded(kind: str, hub: Hub, part: types.Part) -> None:
+def test_every_kind_of_part_is_saved_and_loaded(kind: str, hub: Hub, part: types.Part) -> None:
     async def through() -> None:
         service = service_of(kind, hub)
         assert await service.load_artifact(**ME, filename="f") is None
@@ -58,7 +58,7 @@ def test_saved_and_loaded(kind: str, hub: Hub, part: types.Part) -> None:
 
 
 @BOTH
-def test_versions(kind: str, hub: Hub) -> None:
+def test_artifact_versions_are_numbered_and_listed_with_metadata(kind: str, hub: Hub) -> None:
     async def through() -> None:
         service = service_of(kind, hub)
         for number in range(3):
@@ -92,7 +92,7 @@ def test_versions(kind: str, hub: Hub) -> None:
 
 
 @BOTH
-def test_of_a_session_and_of_a_user(kind: str, hub: Hub) -> None:
+def test_user_artifacts_are_shared_between_sessions(kind: str, hub: Hub) -> None:
     async def through() -> None:
         service = service_of(kind, hub)
         other = {**ME, "session_id": "t"}
@@ -121,7 +121,7 @@ def test_of_a_session_and_of_a_user(kind: str, hub: Hub) -> None:
 
 
 @BOTH
-def test_deleted_and_made_anew(kind: str, hub: Hub) -> None:
+def test_a_deleted_artifact_starts_again_at_version_zero(kind: str, hub: Hub) -> None:
     async def through() -> None:
         service = service_of(kind, hub)
         await service.delete_artifact(**ME, filename="f")
@@ -141,7 +141,7 @@ def test_deleted_and_made_anew(kind: str, hub: Hub) -> None:
 
 
 @BOTH
-def test_references(kind: str, hub: Hub) -> None:
+def test_artifact_references_are_resolved_or_refused(kind: str, hub: Hub) -> None:
     async def through() -> None:
         service = service_of(kind, hub)
 
@@ -162,7 +162,7 @@ def test_references(kind: str, hub: Hub) -> None:
     asyncio.run(through())
 
 
-def test_they_are_artifacts_of_the_session(hub: Hub) -> None:
+def test_adk_artifacts_are_artifacts_of_the_ortet_session(hub: Hub) -> None:
     async def through() -> None:
         service = OrtetArtifactService(hub)
         await service.save_artifact(**ME, filename="plot.png", artifact=blob(b"one"))
@@ -182,7 +182,7 @@ def test_they_are_artifacts_of_the_session(hub: Hub) -> None:
     hub.verify()
 
 
-def test_what_cannot_be_kept_is_named(hub: Hub) -> None:
+def test_metadata_or_a_name_that_cannot_be_stored_is_refused(hub: Hub) -> None:
     async def through() -> None:
         service = OrtetArtifactService(hub)
         given = {"ok": 1, "bad": object()}

@@ -74,7 +74,7 @@ def test_a_session_is_found_once_it_was_added(kind: str, hub: Hub) -> None:
 
 
 @KINDS
-def test_some_events_and_memories_that_are_deleted(kind: str, hub: Hub) -> None:
+def test_added_events_are_found_and_deleted_memories_stay_deleted(kind: str, hub: Hub) -> None:
     async def through() -> None:
         sessions, memory = services(kind, hub)
         session = await sessions.create_session(**ME, session_id="s")
@@ -97,7 +97,7 @@ def test_some_events_and_memories_that_are_deleted(kind: str, hub: Hub) -> None:
     asyncio.run(through())
 
 
-def test_a_session_made_anew_is_not_the_one_that_was_added(hub: Hub) -> None:
+def test_a_recreated_session_is_not_found_before_it_is_added(hub: Hub) -> None:
     async def through() -> None:
         sessions, memory = OrtetSessionService(hub), OrtetMemoryService(hub)
         for text, found in (("a red kite", {"a red kite"}), ("a red fox", set[str]())):
@@ -111,7 +111,7 @@ def test_a_session_made_anew_is_not_the_one_that_was_added(hub: Hub) -> None:
     asyncio.run(through())
 
 
-def test_memories_given_as_such_are_facts(hub: Hub) -> None:
+def test_added_memories_are_stored_as_facts(hub: Hub) -> None:
     async def through() -> None:
         memory = OrtetMemoryService(hub)
         content = types.Content(role="user", parts=[types.Part(text="ann is allergic to nuts")])
@@ -130,7 +130,7 @@ def test_memories_given_as_such_are_facts(hub: Hub) -> None:
     hub.verify()
 
 
-def test_at_most_k_and_the_best_first(hub: Hub) -> None:
+def test_search_returns_at_most_k_memories_best_first(hub: Hub) -> None:
     async def through() -> None:
         memory = OrtetMemoryService(hub, k=3)
         events = [said(f"note {n} about otters") for n in range(6)]

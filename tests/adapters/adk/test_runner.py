@@ -112,7 +112,7 @@ def test_turns_with_tools_and_rewind(hub: Hub) -> None:
     hub.verify()
 
 
-def test_goes_on_in_another_process(hub: Hub, tmp_path: Path) -> None:
+def test_a_session_continues_in_another_process(hub: Hub, tmp_path: Path) -> None:
     async def one(store: Hub, text: str) -> str:
         runner = runner_of(store)
         events = await ask(runner, text)
@@ -204,7 +204,7 @@ def _found(hub: Hub) -> tuple[list[str], dict[str, Any], list[int]]:
     return said, found.state, seen
 
 
-def test_two_processes_lose_nothing_and_neither_writes_on_a_stale_session(hub: Hub) -> None:
+def test_two_processes_lose_no_event_and_never_append_to_a_stale_session(hub: Hub) -> None:
     asyncio.run(OrtetSessionService(hub).create_session(**OURS))
     writers = [_writer(hub.root, me, 10) for me in ("a", "b")]
     for writer in writers:
@@ -218,7 +218,7 @@ def test_two_processes_lose_nothing_and_neither_writes_on_a_stale_session(hub: H
     assert seen == list(range(20)), "each knew all that was said before"
 
 
-def test_killed_in_the_middle(hub: Hub) -> None:
+def test_acknowledged_adk_events_and_their_state_survive_sigkill(hub: Hub) -> None:
     asyncio.run(OrtetSessionService(hub).create_session(**OURS))
     writer = _writer(hub.root, "k", 100_000)
     assert writer.stdout is not None

@@ -56,7 +56,7 @@ def delta(**state: Any) -> EventActions:
 
 
 @BOTH
-def test_made_found_listed_and_deleted(kind: str, hub: Hub, tmp_path: Path) -> None:
+def test_a_session_is_created_found_listed_and_deleted(kind: str, hub: Hub, tmp_path: Path) -> None:
     async def through() -> None:
         async with service_of(kind, hub, tmp_path) as service:
             assert await service.get_session(**ME, session_id="none") is None
@@ -127,7 +127,7 @@ def test_state_of_app_and_user_is_shared_and_of_the_run_is_not_kept(
 
 
 @BOTH
-def test_which_events_are_wanted(kind: str, hub: Hub, tmp_path: Path) -> None:
+def test_get_session_returns_only_the_requested_events(kind: str, hub: Hub, tmp_path: Path) -> None:
     async def through() -> None:
         async with service_of(kind, hub, tmp_path) as service:
             session = await service.create_session(**ME, session_id="s")
@@ -171,7 +171,7 @@ def test_parts_of_a_stream_are_not_kept(kind: str, hub: Hub, tmp_path: Path) -> 
 
 
 @BOTH
-def test_a_session_that_is_not_there(kind: str, hub: Hub, tmp_path: Path) -> None:
+def test_append_to_a_missing_session_is_refused(kind: str, hub: Hub, tmp_path: Path) -> None:
     async def through() -> None:
         async with service_of(kind, hub, tmp_path) as service:
             session = Session(id="never", **ME)
@@ -186,9 +186,7 @@ def test_a_session_that_is_not_there(kind: str, hub: Hub, tmp_path: Path) -> Non
 
 
 @DURABLE
-def test_who_appends_to_what_another_changed_is_refused(
-    kind: str, hub: Hub, tmp_path: Path
-) -> None:
+def test_append_to_a_stale_session_is_refused(kind: str, hub: Hub, tmp_path: Path) -> None:
     async def through() -> None:
         async with service_of(kind, hub, tmp_path) as service:
             ours = await service.create_session(**ME, session_id="s")
@@ -207,7 +205,7 @@ def test_who_appends_to_what_another_changed_is_refused(
     asyncio.run(through())
 
 
-def test_stale_also_where_clocks_do_not_tell(hub: Hub) -> None:
+def test_a_stale_session_is_detected_without_help_of_clocks(hub: Hub) -> None:
     """Two events of one moment: a time is no revision (adk-python #4751)."""
 
     async def through() -> None:
@@ -232,7 +230,7 @@ def test_stale_also_where_clocks_do_not_tell(hub: Hub) -> None:
     asyncio.run(through())
 
 
-def test_delivered_again_it_is_there_once(hub: Hub) -> None:
+def test_an_event_delivered_twice_is_stored_once(hub: Hub) -> None:
     async def through() -> None:
         service = OrtetSessionService(hub)
         session = await service.create_session(**ME, session_id="s")
@@ -309,7 +307,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("given", EVENTS, ids=range(len(EVENTS)))
-def test_every_event_comes_back_as_it_was(hub: Hub, given: Event) -> None:
+def test_every_event_survives_store_and_load_unchanged(hub: Hub, given: Event) -> None:
     async def through() -> None:
         service = OrtetSessionService(hub)
         session = await service.create_session(**ME, session_id="s")
@@ -362,7 +360,9 @@ def test_a_value_that_cannot_be_kept_is_named(hub: Hub, value: Any) -> None:
 
 
 @BOTH
-def test_what_pydantic_knows_is_kept_as_json(kind: str, hub: Hub, tmp_path: Path) -> None:
+def test_state_values_known_to_pydantic_are_stored_as_json(
+    kind: str, hub: Hub, tmp_path: Path
+) -> None:
     async def through() -> None:
         async with service_of(kind, hub, tmp_path) as service:
             given = {"point": Point(), "when": datetime(2026, 1, 2), "pair": (1, 2)}  # noqa: DTZ001
@@ -397,12 +397,12 @@ def test_ids_are_any_text(hub: Hub, odd: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "\ud800", 5, None])
-def test_bad_ids(hub: Hub, bad: Any) -> None:
+def test_an_invalid_user_id_is_refused(hub: Hub, bad: Any) -> None:
     with pytest.raises(Invalid, match="user_id"):
         asyncio.run(OrtetSessionService(hub).create_session(app_name="app", user_id=bad))
 
 
-def test_no_secret_that_is_known_is_stored(hub: Hub, tmp_path: Path) -> None:
+def test_a_vault_secret_in_events_or_state_is_never_stored(hub: Hub, tmp_path: Path) -> None:
     secret = "swordfish-4711-swordfish"
     hub.vault.put("door", secret)
 
@@ -447,7 +447,7 @@ def test_a_fork_goes_on_by_itself(hub: Hub) -> None:
     assert sum(event.timeline == view.row.timeline for event in view.events()) <= 4
 
 
-def test_closed_and_made_anew_on_the_same_hub(hub: Hub) -> None:
+def test_a_closed_service_can_be_replaced_on_the_same_hub(hub: Hub) -> None:
     service = OrtetSessionService(hub)
     asyncio.run(service.create_session(**ME, session_id="s"))
     service.close()
@@ -457,7 +457,7 @@ def test_closed_and_made_anew_on_the_same_hub(hub: Hub) -> None:
     assert asyncio.run(again.get_session(**ME, session_id="s")) is not None
 
 
-def test_rewound_in_ortet_the_session_is_what_it_was(hub: Hub) -> None:
+def test_a_session_restored_in_ortet_shows_its_earlier_state(hub: Hub) -> None:
     async def begin() -> Session:
         service = OrtetSessionService(hub)
         session = await service.create_session(**ME, session_id="s", state={"k": 1})

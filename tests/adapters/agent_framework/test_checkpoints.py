@@ -105,7 +105,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
         assert list(again) == list(value)
 
 
-def test_the_framework_s_own_types() -> None:
+def test_types_of_the_framework_are_stored_and_loaded() -> None:
     values = Values()
     message = Message("assistant", ["x", Content.from_function_call(call_id="1", name="f")])
     again = values.decode(values.encode({"cache": [message]}))
@@ -113,7 +113,7 @@ def test_the_framework_s_own_types() -> None:
     assert values.decode(values.encode(float("inf"))) == float("inf")
 
 
-def test_what_a_later_release_added_has_its_default() -> None:
+def test_a_field_added_by_a_later_release_gets_its_default() -> None:
     values = Values(OURS)
     plain = values.encode(Later(5))
     del plain["v"]["new"], plain["v"]["newer"]
@@ -131,12 +131,12 @@ def test_what_a_later_release_added_has_its_default() -> None:
         ({"a": defaultdict(lambda: 1)}, "a: defaultdict cannot be stored"),
     ],
 )
-def test_what_cannot_be_stored_is_named(value: Any, place: str) -> None:
+def test_a_value_that_cannot_be_stored_is_named_with_its_path(value: Any, place: str) -> None:
     with pytest.raises(Invalid, match=place):
         Values().encode(value)
 
 
-def test_a_ring_is_refused() -> None:
+def test_circular_state_is_refused() -> None:
     ring: list[Any] = []
     ring.append(ring)
     with pytest.raises(Invalid, match="deep"):
@@ -163,7 +163,7 @@ def test_a_workflow_that_was_killed_goes_on_elsewhere(hub: Hub, start: Start) ->
     assert hub.verify().problems == []
 
 
-def test_all_verbs(hub: Hub, store: Path) -> None:
+def test_save_load_list_latest_and_delete_work_across_hubs(hub: Hub, store: Path) -> None:
     kept = storage(hub)
     assert run(kept.get_latest(workflow_name="w")) is None
     assert run(kept.list_checkpoint_ids(workflow_name="w")) == []
@@ -210,7 +210,7 @@ def test_a_list_that_grows_is_stored_once(hub: Hub, store: Path) -> None:
     assert size < 3_000_000  # each of them whole would be 60 * 60 messages: 3.5 MB, pickled more
 
 
-def test_huge_state(hub: Hub) -> None:
+def test_a_state_of_several_megabytes_is_stored(hub: Hub) -> None:
     kept = storage(hub)
     state = {
         "text": "x" * 3_000_000,
@@ -226,7 +226,7 @@ class Evil:
         return (pytest.fail, ("it was unpickled",))
 
 
-def test_pickles_are_refused(hub: Hub) -> None:
+def test_pickles_are_refused_unless_enabled(hub: Hub) -> None:
     kept, asked = storage(hub), storage(hub, pickle=True)
     value = {"odd": range(3)}
     with pytest.raises(Invalid, match=r"state\.odd"):
@@ -253,7 +253,7 @@ def test_types_that_are_not_allowed_are_not_made(key: str) -> None:
             Values().decode({"!": mark, "t": key, "v": {}})
 
 
-def test_the_latest_where_a_clock_was_set_back(hub: Hub) -> None:
+def test_the_latest_checkpoint_is_right_after_a_clock_was_set_back(hub: Hub) -> None:
     kept = OrtetCheckpointStorage(hub)
     times = ["2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:01+00:00"]
     for number, at in enumerate(times):

@@ -62,7 +62,7 @@ def test_messages_come_back_as_they_were(foreign: Message) -> None:
     assert again.to_dict() == foreign.to_dict()
 
 
-def test_all_of_them_through_a_store(hub: Hub, store: Path) -> None:
+def test_every_message_survives_a_store_and_another_hub(hub: Hub, store: Path) -> None:
     run(OrtetHistoryProvider(hub).save_messages("a b", MESSAGES))
     with ortet.open(store) as other:
         provider = OrtetHistoryProvider(other)
@@ -90,7 +90,7 @@ def look(city: str) -> str:
     return f"sun in {city}"
 
 
-def test_an_agent_remembers(hub: Hub, store: Path) -> None:
+def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Path) -> None:
     client = Scripted(answer)
     provider = OrtetHistoryProvider(hub, budget={"tokens": 100})
     agent = Agent(client=client, tools=[look], context_providers=[provider])
@@ -114,7 +114,7 @@ def test_an_agent_remembers(hub: Hub, store: Path) -> None:
         assert other.verify().problems == []
 
 
-def test_only_what_is_new_is_stored(hub: Hub) -> None:
+def test_messages_saved_again_are_stored_once(hub: Hub) -> None:
     provider = OrtetHistoryProvider(hub)
     messages = [Message("user", [str(n)], message_id=str(n)) for n in range(6)]
     run(provider.save_messages("x", messages[:3]))
@@ -124,7 +124,7 @@ def test_only_what_is_new_is_stored(hub: Hub) -> None:
     assert [one.text for one in run(provider.get_messages("x"))] == [str(n) for n in range(6)]
 
 
-def test_a_call_that_a_crash_cut_off(hub: Hub, store: Path) -> None:
+def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:
     call = Message("assistant", [Content.from_function_call(call_id="c", name="f")])
     with ortet.open(store) as gone:
         provider = OrtetHistoryProvider(gone)
@@ -139,7 +139,7 @@ def test_a_call_that_a_crash_cut_off(hub: Hub, store: Path) -> None:
     assert found[2].contents[0].result == LOST
 
 
-def test_a_summary_stands_for_what_was_compacted(hub: Hub) -> None:
+def test_compacted_messages_are_replaced_by_their_summary(hub: Hub) -> None:
     provider = OrtetHistoryProvider(hub)
     run(provider.save_messages("x", [Message("user", [str(n)]) for n in range(9)]))
     with hub.session("x") as s:
@@ -149,7 +149,7 @@ def test_a_summary_stands_for_what_was_compacted(hub: Hub) -> None:
     assert [one.text for one in rest] == ["7", "8"]
 
 
-def test_what_cannot_be_stored_is_named(hub: Hub) -> None:
+def test_a_message_that_cannot_be_stored_is_named_with_its_path(hub: Hub) -> None:
     provider = OrtetHistoryProvider(hub)
     bad = Message("user", ["x"], additional_properties={"lock": {"of": [1, 2.0, {3}]}})
     with pytest.raises(Invalid, match=r"message 0, at .*lock\.of\[2\]"):

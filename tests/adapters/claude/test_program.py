@@ -54,7 +54,9 @@ class Program:
         return ended.session_id
 
 
-def test_rewound_and_resumed(hub: Hub, tmp_path: Path, api: Api) -> None:
+def test_a_rewound_claude_session_resumes_without_the_dropped_turns(
+    hub: Hub, tmp_path: Path, api: Api
+) -> None:
     work, home = tmp_path / "work", tmp_path / "home"
     for place in (work, home):
         place.mkdir()

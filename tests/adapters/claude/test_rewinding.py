@@ -77,7 +77,9 @@ def test_edits_by_shell_commands_are_undone_with_the_turn(
     hub.verify()
 
 
-def test_to_a_message(store: OrtetSessionStore, work: Path) -> None:
+def test_rewind_to_a_message_restores_its_files_and_conversation(
+    store: OrtetSessionStore, work: Path
+) -> None:
     first = turn(store, work, "one", "echo 1 > n")
     second = turn(store, work, "two", "echo 2 > n")
     turn(store, work, "three", "echo 3 > n")
@@ -94,7 +96,7 @@ def test_to_a_message(store: OrtetSessionStore, work: Path) -> None:
     assert load(store, key(work)) == [*first, *second[:3]]
 
 
-def test_between_two_tools_of_one_batch_the_files_are_those_of_before(
+def test_rewind_between_two_tools_of_one_batch_restores_the_earlier_files(
     store: OrtetSessionStore, work: Path
 ) -> None:
     turn(store, work, "one", "echo 1 > n")
@@ -119,7 +121,7 @@ def test_mirrored_at_once_every_message_has_its_files(store: OrtetSessionStore, 
     assert ((work / "n").read_text(), told.exact) == ("1\n", True)
 
 
-def test_a_tool_that_was_faster_than_the_commit_is_told(
+def test_rewind_is_inexact_when_a_tool_ran_before_the_commit(
     store: OrtetSessionStore, work: Path
 ) -> None:
     first = call("Bash", command="echo 1 > n")
@@ -132,7 +134,7 @@ def test_a_tool_that_was_faster_than_the_commit_is_told(
     assert not anyio.run(store.rewind, SESSION, told["uuid"]).exact
 
 
-def test_a_tool_that_was_at_work_when_the_files_were_committed_is_told(
+def test_rewind_is_inexact_when_a_tool_was_running_at_the_commit(
     store: OrtetSessionStore, work: Path
 ) -> None:
     runs = [call("Bash", command=f"echo {n} > n") for n in (1, 2)]
@@ -147,7 +149,7 @@ def test_a_tool_that_was_at_work_when_the_files_were_committed_is_told(
     assert not (work / "n").exists()
 
 
-def test_what_a_person_changes_between_turns_is_not_of_the_next(
+def test_rewind_keeps_manual_changes_made_between_turns(
     store: OrtetSessionStore, work: Path
 ) -> None:
     turn(store, work, "one", "echo 1 > n")
@@ -158,7 +160,7 @@ def test_what_a_person_changes_between_turns_is_not_of_the_next(
     assert (work / "mine.txt").read_text() == "by hand"
 
 
-def test_who_reads_while_a_turn_goes_on_does_not_spoil_the_way_back(
+def test_loading_during_a_turn_does_not_make_rewind_inexact(
     store: OrtetSessionStore, work: Path
 ) -> None:
     turn(store, work, "one", "echo 1 > n")
@@ -199,7 +201,9 @@ def test_killed_during_a_rewind_the_same_call_ends_it(
     hub.verify()
 
 
-def test_what_nobody_mirrored_yet_is_kept(store: OrtetSessionStore, hub: Hub, work: Path) -> None:
+def test_rewind_keeps_unsaved_files_in_a_commit(
+    store: OrtetSessionStore, hub: Hub, work: Path
+) -> None:
     turn(store, work, "one", "echo 1 > n")
     (work / "n").write_text("unsaved")
     told = anyio.run(store.rewind, SESSION, 1)
@@ -223,7 +227,9 @@ def test_one_commit_holds_conversation_and_files(
     assert "n" not in files_of(work.parent / "before")
 
 
-def test_sessions_share_the_directory(store: OrtetSessionStore, work: Path) -> None:
+def test_sessions_that_share_a_directory_rewind_independently(
+    store: OrtetSessionStore, work: Path
+) -> None:
     turn(store, work, "one", "echo 1 > n")
     other = key(work, "0b7c7df0-c236-4231-98c8-c794682a5c45")
     shell(work, "echo 2 > other")
@@ -249,7 +255,9 @@ def test_a_batch_whose_files_could_not_be_committed_is_not_written_twice(
     assert (load(store, key(work)) or [])[4:] == lines
 
 
-def test_bad_ways_back(store: OrtetSessionStore, work: Path) -> None:
+def test_an_invalid_rewind_target_is_refused_and_changes_nothing(
+    store: OrtetSessionStore, work: Path
+) -> None:
     turn(store, work, "one", "echo 1 > n")
     tries: list[tuple[Any, type[Exception]]] = [
         (0, Invalid),
@@ -271,19 +279,19 @@ def test_bad_ways_back(store: OrtetSessionStore, work: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["nowhere", "a\0b", 5, __file__])
-def test_no_directories(hub: Hub, bad: Any) -> None:
+def test_an_invalid_workspace_directory_is_refused(hub: Hub, bad: Any) -> None:
     with pytest.raises(ortet.OrtetError):
         OrtetSessionStore(hub, workspace=bad)
 
 
-def test_a_directory_that_is_another_sessions(hub: Hub, work: Path) -> None:
+def test_a_directory_of_another_session_is_refused(hub: Hub, work: Path) -> None:
     with hub.session("mine", workspace=work) as session:
         session.commit("first")
     with pytest.raises(Conflict, match="'mine'"):
         OrtetSessionStore(hub, workspace=work)
 
 
-def test_without_a_workspace_only_the_conversation_goes_back(hub: Hub, work: Path) -> None:
+def test_rewind_without_a_workspace_changes_only_the_conversation(hub: Hub, work: Path) -> None:
     store = OrtetSessionStore(hub)
     first = turn(store, work, "one", "echo 1 > n")
     turn(store, work, "two", "echo 2 > n")

@@ -67,7 +67,9 @@ def test_conformance_with_every_optional_method(tmp_path: Path) -> None:
         hub.close()
 
 
-def test_what_was_said_is_messages_and_the_rest_is_kept(store: OrtetSessionStore, hub: Hub) -> None:
+def test_spoken_lines_become_messages_and_other_lines_are_kept(
+    store: OrtetSessionStore, hub: Hub
+) -> None:
     run = call("Bash", command="ls")
     lines = [
         {"type": "queue-operation", "operation": "enqueue", "sessionId": SESSION},
@@ -115,7 +117,7 @@ def test_odd_lines_come_back_as_they_were(store: OrtetSessionStore, odd: dict[st
     assert len(anyio.run(store.list_session_summaries, key()["project_key"])) == 1
 
 
-def test_nesting_deeper_than_a_journal_takes(store: OrtetSessionStore) -> None:
+def test_lines_nested_deeper_than_the_journal_limit_are_kept(store: OrtetSessionStore) -> None:
     deep: dict[str, Any] = {}
     for _ in range(200):
         deep = {"in": deep}
@@ -123,13 +125,15 @@ def test_nesting_deeper_than_a_journal_takes(store: OrtetSessionStore) -> None:
     assert load(store, key()) == [{"type": "deep", **deep}]
 
 
-def test_what_is_no_json_is_refused_by_name(store: OrtetSessionStore) -> None:
+def test_a_line_that_is_not_json_is_refused_by_its_uuid(store: OrtetSessionStore) -> None:
     with pytest.raises(Invalid, match="'u9'"):
         append(store, key(), {"type": "x", "uuid": "u9", "value": object()})
     assert load(store, key()) is None
 
 
-def test_a_large_image_is_found_by_its_words(store: OrtetSessionStore, hub: Hub) -> None:
+def test_a_message_with_a_large_image_is_found_by_its_text(
+    store: OrtetSessionStore, hub: Hub
+) -> None:
     parts = [{"type": "image", "data": "B" * 2_000_000}, {"type": "text", "text": "a red fox"}]
     append(store, key(), said("user", parts))
     view = hub.get(name_of(key()))
@@ -191,7 +195,7 @@ def test_keys_are_any_text(store: OrtetSessionStore, odd: str) -> None:
         5,
     ],
 )
-def test_no_keys(store: OrtetSessionStore, bad: Any) -> None:
+def test_an_invalid_transcript_key_is_refused(store: OrtetSessionStore, bad: Any) -> None:
     with pytest.raises(Invalid, match="no key of a transcript"):
         load(store, bad)
 
@@ -281,7 +285,7 @@ def _writer(root: Path, me: str, count: int) -> subprocess.Popen[str]:
     return forked.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_two_processes_lose_nothing(store: OrtetSessionStore, hub: Hub) -> None:
+def test_two_processes_lose_no_line_and_split_no_batch(store: OrtetSessionStore, hub: Hub) -> None:
     writers = [_writer(hub.root, me, 12) for me in ("a", "b")]
     for writer in writers:
         writer.communicate(timeout=300)
@@ -295,7 +299,9 @@ def test_two_processes_lose_nothing(store: OrtetSessionStore, hub: Hub) -> None:
     assert all(line["uuid"] == mark["of"] for line, mark in pairs), "a batch was torn apart"
 
 
-def test_killed_in_the_middle(store: OrtetSessionStore, hub: Hub) -> None:
+def test_acknowledged_lines_survive_sigkill_in_whole_batches(
+    store: OrtetSessionStore, hub: Hub
+) -> None:
     writer = _writer(hub.root, "k", 10_000)
     assert writer.stdout is not None
     told = [writer.stdout.readline().strip() for _ in range(20)]

@@ -55,7 +55,7 @@ def latest(saver: OrtetSaver) -> tuple[Any, list[AnyMessage]]:
     return found.config, found.checkpoint["channel_values"]["messages"]
 
 
-def test_hosts_that_take_turns_know_what_the_other_said(hosts: list[Hub]) -> None:
+def test_hosts_that_take_turns_see_each_others_messages(hosts: list[Hub]) -> None:
     messages: list[AnyMessage] = [HumanMessage(f"said {n}", id=str(n)) for n in range(SIZE)]
     with OrtetSaver(hosts[0]) as one, OrtetSaver(hosts[1]) as two:
         put(one, OF, {"messages": messages})
@@ -73,7 +73,9 @@ def test_hosts_that_take_turns_know_what_the_other_said(hosts: list[Hub]) -> Non
         assert latest(cold)[1] == messages
 
 
-def test_what_is_ours_is_not_asked_for(hosts: list[Hub], asked: list[str]) -> None:
+def test_a_thread_held_by_lease_is_not_read_from_the_database(
+    hosts: list[Hub], asked: list[str]
+) -> None:
     messages: list[AnyMessage] = [HumanMessage(f"said {n}", id=str(n)) for n in range(SIZE)]
     with OrtetSaver(hosts[0]) as saver:
         on = put(saver, OF, {"messages": messages})

@@ -75,7 +75,7 @@ def kinds(hub: Hub, thread: str = "t") -> list[str]:
 
 
 @pytest.mark.parametrize("node", [answer, nested()], ids=["plain", "subgraph"])
-def test_a_branch_from_the_middle_and_back(hub: Hub, node: Any) -> None:
+def test_a_thread_branches_from_an_earlier_checkpoint_and_returns(hub: Hub, node: Any) -> None:
     with OrtetSaver(hub) as saver:
         mine = graph(saver, node=node)
         one = ask(mine, "one")
@@ -103,7 +103,7 @@ def test_a_branch_from_the_middle_and_back(hub: Hub, node: Any) -> None:
         assert hub.verify()
 
 
-def test_an_update_and_a_replay_from_the_middle(hub: Hub) -> None:
+def test_an_update_and_a_replay_from_an_earlier_checkpoint_make_branches(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         mine = graph(saver)
         ask(mine, "one")
@@ -120,7 +120,7 @@ def test_an_update_and_a_replay_from_the_middle(hub: Hub) -> None:
         assert said(hub) == held(mine)
 
 
-def test_another_question_at_the_same_place(hub: Hub) -> None:
+def test_another_question_at_the_same_checkpoint_makes_a_branch(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         mine = graph(saver)
         ask(mine, "one")
@@ -137,7 +137,7 @@ def test_another_question_at_the_same_place(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_way_is_taken_the_session_tells_it(hub: Hub, seed: int) -> None:
+def test_random_branching_keeps_session_and_graph_state_equal(hub: Hub, seed: int) -> None:
     chance, saver = random.Random(seed), OrtetSaver(hub)
     mine = graph(saver, node=nested() if seed == 2 else answer)
     ask(mine, "begin")
@@ -162,7 +162,7 @@ def test_whatever_way_is_taken_the_session_tells_it(hub: Hub, seed: int) -> None
     assert hub.verify()
 
 
-def test_the_same_message_on_another_branch_is_said_there(hub: Hub) -> None:
+def test_a_message_repeated_on_another_branch_is_in_that_branch(hub: Hub) -> None:
     def fixed(state: Chat) -> Any:
         return {"messages": [AIMessage("yes", id=f"yes-{len(state['messages'])}")]}
 
@@ -178,7 +178,7 @@ def test_the_same_message_on_another_branch_is_said_there(hub: Hub) -> None:
             assert said(hub) == held(mine) == ["one", "yes", "two", "yes"]
 
 
-def test_what_waited_where_a_run_stopped_is_of_its_branch(hub: Hub) -> None:
+def test_pending_writes_of_an_interrupted_run_belong_to_its_branch(hub: Hub) -> None:
     def halting(state: Chat) -> Any:
         del state
         return {"messages": [AIMessage(str(interrupt("sure?")))]}
@@ -256,7 +256,7 @@ def test_pruned_threads_keep_their_branch_and_dropped_runs_go(hub: Hub) -> None:
         assert said(hub) == held(mine)
 
 
-def test_who_has_not_seen_the_thread_goes_back_in_it(hub: Hub) -> None:
+def test_a_new_saver_can_branch_from_an_earlier_checkpoint(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         mine = graph(saver)
         one = ask(mine, "one")
@@ -279,7 +279,7 @@ def test_who_has_not_seen_the_thread_goes_back_in_it(hub: Hub) -> None:
     assert len(said(hub)) == 28
 
 
-def test_long_lists_that_are_parts_of_each_other(hub: Hub) -> None:
+def test_branching_between_long_shared_message_lists_keeps_the_conversation(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         mine = graph(saver)
         ends = [ask(mine, f"turn {number}") for number in range(36)]
@@ -289,7 +289,9 @@ def test_long_lists_that_are_parts_of_each_other(hub: Hub) -> None:
             assert len(said(hub)) == 2 * number + 3
 
 
-def test_what_was_written_before_is_told_as_before(hub: Hub, monkeypatch: Any) -> None:
+def test_threads_written_by_an_earlier_release_keep_their_conversation(
+    hub: Hub, monkeypatch: Any
+) -> None:
     with OrtetSaver(hub) as saver, monkeypatch.context() as past:
         past.setattr("ortet.surface.langgraph.writing.turned", lambda *_: None)
         mine = graph(saver)
@@ -307,7 +309,7 @@ def test_what_was_written_before_is_told_as_before(hub: Hub, monkeypatch: Any) -
 
 
 @pytest.mark.parametrize("first", ["input", "writes"])
-def test_a_checkpoint_that_comes_after_the_graph_inside_of_it(hub: Hub, first: str) -> None:
+def test_a_checkpoint_stored_after_its_subgraph_is_kept(hub: Hub, first: str) -> None:
     """Background threads may have it so."""
     inside, late = Event(), Event()
 
@@ -350,7 +352,7 @@ def put(saver: OrtetSaver, on: Any, step: int, values: Any, *, inside: str = "")
     return saver.put(on, made, {"source": "loop", "step": step, "parents": parents}, versions)
 
 
-def test_what_a_checkpoint_holds_stays_though_a_graph_inside_has_told_it_first(hub: Hub) -> None:
+def test_messages_first_stored_by_a_subgraph_stay_with_their_checkpoint(hub: Hub) -> None:
     one, two = HumanMessage("one", id="1"), AIMessage("two", id="2")
     with OrtetSaver(hub) as saver:
         root = put(saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, 1, {"a": 1})
@@ -368,7 +370,7 @@ def test_what_a_checkpoint_holds_stays_though_a_graph_inside_has_told_it_first(h
         assert said(hub) == ["one", "two"]
 
 
-def test_who_answers_a_graph_inside_again_has_everything_once(hub: Hub) -> None:
+def test_answering_an_interrupted_subgraph_again_repeats_no_message(hub: Hub) -> None:
     def asking(state: Chat) -> Any:
         return {"messages": [AIMessage(f"re {state['messages'][-1].content} {interrupt('?')}")]}
 
@@ -395,7 +397,7 @@ class Thinking(Chat):
     thoughts: Annotated[list[AnyMessage], add_messages]
 
 
-def test_what_was_said_in_a_graph_inside_goes_with_its_branch(hub: Hub) -> None:
+def test_messages_of_a_subgraph_follow_their_branch(hub: Hub) -> None:
     numbers = itertools.count()
 
     def think(state: Thinking) -> Any:
@@ -434,7 +436,7 @@ with ortet.open(sys.argv[1]) as hub:
 """
 
 
-def test_killed_at_once_the_branch_is_left_as_well(tmp_path: Path) -> None:
+def test_a_kill_after_branching_leaves_the_new_branch(tmp_path: Path) -> None:
     ortet.open(tmp_path / "store").close()
     words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
     root = Path(__file__).parents[3]

@@ -46,7 +46,7 @@ class Plain(OrtetSaver):
 
 
 @pytest.mark.parametrize("saver", [OrtetSaver, Plain])
-def test_every_capability_is_there_and_conforms(tmp_path: Path, saver: Any) -> None:
+def test_the_saver_passes_the_langgraph_conformance_suite(tmp_path: Path, saver: Any) -> None:
     with ortet.open(tmp_path / "store") as hub:
 
         @checkpointer_test(name="OrtetSaver")

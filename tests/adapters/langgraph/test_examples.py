@@ -53,7 +53,7 @@ def chat(saver: OrtetSaver, *answers: str) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def test_short_term_memory(hub: Hub, saver: OrtetSaver) -> None:
+def test_a_thread_continues_with_a_new_saver(hub: Hub, saver: OrtetSaver) -> None:
     graph = chat(saver, "Hello Bob", "You are Bob")
     graph.invoke({"messages": [HumanMessage("hi! I'm bob")]}, of("1"))
     again = chat(OrtetSaver(hub), "You are Bob")
@@ -63,7 +63,7 @@ def test_short_term_memory(hub: Hub, saver: OrtetSaver) -> None:
     assert not graph.get_state(of("2")).values
 
 
-def test_what_was_said_is_a_session_as_any(hub: Hub, saver: OrtetSaver) -> None:
+def test_the_messages_of_a_thread_are_an_ortet_session(hub: Hub, saver: OrtetSaver) -> None:
     graph = chat(saver, "The lexer drops the last token")
     graph.invoke({"messages": [HumanMessage("why does the parser fail?")]}, of("bug-7"))
     saver.close()
@@ -76,7 +76,7 @@ def test_what_was_said_is_a_session_as_any(hub: Hub, saver: OrtetSaver) -> None:
     assert hub.verify()
 
 
-def test_async(saver: OrtetSaver) -> None:
+def test_async_calls_store_and_list_the_same_states(saver: OrtetSaver) -> None:
     graph = chat(saver, "one", "two")
 
     async def talk() -> Any:
@@ -95,7 +95,7 @@ class Draft(TypedDict):
     log: Annotated[list[str], operator.add]
 
 
-def test_interrupt_and_resume_in_another_process_of_thought(hub: Hub, saver: OrtetSaver) -> None:
+def test_an_interrupted_graph_resumes_with_a_new_saver(hub: Hub, saver: OrtetSaver) -> None:
     def human(state: Draft) -> dict[str, Any]:
         answer = interrupt({"text": state["text"]})
         return {"text": answer, "log": ["asked"]}
@@ -113,7 +113,7 @@ def test_interrupt_and_resume_in_another_process_of_thought(hub: Hub, saver: Ort
     assert done == {"text": "final", "log": ["asked"]}
 
 
-def test_time_travel(hub: Hub, saver: OrtetSaver) -> None:
+def test_a_graph_replays_and_branches_from_an_earlier_state(hub: Hub, saver: OrtetSaver) -> None:
     builder = StateGraph(Draft)
     builder.add_node("topic", lambda state: {"text": "cats", "log": ["topic"]})
     builder.add_node("joke", lambda state: {"log": [f"joke about {state['text']}"]})
@@ -136,7 +136,7 @@ def test_time_travel(hub: Hub, saver: OrtetSaver) -> None:
     assert graph.invoke({"text": "new", "log": []}, of("t"))["log"][-1] == "joke about cats"
 
 
-def test_copy_of_a_checkpoint(saver: OrtetSaver) -> None:
+def test_a_copied_checkpoint_becomes_the_current_state(saver: OrtetSaver) -> None:
     graph = chat(saver, "one", "two")
     graph.invoke({"messages": [HumanMessage("1")]}, of("c"))
     states = list(graph.get_state_history(of("c")))
@@ -156,7 +156,9 @@ class Outer(TypedDict):
 
 
 @pytest.mark.parametrize("own", [None, True])
-def test_subgraphs(saver: OrtetSaver, own: bool | None) -> None:
+def test_an_interrupted_subgraph_resumes_with_its_own_state(
+    saver: OrtetSaver, own: bool | None
+) -> None:
     def ask(state: Inner) -> dict[str, Any]:
         return {"word": state["word"] + interrupt("more?")}
 
@@ -180,7 +182,7 @@ def test_subgraphs(saver: OrtetSaver, own: bool | None) -> None:
     assert graph.invoke(Command(resume="z"), of("s"))["seen"][-1] == "az"
 
 
-def test_functional_api(hub: Hub, saver: OrtetSaver) -> None:
+def test_the_functional_api_resumes_without_repeating_tasks(hub: Hub, saver: OrtetSaver) -> None:
     calls = []
 
     @task
@@ -215,7 +217,7 @@ class Jokes(TypedDict):
     jokes: Annotated[list[str], operator.add]
 
 
-def test_send(saver: OrtetSaver) -> None:
+def test_results_of_twenty_sends_are_stored_in_order(saver: OrtetSaver) -> None:
     def spread(state: Jokes) -> list[Send]:
         return [Send("joke", {"subject": subject}) for subject in state["subjects"]]
 
@@ -230,7 +232,7 @@ def test_send(saver: OrtetSaver) -> None:
     assert graph.get_state(of("m")).values["jokes"] == found["jokes"]
 
 
-def test_send_to_many_in_an_event_loop(hub: Hub, saver: OrtetSaver) -> None:
+def test_results_of_many_async_sends_are_stored(hub: Hub, saver: OrtetSaver) -> None:
     async def joke(state: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         return {"jokes": [f"about {state['subject']}"]}
@@ -252,7 +254,7 @@ def test_send_to_many_in_an_event_loop(hub: Hub, saver: OrtetSaver) -> None:
     assert [other.get_state(of(f"m{n}")).values["jokes"] for n in range(3)] == [wanted] * 3
 
 
-def test_a_task_that_failed_is_the_only_one_done_again(hub: Hub, saver: OrtetSaver) -> None:
+def test_only_the_failed_task_is_retried(hub: Hub, saver: OrtetSaver) -> None:
     done: list[str] = []
     broken = [True]
 
@@ -278,7 +280,7 @@ def test_a_task_that_failed_is_the_only_one_done_again(hub: Hub, saver: OrtetSav
     assert sorted(done) == ["a", "b", "c"]
 
 
-def test_messages_that_are_changed_and_removed(hub: Hub, saver: OrtetSaver) -> None:
+def test_changed_and_removed_messages_are_stored(hub: Hub, saver: OrtetSaver) -> None:
     graph = chat(saver, *"abcdef")
     for number in range(4):
         graph.invoke({"messages": [HumanMessage(str(number))]}, of("r"))
@@ -290,7 +292,7 @@ def test_messages_that_are_changed_and_removed(hub: Hub, saver: OrtetSaver) -> N
     assert said(chat(OrtetSaver(hub)).get_state(of("r")).values) == wanted
 
 
-def test_tool_calls(hub: Hub, saver: OrtetSaver) -> None:
+def test_tool_calls_and_results_are_stored_unchanged(hub: Hub, saver: OrtetSaver) -> None:
     call = {"name": "look", "args": {"where": "x", "again": {"z": 1, "a": [2]}}, "id": "c1"}
     asking = AIMessage("", tool_calls=[{**call, "type": "tool_call"}], name="agent")
     builder = StateGraph(Chat)
@@ -310,7 +312,7 @@ def test_tool_calls(hub: Hub, saver: OrtetSaver) -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_the_same_words_said_again_are_said_again(hub: Hub, *, cold: bool) -> None:
+def test_repeated_identical_messages_are_stored_each_time(hub: Hub, *, cold: bool) -> None:
     builder = StateGraph(Chat)
     builder.add_node("answer", lambda _: {"messages": [AIMessage("ok")]})
     builder.add_edge(START, "answer")

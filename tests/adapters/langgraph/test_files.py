@@ -63,7 +63,7 @@ def files(place: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(place.iterdir())}
 
 
-def test_time_travel_gives_the_files_back(hub: Hub, place: Path) -> None:
+def test_a_run_from_an_earlier_checkpoint_restores_its_files(hub: Hub, place: Path) -> None:
     mine = graph(OrtetSaver(hub, workspace=place), place)
     mine.invoke({"word": "one", "seen": []}, OF, durability="sync")
     after = {"README": "as it was", "second.txt": "one"}
@@ -90,7 +90,7 @@ def test_time_travel_gives_the_files_back(hub: Hub, place: Path) -> None:
     )
 
 
-def test_another_process_of_thought_goes_on(hub: Hub, place: Path) -> None:
+def test_a_new_saver_continues_with_the_files_of_the_thread(hub: Hub, place: Path) -> None:
     saver = OrtetSaver(hub, workspace=place)
     graph(saver, place).invoke({"word": "one", "seen": []}, OF, durability="sync")
     saver.close()
@@ -101,7 +101,7 @@ def test_another_process_of_thought_goes_on(hub: Hub, place: Path) -> None:
     assert hub.verify()
 
 
-def test_a_directory_is_one_threads(hub: Hub, place: Path, tmp_path: Path) -> None:
+def test_a_workspace_directory_belongs_to_one_thread(hub: Hub, place: Path, tmp_path: Path) -> None:
     saver = OrtetSaver(hub, workspace=place)
     graph(saver, place).invoke({"word": "one", "seen": []}, OF)
     with pytest.raises(Conflict, match="belongs to session"):

@@ -72,7 +72,7 @@ class Telling:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_trees_hold_and_where_it_was_said(seed: int) -> None:
+def test_held_message_sets_agree_with_a_full_scan(seed: int) -> None:
     telling = Telling(seed)
     held = Held(telling.heap)
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_what_trees_hold_and_where_it_was_said(seed: int) -> None:
         assert len(found) == sum(meant for meant, _ in groupby(fewest))
 
 
-def test_what_is_not_added_yet_is_told() -> None:
+def test_messages_of_new_parts_are_included_before_they_are_added() -> None:
     heap = Heap(lambda *_: b"")
     held = Held(heap)
     heap.add(message(0, 1))
@@ -112,7 +112,7 @@ def test_what_is_not_added_yet_is_told() -> None:
     ],
     ids=["numbers", "events", "far", "parts"],
 )
-def test_what_somebody_else_numbered_is_refused(parts: list[Part]) -> None:
+def test_parts_numbered_out_of_order_are_refused(parts: list[Part]) -> None:
     heap = Heap(lambda *_: b"")
     held = Held(heap)
     for part in parts:

@@ -80,7 +80,7 @@ def noted(hub: Hub) -> bytes:
 
 
 @pytest.mark.usefixtures("often")
-def test_the_latest_is_found_without_all_that_came_before(hub: Hub) -> None:
+def test_the_latest_checkpoint_is_found_without_reading_the_whole_journal(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         talk(saver, 12)
     found, is_short = cold(hub)
@@ -93,7 +93,7 @@ def test_the_latest_is_found_without_all_that_came_before(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_another_process_goes_on_meanwhile(hub: Hub) -> None:
+def test_the_latest_checkpoint_is_right_while_another_saver_writes(hub: Hub) -> None:
     with OrtetSaver(hub) as writer, OrtetSaver(hub) as reader:
         talk(writer, 12)
         for _ in range(8):
@@ -105,7 +105,7 @@ def test_another_process_goes_on_meanwhile(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_who_goes_on_from_it_says_nothing_again(hub: Hub) -> None:
+def test_continuing_from_the_note_stores_no_message_twice(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         talk(saver, 12)
     with OrtetSaver(hub) as saver:
@@ -151,7 +151,7 @@ def test_a_note_that_is_damaged_is_not_used(hub: Hub, damage: str) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_was_erased_is_not_given(hub: Hub) -> None:
+def test_an_erased_message_is_not_in_the_latest_checkpoint(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         talk(saver, 12)
     said = [event for event in hub.get("t").events() if event.kind == "message"]
@@ -168,7 +168,7 @@ def test_what_was_erased_is_not_given(hub: Hub) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("turns", [4, 12])
-def test_who_has_read_it_before_forgets_what_was_erased(
+def test_a_reader_forgets_a_message_erased_by_another_hub(
     hub: Hub, tmp_path: Path, turns: int
 ) -> None:
     with OrtetSaver(hub) as saver:
@@ -187,7 +187,7 @@ def test_who_has_read_it_before_forgets_what_was_erased(
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_who_has_written_it_forgets_what_was_erased_since(hub: Hub, write: bool) -> None:
+def test_a_writer_forgets_a_message_erased_since(hub: Hub, write: bool) -> None:
     with OrtetSaver(hub) as saver:
         on = talk(saver, 20)
         said = [event for event in hub.get("t").events() if event.kind == "message"]
@@ -202,7 +202,7 @@ def test_who_has_written_it_forgets_what_was_erased_since(hub: Hub, write: bool)
 
 
 @pytest.mark.usefixtures("often")
-def test_what_was_erased_by_a_clock_that_is_late_is_forgotten_too(hub: Hub, tmp_path: Path) -> None:
+def test_an_erasure_by_a_host_with_a_late_clock_is_noticed(hub: Hub, tmp_path: Path) -> None:
     with OrtetSaver(hub) as saver:
         talk(saver, 12)
     with hub.session("t") as session:
@@ -219,7 +219,7 @@ def test_what_was_erased_by_a_clock_that_is_late_is_forgotten_too(hub: Hub, tmp_
         assert len(found.checkpoint["channel_values"]["messages"]) == 10
 
 
-def test_what_waits_beside_a_checkpoint_that_is_refused_is_known_to_the_next(hub: Hub) -> None:
+def test_writes_beside_a_refused_checkpoint_are_in_the_next(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         on = talk(saver, 2)
         one, other = {"a dict": "that waits " * 9}, {"another": "of another task " * 9}
@@ -252,7 +252,7 @@ with ortet.open(sys.argv[1]) as hub, OrtetSaver(hub) as saver:
 """
 
 
-def test_who_is_killed_leaves_a_note_that_fits(hub: Hub, tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_note_that_matches_the_journal(hub: Hub, tmp_path: Path) -> None:
     place, tests = str(tmp_path / "store"), str(Path(__file__).parent)
     command = [sys.executable, "-c", _FOR_EVER, place, tests]
     with forked.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -278,7 +278,7 @@ def test_a_note_goes_with_its_thread(hub: Hub) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_done_the_note_says_what_the_journal_says(hub: Hub, seed: int) -> None:
+def test_the_note_agrees_with_the_journal_after_random_operations(hub: Hub, seed: int) -> None:
     chance, short = random.Random(seed), 0
     with OrtetSaver(hub) as saver:
         known = [put(saver, OF, {"messages": [], "n": 0})]

@@ -34,7 +34,7 @@ def checkpoint(**values: Any) -> Any:
     return {**empty_checkpoint(), "channel_values": values, "channel_versions": versions}
 
 
-def test_names_are_refused_by_what_they_name(hub: Hub) -> None:
+def test_a_lone_surrogate_in_an_id_is_refused_and_the_field_is_named(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         known = saver.put(of(), checkpoint(), {}, {})
         plain = checkpoint()
@@ -63,7 +63,7 @@ def test_names_are_refused_by_what_they_name(hub: Hub) -> None:
     assert [row.name for row in hub.sessions()] == ["t"]
 
 
-def test_values_are_as_langgraph_keeps_them(hub: Hub) -> None:
+def test_lone_surrogates_in_values_are_stored_as_in_langgraph(hub: Hub) -> None:
     given = {"a": HALF, "b": {"x": [f"in {HALF} between"]}, "c": [HumanMessage(HALF, id="1")]}
     serde = JsonPlusSerializer()
     theirs = serde.loads_typed(serde.dumps_typed(given))

@@ -102,7 +102,9 @@ def test_writes_and_the_checkpoint_behind_them_are_one_write(
     ]
 
 
-def test_who_waits_in_vain_takes_others_along(hub: Hub, tmp_path: Path, appends: list[int]) -> None:
+def test_a_write_that_stops_waiting_stores_the_other_offered_writes(
+    hub: Hub, tmp_path: Path, appends: list[int]
+) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     tid, other = saver._offer(first, [("n", 1)], "other", "")
@@ -117,7 +119,7 @@ def test_who_waits_in_vain_takes_others_along(hub: Hub, tmp_path: Path, appends:
 
 
 @pytest.mark.usefixtures("patient")
-def test_in_an_event_loop_they_need_no_thread(hub: Hub, appends: list[int]) -> None:
+def test_async_writes_wait_without_a_thread(hub: Hub, appends: list[int]) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
 
@@ -134,7 +136,7 @@ def test_in_an_event_loop_they_need_no_thread(hub: Hub, appends: list[int]) -> N
     assert writes(saver, first) == [("task", "n", 7)]
 
 
-def test_a_cancelled_one_is_not_stored_behind_our_back(hub: Hub) -> None:
+def test_a_cancelled_write_is_not_stored_later(hub: Hub) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
 
@@ -151,7 +153,9 @@ def test_a_cancelled_one_is_not_stored_behind_our_back(hub: Hub) -> None:
     assert writes(saver, first) == []
 
 
-def test_nor_is_one_whose_caller_was_interrupted(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_whose_caller_was_interrupted_is_not_stored_later(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(offers, "LATE", 60.0)
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
@@ -175,7 +179,7 @@ def test_nor_is_one_whose_caller_was_interrupted(hub: Hub, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_cannot_be_stored_is_told_to_who_wrote_it(hub: Hub) -> None:
+def test_a_write_that_cannot_be_stored_fails_only_for_its_caller(hub: Hub) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     with ThreadPoolExecutor() as pool:
@@ -192,7 +196,7 @@ def test_what_cannot_be_stored_is_told_to_who_wrote_it(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_they_are_stored_though_the_checkpoint_that_took_them_is_not(hub: Hub) -> None:
+def test_writes_are_stored_though_their_checkpoint_is_refused(hub: Hub) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     with ThreadPoolExecutor() as pool:
@@ -206,7 +210,7 @@ def test_they_are_stored_though_the_checkpoint_that_took_them_is_not(hub: Hub) -
     assert writes(OrtetSaver(hub), OF) == [("task", "n", 7)]
 
 
-def test_a_checkpoint_that_is_refused_takes_none(hub: Hub) -> None:
+def test_a_refused_checkpoint_takes_no_writes(hub: Hub) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     put(saver, first, 1)

@@ -65,7 +65,7 @@ def raced(store: Path, seconds: float, several: int) -> None:
 
 
 @pytest.mark.soak
-def test_processes_race_on_one_thread(tmp_path: Path) -> None:
+def test_processes_racing_on_one_thread_keep_its_history_consistent(tmp_path: Path) -> None:
     """Two for a moment, or three for half a minute."""
     raced(tmp_path / "store", min(30, 3 * SOAK), 2 if SOAK == 1 else 3)
 
@@ -79,7 +79,7 @@ def test_processes_race_on_one_thread(tmp_path: Path) -> None:
         ("put", 3, ["hello", "re hello"]),
     ],
 )
-def test_killed_it_goes_on_from_what_was_stored(
+def test_a_killed_graph_continues_from_its_last_stored_step(
     tmp_path: Path, method: str, times: int, wanted: list[str]
 ) -> None:
     killed(tmp_path / "store", "die", method, str(times))
@@ -93,7 +93,7 @@ def test_killed_it_goes_on_from_what_was_stored(
         assert by == ["one" if times == 3 else "two"]
 
 
-def test_killed_after_writes_they_are_there(tmp_path: Path) -> None:
+def test_writes_stored_before_a_kill_are_there_afterwards(tmp_path: Path) -> None:
     killed(tmp_path / "store", "write")
     with ortet.open(tmp_path / "store") as hub:
         found = OrtetSaver(hub).get_tuple(OF)

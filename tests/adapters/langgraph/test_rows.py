@@ -90,7 +90,7 @@ CHANGES: list[Change] = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_was_done_it_is_stored_as_it_is(hub: Hub, seed: int) -> None:
+def test_randomly_changed_message_lists_are_stored_exactly(hub: Hub, seed: int) -> None:
     chance, messages = random.Random(seed), said()
     others, past = said(word="other"), list[tuple[str, list[AnyMessage]]]()
     with OrtetSaver(hub) as saver:
@@ -111,7 +111,7 @@ def test_whatever_was_done_it_is_stored_as_it_is(hub: Hub, seed: int) -> None:
             assert given(saver, checkpoint_id=id_) == then
 
 
-def test_who_was_given_a_list_may_change_it(hub: Hub) -> None:
+def test_changing_a_returned_list_does_not_change_the_stored_one(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         on = put(saver, OF, {"messages": said()})
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_who_was_given_a_list_may_change_it(hub: Hub) -> None:
         assert given(saver) == said()
 
 
-def test_one_that_is_refused_leaves_nothing_behind(hub: Hub) -> None:
+def test_a_refused_checkpoint_leaves_no_messages_behind(hub: Hub) -> None:
     messages = said()
     with OrtetSaver(hub) as saver:
         on = put(saver, OF, {"messages": messages})
@@ -139,7 +139,7 @@ def test_one_that_is_refused_leaves_nothing_behind(hub: Hub) -> None:
         assert whole(hub).checkpoint["channel_values"]["messages"] == messages
 
 
-def test_the_messages_that_are_given_again_are_the_same(hub: Hub) -> None:
+def test_unchanged_messages_are_returned_as_the_same_objects(hub: Hub) -> None:
     """So that what a graph adds to them is all that is looked at."""
     with OrtetSaver(hub) as saver:
         on = put(saver, OF, {"messages": said()})
@@ -149,7 +149,7 @@ def test_the_messages_that_are_given_again_are_the_same(hub: Hub) -> None:
         assert all(one is other for one, other in zip(given(saver), more, strict=True))
 
 
-def test_numbers_without_end_are_not_counted_out() -> None:
+def test_an_endless_range_of_numbers_is_not_expanded() -> None:
     rows, messages = Rows(), said()
     rows.add(row(messages))
     assert rows.found([[0, SIZE]]) == messages
@@ -158,7 +158,7 @@ def test_numbers_without_end_are_not_counted_out() -> None:
         assert rows.found(spans) is None
 
 
-def test_no_more_than_a_few_are_kept() -> None:
+def test_only_the_last_few_lists_are_remembered() -> None:
     rows = Rows()
     several = [said(word=f"list {n}") for n in range(20)]
     for one in several:

@@ -84,7 +84,9 @@ ODD: dict[str, Any] = {
 }
 
 
-def test_any_value_comes_back_as_it_was(hub: Hub, saver: OrtetSaver) -> None:
+def test_any_value_is_returned_like_the_in_memory_saver_returns_it(
+    hub: Hub, saver: OrtetSaver
+) -> None:
     other = InMemorySaver()
     config = put(saver, of("t"), ODD)
     put(other, of("t"), ODD)  # type: ignore[arg-type]
@@ -99,7 +101,7 @@ def test_any_value_comes_back_as_it_was(hub: Hub, saver: OrtetSaver) -> None:
     assert {**values(OrtetSaver(hub), of("t")), "none": None} == found
 
 
-def test_what_did_not_change_is_not_stored_again(hub: Hub, saver: OrtetSaver) -> None:
+def test_unchanged_values_are_not_stored_again(hub: Hub, saver: OrtetSaver) -> None:
     state: dict[str, Any] = {
         "messages": [HumanMessage("m" * 400, id=str(number)) for number in range(100)],
         "rows": [{"role": "user", "content": "r" * 400, "n": number} for number in range(100)],
@@ -191,7 +193,7 @@ def test_a_list_of_ten_thousand_and_a_huge_message(hub: Hub, saver: OrtetSaver) 
     assert hub.verify()
 
 
-def test_what_cannot_be_stored_names_its_channel(saver: OrtetSaver) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_channel(saver: OrtetSaver) -> None:
     with pytest.raises(Invalid, match="channel 'lock'") as refused:
         put(saver, of("t"), {"fine": 1, "lock": {"a": [threading.Lock()]}})
     assert refused.value.kind == "not_serialisable"
@@ -268,7 +270,7 @@ def test_versions_of_another_saver_go_on(saver: OrtetSaver) -> None:
     )
 
 
-def test_what_was_given_may_be_changed_afterwards(saver: OrtetSaver) -> None:
+def test_changing_a_value_after_put_does_not_change_the_stored_one(saver: OrtetSaver) -> None:
     made: Any = checkpoint({"list": [[1]], "dict": {"a": [1]}})
     meta: Any = {"source": "loop", "step": 1, "more": {"a": [1]}}
     saver.put(of("t"), made, meta, made["channel_versions"])
@@ -300,7 +302,7 @@ def test_thread_ids_of_any_kind(saver: OrtetSaver) -> None:
 # two writers
 
 
-def test_who_goes_on_from_what_is_no_more_the_latest_is_refused(
+def test_put_on_a_checkpoint_that_is_no_longer_the_latest_is_refused(
     hub: Hub, saver: OrtetSaver
 ) -> None:
     other = OrtetSaver(hub)
@@ -327,7 +329,9 @@ def test_who_goes_on_from_what_is_no_more_the_latest_is_refused(
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_two_that_begin_one_thread(hub: Hub, saver: OrtetSaver, same: bool) -> None:
+def test_a_second_first_checkpoint_of_a_thread_is_refused(
+    hub: Hub, saver: OrtetSaver, same: bool
+) -> None:
     other = saver if same else OrtetSaver(hub)
     assert saver.get_tuple(of("t")) is None and other.get_tuple(of("t")) is None
     put(saver, of("t"), {"n": 1})
@@ -336,7 +340,7 @@ def test_two_that_begin_one_thread(hub: Hub, saver: OrtetSaver, same: bool) -> N
     assert len(list(saver.list(of("t")))) == 1
 
 
-def test_writes_of_a_task_are_told_once(hub: Hub, saver: OrtetSaver) -> None:
+def test_the_first_writes_of_a_task_count(hub: Hub, saver: OrtetSaver) -> None:
     config = put(saver, of("t"), {"n": 0})
     saver.put_writes(config, [("a", 1)], "task")
     OrtetSaver(hub).put_writes(config, [("a", 2)], "task")
@@ -386,9 +390,7 @@ def test_delta_channels_and_pruning(hub: Hub, saver: OrtetSaver) -> None:
     assert len(again.get_state(of("t")).values["messages"]) == 16
 
 
-def test_who_leaves_a_replay_of_delta_channels_leaves_what_it_took_over(
-    hub: Hub, saver: OrtetSaver
-) -> None:
+def test_leaving_a_replay_of_delta_channels_drops_its_messages(hub: Hub, saver: OrtetSaver) -> None:
     graph = delta(saver)
     for text in ("one", "two"):
         graph.invoke({"messages": [HumanMessage(text)]}, of("t"))

@@ -64,7 +64,7 @@ def test_an_item_is_put_read_replaced_and_deleted(store: Any) -> None:
     assert store.search(()) == []
 
 
-def test_its_past_is_in_the_journal(hub: ortet.Hub, store: Any) -> None:
+def test_history_returns_every_value_of_a_key(hub: ortet.Hub, store: Any) -> None:
     space = ("users", "1")
     for value in ({"n": 1}, {"n": 2}, {"n": 2}, {"n": True}):
         store.put(space, "k", value)
@@ -106,7 +106,7 @@ def test_a_value_that_cannot_be_stored_is_named(store: Any, value: Any, field: s
 @pytest.mark.parametrize(
     "key", ["", ".", "..", "a..b", "a\0b", "\x02x", "é漢🙂", "x" * 5000, "x" * 4999 + "y", " ", "/"]
 )
-def test_any_text_is_a_key(store: Any, key: str) -> None:
+def test_any_text_is_accepted_as_a_key(store: Any, key: str) -> None:
     store.put(("a", "b"), "beside", {"n": 0})
     store.put(("a", "b"), key, {"n": 1})
     assert store.get(("a", "b"), key).key == key
@@ -132,7 +132,7 @@ def test_bad_namespaces_and_keys_are_refused(store: Any) -> None:
     assert store.list_namespaces() == []
 
 
-def test_a_batch_reads_what_was_before_it_and_the_last_put_of_a_key_counts(store: Any) -> None:
+def test_a_batch_reads_the_state_before_it_and_the_last_put_wins(store: Any) -> None:
     store.put(("a",), "k", {"n": 1})
     found = store.batch(
         [
@@ -210,7 +210,7 @@ def test_fields_are_filtered(store: Any) -> None:
         found(n={"$in": [1]})
 
 
-def test_a_query_without_an_index_is_answered_by_words(store: Any) -> None:
+def test_a_query_without_an_index_is_answered_by_word_search(store: Any) -> None:
     store.put(("m",), "1", {"text": "the cat sleeps on the sofa"})
     store.put(("m",), "2", {"text": "deployment of the billing service failed"})
     store.put(("m",), "3", {"nested": {"list": ["billing invoices", 7]}})

@@ -45,7 +45,7 @@ def writer(tmp_path: Path, who: str, count: int) -> subprocess.Popen[str]:
     return forked.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def test_what_was_put_is_there_after_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_puts_survive_sigkill(tmp_path: Path) -> None:
     process = writer(tmp_path, "killed", 10**9)
     assert process.stdout is not None
     said = [int(process.stdout.readline()) for _ in range(20)]
@@ -103,7 +103,7 @@ def test_a_killed_writer_of_many_leaves_all_or_nothing(tmp_path: Path) -> None:
         assert len(store.list_namespaces(limit=1000)) >= len(said)
 
 
-def test_a_server_s_store_is_the_same(tmp_path: Path) -> None:
+def test_a_store_through_a_server_sees_the_same_items(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with (
         serving(tmp_path / "store") as url,
@@ -123,7 +123,7 @@ def test_a_server_s_store_is_the_same(tmp_path: Path) -> None:
         near.verify()
 
 
-def test_time_to_live(tmp_path: Path) -> None:
+def test_items_expire_after_their_ttl_unless_refreshed(tmp_path: Path) -> None:
     clock = ManualClock()
     with open_hub(tmp_path / "store", clock=clock) as hub:
         store: Any = OrtetStore(hub, ttl={"default_ttl": 10, "refresh_on_read": True})
@@ -160,7 +160,7 @@ def test_time_to_live(tmp_path: Path) -> None:
                 store.put(space, "bad", {}, ttl=ttl)
 
 
-def test_a_search_refreshes_what_it_gives(tmp_path: Path) -> None:
+def test_a_search_refreshes_the_ttl_of_its_results(tmp_path: Path) -> None:
     clock = ManualClock()
     with open_hub(tmp_path / "store", clock=clock) as hub:
         store: Any = OrtetStore(hub)
@@ -175,7 +175,7 @@ def test_a_search_refreshes_what_it_gives(tmp_path: Path) -> None:
             assert [item.key for item in one.search(("m",), refresh_ttl=False)] == ["a"]
 
 
-def test_a_sweeper_sweeps(hub: ortet.Hub) -> None:
+def test_the_ttl_sweeper_deletes_expired_items(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub, ttl={"default_ttl": 1e-9})
     assert OrtetStore(hub).start_ttl_sweeper().done()
     store.put(("a",), "k", {})
@@ -193,7 +193,7 @@ def test_a_sweeper_sweeps(hub: ortet.Hub) -> None:
     assert running.done()
 
 
-def test_a_restore_gives_the_memory_of_then(hub: ortet.Hub) -> None:
+def test_a_restored_commit_brings_back_its_items(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     space = ("a",)
     store.put(space, "1", {"n": 1})
@@ -216,7 +216,7 @@ def test_a_restore_gives_the_memory_of_then(hub: ortet.Hub) -> None:
     hub.verify()
 
 
-def test_rows_are_made_of_the_journal_again(hub: ortet.Hub) -> None:
+def test_missing_item_rows_are_rebuilt_from_the_journal(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub, index={"dims": 1, "embed": lambda texts: [[1.0] for _ in texts]})
     for number in range(30):
         store.put(("a", str(number % 3)), str(number), {"n": number})
@@ -235,7 +235,7 @@ def test_rows_are_made_of_the_journal_again(hub: ortet.Hub) -> None:
     assert [(row.key, row.value) for row in hub.catalog.rows(kind)] == rows
 
 
-def test_what_is_removed_leaves_no_rows(hub: ortet.Hub) -> None:
+def test_removing_the_session_removes_its_item_rows(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     for number in range(3):
         store.put(("a",), str(number), {"n": number})
@@ -249,7 +249,7 @@ def test_what_is_removed_leaves_no_rows(hub: ortet.Hub) -> None:
     assert store.get(("a",), "1").value == {"n": "anew"}
 
 
-def test_who_puts_into_what_has_ended_is_told_what_to_do(hub: ortet.Hub) -> None:
+def test_put_into_a_closed_or_archived_session_is_refused_with_advice(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     store.put(("a",), "1", {"n": 1})
     hub.session("langgraph-store").close()
@@ -267,7 +267,7 @@ def test_who_puts_into_what_has_ended_is_told_what_to_do(hub: ortet.Hub) -> None
     assert more.get(("a",), "1").value == {"n": 3}
 
 
-def test_what_was_trimmed_is_read_from_commits(hub: ortet.Hub) -> None:
+def test_items_of_trimmed_events_are_read_from_commits(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     for number in range(20):
         store.put(("a",), str(number), {"n": number})
@@ -283,7 +283,7 @@ def test_what_was_trimmed_is_read_from_commits(hub: ortet.Hub) -> None:
     assert store.get(("a",), "3").value == {"n": 3}
 
 
-def test_what_was_erased_is_gone(hub: ortet.Hub) -> None:
+def test_an_erased_item_is_gone_and_can_be_put_again(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     for number in range(5):
         store.put(("a",), str(number), {"text": f"secret {number}"})
@@ -330,7 +330,7 @@ def test_a_closed_session_takes_nothing_more(hub: ortet.Hub) -> None:
     assert store.get(("a",), "k").value == {"n": 1}
 
 
-def test_ten_thousand_items(hub: ortet.Hub) -> None:
+def test_ten_thousand_items_are_searched_and_filtered(hub: ortet.Hub) -> None:
     from langgraph.store.base import PutOp
 
     store: Any = OrtetStore(hub)
@@ -354,7 +354,7 @@ def test_ten_thousand_items(hub: ortet.Hub) -> None:
     assert len(again.list_namespaces(max_depth=1)) == 1
 
 
-def test_a_store_whose_session_was_removed_begins_anew(tmp_path: Path, hub: ortet.Hub) -> None:
+def test_a_store_whose_session_was_removed_starts_empty(tmp_path: Path, hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     store.put(("a",), "k", {"text": "green tea"})
     assert store.search(("a",), query="tea")

@@ -133,7 +133,7 @@ def shown(item: SearchItem) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_answers(tmp_path: Path, seed: int) -> None:
+def test_random_operations_answer_like_the_in_memory_store(tmp_path: Path, seed: int) -> None:
     with ortet.open(tmp_path / "store") as hub:
         both = Both(hub, seed, index=None)
         for number in range(300):
@@ -144,7 +144,9 @@ def test_the_same_answers(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_same_answers_by_meaning(tmp_path: Path, seed: int) -> None:
+def test_random_semantic_searches_answer_like_the_in_memory_store(
+    tmp_path: Path, seed: int
+) -> None:
     with ortet.open(tmp_path / "store") as hub:
         both = Both(hub, seed, index={"dims": 6, "embed": embed, "fields": ["text"]})
         for number in range(150):
@@ -153,7 +155,7 @@ def test_the_same_answers_by_meaning(tmp_path: Path, seed: int) -> None:
                 both.ours = OrtetStore(hub, index=both.index)
 
 
-def test_conditions_of_namespaces(tmp_path: Path) -> None:
+def test_random_namespace_listings_answer_like_the_in_memory_store(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub:
         both = Both(hub, 7, index=None)
         for _ in range(60):

@@ -17,7 +17,7 @@ from ortet.surface.langgraph import OrtetSaver
 OF: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
 
-def test_records_that_nobody_put(tmp_path: Path) -> None:
+def test_forged_records_run_no_code_and_are_bounded(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub:
         with OrtetSaver(hub) as saver:
             saver.put(OF, empty_checkpoint(), {"step": 0}, {})
@@ -42,7 +42,7 @@ def test_records_that_nobody_put(tmp_path: Path) -> None:
     [["msgpack", "wf8="], ["msgpack", ""], ["msgpack", "not base64"], ["json", "ew=="], []],
     ids=["reserved", "empty", "text", "json", "nothing"],
 )
-def test_damaged_bytes_are_told_by_thread_and_key(tmp_path: Path, tree: Any) -> None:
+def test_damaged_bytes_are_reported_with_thread_and_key(tmp_path: Path, tree: Any) -> None:
     damaged = {"$b": tree}
     with ortet.open(tmp_path / "store") as hub:
         with OrtetSaver(hub) as saver:

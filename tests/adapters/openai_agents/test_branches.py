@@ -69,7 +69,7 @@ def test_branches_of_branches_and_another_process(hub: Hub, store: Path) -> None
         assert other.verify().problems == []
 
 
-def test_what_there_is_not_is_said(hub: Hub) -> None:
+def test_a_missing_turn_or_branch_is_refused(hub: Hub) -> None:
     session = talked(hub, 1)
     with pytest.raises(NotFound, match="no turn 2"):
         run(session.create_branch_from_turn(2))
@@ -106,7 +106,7 @@ def test_a_deleted_branch_is_closed_and_its_name_stays_taken(hub: Hub) -> None:
         run(session.delete_branch("main"))
 
 
-def test_clearing_ends_the_branches(hub: Hub) -> None:
+def test_clear_session_removes_the_branches_of_the_session(hub: Hub) -> None:
     session = talked(hub, 2)
     with hub.session("chat") as s:
         (fork,) = s.fork(1)  # another's

@@ -40,7 +40,7 @@ def around(session: OrtetSession, service: Service, above: int) -> OpenAIRespons
     )
 
 
-def test_what_the_service_compacted_is_replaced_and_recoverable(hub: Hub) -> None:
+def test_items_compacted_by_the_service_are_replaced_and_recoverable(hub: Hub) -> None:
     session, service = OrtetSession("chat", hub), Service()
     compacting = around(session, service, 10)
     for number in range(3):
@@ -59,7 +59,7 @@ def test_what_the_service_compacted_is_replaced_and_recoverable(hub: Hub) -> Non
     assert hub.verify().problems == []
 
 
-def test_only_what_the_model_saw_is_replaced(hub: Hub) -> None:
+def test_compaction_replaces_only_the_items_the_model_saw(hub: Hub) -> None:
     session, service = OrtetSession("chat", hub), Service()
     for number in range(2):
         run(Runner.run(agent()[0], f"question {number}", session=session))
@@ -73,7 +73,7 @@ def test_only_what_the_model_saw_is_replaced(hub: Hub) -> None:
     assert hub.get("chat").compactions() == []  # the way back is the commit before
 
 
-def test_what_came_meanwhile_is_not_replaced(hub: Hub) -> None:
+def test_compaction_fails_when_items_were_added_during_it(hub: Hub) -> None:
     session = OrtetSession("chat", hub)
     run(session.add_items([{"role": "user", "content": str(n)} for n in range(4)]))
 

@@ -83,7 +83,7 @@ def test_items_come_back_as_they_were(items: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("items", ITEMS)
-def test_also_each_part_of_them(items: list[dict[str, Any]]) -> None:
+def test_every_prefix_of_the_items_comes_back_unchanged(items: list[dict[str, Any]]) -> None:
     for end in range(len(items)):
         messages = said(messages_of(items[:end]))
         assert [item for _, several in items_of(messages) for item in several] == items[:end]
@@ -107,7 +107,7 @@ def test_text_is_text_and_is_kept_once() -> None:
     assert str(message).count("hello there") == 1
 
 
-def test_what_others_said_is_put_into_items() -> None:
+def test_messages_of_other_programs_are_converted_to_items() -> None:
     messages = [
         Message(1, "user", [{"type": "text", "text": "see"}]),
         Message(2, "assistant", "", extra={"tool_calls": [{"id": "1", "name": "f"}]}),
@@ -122,6 +122,6 @@ def test_what_others_said_is_put_into_items() -> None:
     ]
 
 
-def test_an_item_that_is_none_is_told() -> None:
+def test_an_item_that_is_not_a_dict_is_refused_by_number() -> None:
     with pytest.raises(Invalid, match="item 1 is str"):
         messages_of([{"role": "user", "content": "a"}, "b"])

@@ -15,7 +15,7 @@ from ortet.surface.openai_agents.order import Order
 _LONG = 60.0
 
 
-def test_calls_are_done_in_the_order_they_are_made_by_one_thread() -> None:
+def test_one_thread_executes_calls_in_the_order_they_were_made() -> None:
     order, done = Order(), list[int]()
 
     async def main() -> list[str]:
@@ -30,7 +30,7 @@ def test_calls_are_done_in_the_order_they_are_made_by_one_thread() -> None:
     order.close()
 
 
-def test_what_a_call_raises_is_told_and_the_next_is_done() -> None:
+def test_an_exception_reaches_its_caller_and_the_next_call_runs() -> None:
     order = Order()
 
     def fail() -> None:
@@ -47,7 +47,7 @@ def test_what_a_call_raises_is_told_and_the_next_is_done() -> None:
     order.close()
 
 
-def test_who_is_cancelled_goes_on_when_it_is_done() -> None:
+def test_a_cancelled_caller_waits_until_its_call_has_ended() -> None:
     order, begun, go, ended = Order(), Event(), Event(), Event()
 
     def work() -> None:
@@ -72,7 +72,7 @@ def test_who_is_cancelled_goes_on_when_it_is_done() -> None:
     order.close()
 
 
-def test_its_thread_ends_when_nobody_has_it() -> None:
+def test_the_thread_ends_when_its_order_is_collected() -> None:
     order = Order()
     thread = asyncio.run(order.do(current_thread))
     assert thread.is_alive()
@@ -96,7 +96,7 @@ def test_a_child_has_a_thread_of_its_own() -> None:
     order.close()
 
 
-def test_threads_of_those_who_ask_for_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_end_and_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortet.surface.openai_agents.order._IDLE", 0.01)
     order = Order()
     for number in range(3):
@@ -109,7 +109,7 @@ def test_threads_of_those_who_ask_for_nothing_end(monkeypatch: pytest.MonkeyPatc
     order.close()
 
 
-def test_where_no_thread_can_be_begun_the_next_call_tries_again(
+def test_a_call_after_a_failed_thread_start_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = Order()
@@ -128,7 +128,7 @@ def test_where_no_thread_can_be_begun_the_next_call_tries_again(
     order.close()
 
 
-def test_who_closes_it_after_each_call_leaves_nothing_behind() -> None:
+def test_closing_after_each_call_leaves_no_finalizers() -> None:
     order = Order()
     before = len(weakref.finalize._registry)  # type: ignore[attr-defined]
     for _ in range(10):

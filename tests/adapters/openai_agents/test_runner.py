@@ -47,7 +47,7 @@ def test_an_agent_with_tools_remembers(hub: Hub) -> None:
     assert roles == ["user", "assistant", "tool", "tool", "assistant"] * 3
 
 
-def test_handoffs(hub: Hub) -> None:
+def test_a_handoff_to_another_agent_is_stored_with_its_result(hub: Hub) -> None:
     def second(said: list[Any]) -> list[Any]:
         return [text("from the other")]
 
@@ -61,7 +61,7 @@ def test_handoffs(hub: Hub) -> None:
     assert ids(items, "function_call") == ids(items, "function_call_output") == ["h1"]
 
 
-def test_no_limit_parts_a_call_from_its_result(hub: Hub) -> None:
+def test_no_item_limit_separates_a_call_from_its_result(hub: Hub) -> None:
     session, (sky, _) = OrtetSession("chat", hub), agent()
     for number in range(3):
         run(Runner.run(sky, f"question {number}", session=session))
@@ -79,7 +79,7 @@ def test_no_limit_parts_a_call_from_its_result(hub: Hub) -> None:
     assert run(session.get_items()) == before
 
 
-def test_processes_take_turns(hub: Hub, store: Path, start: Start) -> None:
+def test_two_processes_take_turns_in_one_session(hub: Hub, store: Path, start: Start) -> None:
     session, (sky, _) = OrtetSession("chat", hub), agent()
     worker = start("chat", "turns")
     assert worker.stdin is not None
@@ -107,7 +107,7 @@ def test_processes_that_add_at_once_lose_nothing(hub: Hub, start: Start) -> None
     assert hub.verify().problems == []
 
 
-def test_what_was_added_survives_a_kill(hub: Hub, start: Start) -> None:
+def test_acknowledged_items_survive_sigkill_whole(hub: Hub, start: Start) -> None:
     worker = start("chat", "add", "a", "100000")
     told = [line_of(worker.stdout) for _ in range(20)]
     worker.send_signal(signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_what_was_added_survives_a_kill(hub: Hub, start: Start) -> None:
     assert len(run(session.get_items())) == len(items) + 1
 
 
-def test_a_call_that_a_crash_cut_off_is_told_as_such(hub: Hub, start: Start) -> None:
+def test_a_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, start: Start) -> None:
     worker = start("chat", "half")
     assert line_of(worker.stdout) == "half"
     worker.send_signal(signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_call_that_a_crash_cut_off_is_told_as_such(hub: Hub, start: Start) -> 
     assert outputs == ["sun"]
 
 
-def test_who_made_a_call_sees_it_open(hub: Hub) -> None:
+def test_an_open_call_is_answered_as_lost_only_for_other_objects(hub: Hub) -> None:
     session = OrtetSession("chat", hub)
     made: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     run(session.add_items([made]))

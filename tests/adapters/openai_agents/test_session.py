@@ -29,7 +29,7 @@ def run(call: Any) -> Any:
     return asyncio.run(call)
 
 
-def test_it_is_a_session_of_the_sdk(hub: Hub) -> None:
+def test_the_session_satisfies_the_sdk_protocol_and_its_settings(hub: Hub) -> None:
     session = OrtetSession("one", hub, session_settings={"limit": 2})
     assert isinstance(session, Session)
     assert session.session_settings == SessionSettings(limit=2)
@@ -38,7 +38,7 @@ def test_it_is_a_session_of_the_sdk(hub: Hub) -> None:
     assert run(session.get_items(limit=3)) == PAIR[1:]
 
 
-def test_it_does_what_the_sdk_s_own_does(hub: Hub) -> None:
+def test_random_calls_answer_like_the_sqlite_session_of_the_sdk(hub: Hub) -> None:
     """The same random calls to both."""
     dice = random.Random(5)
     theirs, ours = SQLiteSession("x"), OrtetSession("x", hub)
@@ -67,7 +67,7 @@ def test_it_does_what_the_sdk_s_own_does(hub: Hub) -> None:
     theirs.close()
 
 
-def test_what_it_holds_is_a_session_like_any_other(hub: Hub, store: Path) -> None:
+def test_the_items_are_messages_of_an_ordinary_ortet_session(hub: Hub, store: Path) -> None:
     session = OrtetSession("fix-42", hub, goal="make it green", budget={"tokens": 100})
     run(session.add_items(PAIR))
     with hub.session("fix-42") as s:  # which is lent
@@ -89,7 +89,7 @@ def test_what_it_holds_is_a_session_like_any_other(hub: Hub, store: Path) -> Non
     assert len(view.messages()) == 4
 
 
-def test_nothing_that_is_taken_back_is_lost(hub: Hub) -> None:
+def test_popped_and_cleared_items_can_be_recovered(hub: Hub) -> None:
     session = OrtetSession("x", hub)
     run(session.add_items(PAIR))
     run(session.pop_item())
@@ -103,7 +103,7 @@ def test_nothing_that_is_taken_back_is_lost(hub: Hub) -> None:
     assert run(session.get_items()) == PAIR
 
 
-def test_pop_behind_a_compaction(hub: Hub) -> None:
+def test_pop_item_never_removes_a_compaction_summary(hub: Hub) -> None:
     session = OrtetSession("x", hub)
     run(session.add_items([{"role": "user", "content": str(n)} for n in range(10)]))
     with hub.session("x") as s:
@@ -149,14 +149,16 @@ def test_sessions_of_agents_are_apart(hub: Hub) -> None:
         ({"role": "user", "content": "", 3: 4}, r"item 1, at \[3\]"),
     ],
 )
-def test_what_cannot_be_stored_is_named_and_nothing_is(hub: Hub, bad: Any, place: str) -> None:
+def test_an_item_that_cannot_be_stored_is_named_and_nothing_is_stored(
+    hub: Hub, bad: Any, place: str
+) -> None:
     session = OrtetSession("x", hub)
     with pytest.raises(Invalid, match=place):
         run(session.add_items([PAIR[0], bad]))
     assert run(session.get_items()) == []
 
 
-def test_items_of_any_size(hub: Hub, store: Path) -> None:
+def test_items_of_several_megabytes_are_stored_and_swept_safely(hub: Hub, store: Path) -> None:
     session = OrtetSession("x", hub)
     image = "data:image/png;base64," + "A" * 3_000_000
     items: list[Any] = [
@@ -177,7 +179,7 @@ def test_items_of_any_size(hub: Hub, store: Path) -> None:
     assert run(session.get_items()) == items[:2]
 
 
-def test_calls_are_done_in_the_order_they_are_made(hub: Hub) -> None:
+def test_concurrent_calls_are_executed_in_order(hub: Hub) -> None:
     session = OrtetSession("x", hub)
 
     async def go() -> None:
@@ -192,7 +194,7 @@ def test_calls_are_done_in_the_order_they_are_made(hub: Hub) -> None:
     assert said == [f"{n}.{m}" for n in range(40) for m in range(3)]
 
 
-def test_who_is_cancelled_has_added_all_or_nothing(hub: Hub) -> None:
+def test_a_cancelled_add_stores_all_items_or_none(hub: Hub) -> None:
     session = OrtetSession("x", hub)
 
     async def go() -> None:
@@ -218,7 +220,7 @@ def test_two_objects_and_several_loops_share_a_session(hub: Hub) -> None:
     assert len(run(one.get_items())) == 4
 
 
-def test_an_erased_message_is_not_told_again(hub: Hub) -> None:
+def test_an_erased_message_is_not_returned_again(hub: Hub) -> None:
     session = OrtetSession("x", hub)
     run(session.add_items(PAIR))
     run(session.get_items())
@@ -228,7 +230,7 @@ def test_an_erased_message_is_not_told_again(hub: Hub) -> None:
     assert run(session.get_items()) == PAIR[:3]
 
 
-def test_a_closed_hub_says_so(store: Path) -> None:
+def test_a_session_of_a_closed_hub_is_refused(store: Path) -> None:
     with ortet.open(store) as hub:
         session = OrtetSession("x", hub)
         run(session.add_items(PAIR))
@@ -238,7 +240,7 @@ def test_a_closed_hub_says_so(store: Path) -> None:
         OrtetSession("x", str(store))  # type: ignore[arg-type]
 
 
-def test_without_the_sdk_it_says_what_to_install() -> None:
+def test_without_the_sdk_the_error_names_the_extra_to_install() -> None:
     code = (
         "import sys; sys.modules['agents'] = None\n"
         "from ortet.errors import Unsupported\n"
@@ -249,7 +251,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     assert 'pip install "ortet[openai-agents]"' in done.stdout
 
 
-def test_a_long_conversation_is_committed_now_and_then(hub: Hub) -> None:
+def test_a_long_conversation_is_committed_at_intervals(hub: Hub) -> None:
     session = OrtetSession("x", hub)
     items: list[Any] = [{"role": "user", "content": str(number)} for number in range(600)]
     for start in range(0, 600, 60):
@@ -262,7 +264,7 @@ def test_a_long_conversation_is_committed_now_and_then(hub: Hub) -> None:
     assert run(session.get_items()) == items[:299]
 
 
-def test_an_option_that_no_session_has_is_told_at_once(hub: Hub) -> None:
+def test_an_unknown_session_option_is_refused_at_once(hub: Hub) -> None:
     with pytest.raises(Invalid, match="'bugdet' is no option of a session: give one of budget,"):
         OrtetSession("s", hub, bugdet={"tokens": 5})
     OrtetSession("s", hub, budget={"tokens": 5}, goal="talk")

@@ -102,7 +102,7 @@ def weather() -> Agent[None, str]:
     return agent
 
 
-def test_an_agent_remembers(hub: Hub, store: Path) -> None:
+def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Path) -> None:
     chat, agent = OrtetHistory("chat", hub, budget={"requests": 5}), weather()
     first = chat.run_sync(agent, "question 0")
     assert first.output == "answer 3"
@@ -138,7 +138,7 @@ def test_a_result_is_saved_once(hub: Hub) -> None:
         chat.save(["text"])  # type: ignore[list-item]
 
 
-def test_forks_go_their_own_ways(hub: Hub) -> None:
+def test_forked_histories_diverge(hub: Hub) -> None:
     chat, agent = OrtetHistory("chat", hub), weather()
     chat.run_sync(agent, "question 0")
     other = chat.fork()
@@ -148,7 +148,7 @@ def test_forks_go_their_own_ways(hub: Hub) -> None:
     assert hub.get(other.name).row.parent == hub.get("chat").id
 
 
-def test_what_a_later_release_wrote_is_kept(hub: Hub) -> None:
+def test_unknown_parts_of_a_later_release_are_kept(hub: Hub) -> None:
     chat = OrtetHistory("chat", hub)
     (plain,) = dumped([ModelResponse(parts=[TextPart("hello")])])
     plain["parts"].append({"part_kind": "hologram", "data": [1, 2]})
@@ -161,7 +161,7 @@ def test_what_a_later_release_wrote_is_kept(hub: Hub) -> None:
     assert plain_of(view.messages()[0]) == plain
 
 
-def test_what_others_said_and_compacted(hub: Hub) -> None:
+def test_messages_of_other_programs_and_summaries_are_loaded(hub: Hub) -> None:
     chat = OrtetHistory("chat", hub)
     chat.save([ModelRequest(parts=[UserPromptPart(str(n))]) for n in range(5)])
     with hub.session("chat") as s:
@@ -176,7 +176,7 @@ def test_what_others_said_and_compacted(hub: Hub) -> None:
     assert result.parts[0].content == "done"  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_stored_is_named(hub: Hub) -> None:
+def test_a_part_that_cannot_be_stored_is_named_and_nothing_is_stored(hub: Hub) -> None:
     chat = OrtetHistory("chat", hub)
     odd = ToolReturnPart("f", {"lock": object()}, tool_call_id="1")
     with pytest.raises(Invalid, match=r"message 1, at parts\[0\] \(tool f\)"):
@@ -213,7 +213,7 @@ def test_structured_output_and_a_run_that_fails(hub: Hub) -> None:
     assert not hub.get("other").mind.core.calling
 
 
-def test_a_call_that_a_crash_cut_off(hub: Hub, store: Path) -> None:
+def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:
     worker = forked.Popen(
         [sys.executable, str(WORKER), str(store)],
         stdin=subprocess.PIPE,
@@ -252,7 +252,7 @@ def test_runs_of_a_thread_share_one_loop(hub: Hub) -> None:
     assert loops[0] is loops[1] is loops[2] and not loops[0].is_closed()
 
 
-def test_a_synchronous_run_where_a_loop_runs_says_what_to_do(hub: Hub) -> None:
+def test_run_sync_inside_an_event_loop_is_refused_with_advice(hub: Hub) -> None:
     async def notebook() -> None:
         OrtetHistory("chat", hub).run_sync(Agent(TestModel()), "hi")
 

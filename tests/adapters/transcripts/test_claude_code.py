@@ -26,7 +26,7 @@ def said(view: View) -> list[str]:
     return [text_of(message.content) for message in view.messages()]
 
 
-def test_messages_thoughts_deeds_files_and_spend(hub: Hub, tmp_path: Path) -> None:
+def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_path: Path) -> None:
     (one,) = taken(hub, small(), tmp_path)
     assert (one.name, one.lines, one.added, one.unknown) == (NAME, 15, 15, 0)
     assert (one.messages, one.thoughts, one.deeds, one.files) == (11, 1, 3, ["lexer.py"])
@@ -61,7 +61,7 @@ def test_messages_thoughts_deeds_files_and_spend(hub: Hub, tmp_path: Path) -> No
     hub.verify()
 
 
-def test_everything_of_a_line_is_kept(hub: Hub, tmp_path: Path) -> None:
+def test_every_value_of_a_line_is_kept(hub: Hub, tmp_path: Path) -> None:
     claude = small()
     taken(hub, claude, tmp_path)
     events = json.dumps([event.data for event in hub.get(NAME).events()])
@@ -78,7 +78,7 @@ def _leaves(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_again_changes_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_importing_the_same_transcript_twice_changes_nothing(hub: Hub, tmp_path: Path) -> None:
     (first,) = taken(hub, small(), tmp_path)
     before = [event.hash for event in hub.get(NAME).events()]
     (again,) = taken(hub, small(), tmp_path)
@@ -86,7 +86,7 @@ def test_again_changes_nothing(hub: Hub, tmp_path: Path) -> None:
     assert [event.hash for event in hub.get(NAME).events()] == before
 
 
-def test_grows_line_by_line(hub: Hub, tmp_path: Path) -> None:
+def test_a_growing_transcript_is_imported_line_by_line(hub: Hub, tmp_path: Path) -> None:
     whole = small()
     for count in range(1, len(whole.lines) + 1):
         part = Claude()
@@ -100,7 +100,7 @@ def test_grows_line_by_line(hub: Hub, tmp_path: Path) -> None:
     assert len(view.artifacts()) == 1
 
 
-def test_an_answer_that_grows_is_paid_once(hub: Hub, tmp_path: Path) -> None:
+def test_a_growing_answer_is_billed_once(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("count")
     small_usage = {"input_tokens": 7, "output_tokens": 1}
@@ -133,7 +133,7 @@ def rewound() -> Claude:
     return claude
 
 
-def test_a_rewind_leaves_a_branch(hub: Hub, tmp_path: Path) -> None:
+def test_a_rewind_in_the_transcript_becomes_a_branch(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     claude.prompt("second, better")
     claude.answer(text("three"), id_="msg_03")
@@ -147,7 +147,7 @@ def test_a_rewind_leaves_a_branch(hub: Hub, tmp_path: Path) -> None:
     assert hub.get(NAME).spent()["output_tokens"] == 3 * 30
 
 
-def test_a_rewind_after_it_was_taken_in(hub: Hub, tmp_path: Path) -> None:
+def test_a_rewind_after_the_first_import_becomes_a_branch(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     taken(hub, claude, tmp_path)
     assert said(hub.get(NAME))[-1] == "two"
@@ -162,7 +162,7 @@ def test_a_rewind_after_it_was_taken_in(hub: Hub, tmp_path: Path) -> None:
     hub.verify()
 
 
-def test_a_rewind_to_the_first_question(hub: Hub, tmp_path: Path) -> None:
+def test_a_rewind_to_the_first_question_becomes_a_branch(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     claude.last = None
     claude.prompt("something else")
@@ -171,7 +171,7 @@ def test_a_rewind_to_the_first_question(hub: Hub, tmp_path: Path) -> None:
     assert said(hub.get(left.name))[0] == "first"
 
 
-def test_branches_of_branches(hub: Hub, tmp_path: Path) -> None:
+def test_nested_rewinds_become_branches_of_branches(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     behind = claude.prompt("third")
     claude.answer(text("three"), id_="msg_03")
@@ -190,7 +190,7 @@ def test_branches_of_branches(hub: Hub, tmp_path: Path) -> None:
     ]
 
 
-def test_branches_of_lines_with_odd_keys(hub: Hub, tmp_path: Path) -> None:
+def test_branches_of_lines_with_unusual_keys_are_imported(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     behind = claude.prompt("first", uuid="../x y")
     for number in range(4):
@@ -201,7 +201,7 @@ def test_branches_of_lines_with_odd_keys(hub: Hub, tmp_path: Path) -> None:
     assert [said(hub.get(one.name))[1] for one in others] == ["again 0", "again 1", "again 2"]
 
 
-def test_what_was_copied_from_another_conversation_is_not_paid_again(
+def test_answers_copied_from_another_conversation_are_not_billed_again(
     hub: Hub, tmp_path: Path
 ) -> None:
     claude = Claude()
@@ -245,7 +245,7 @@ def test_agents_have_sessions_of_their_own(hub: Hub, tmp_path: Path) -> None:
     assert said(hub.get(found[2].name)) == ["without a name", "nor here"]
 
 
-def test_a_compaction_is_one(hub: Hub, tmp_path: Path) -> None:
+def test_a_compaction_in_the_transcript_becomes_a_compaction(hub: Hub, tmp_path: Path) -> None:
     claude = small()
     logical = claude.last
     claude.last = None
@@ -265,7 +265,7 @@ def test_a_compaction_is_one(hub: Hub, tmp_path: Path) -> None:
     assert taken(hub, claude, tmp_path)[0].added == 0
 
 
-def test_what_nobody_asked_is_no_question(hub: Hub, tmp_path: Path) -> None:
+def test_commands_and_interruptions_are_not_user_messages(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt(_command("/clear"))
     claude.prompt("<local-command-stdout></local-command-stdout>")
@@ -299,7 +299,7 @@ def _command(name: str, given: str = "") -> str:
     return f"{said}\n<command-args>{given}</command-args>"
 
 
-def test_what_is_only_shown_is_no_message(hub: Hub, tmp_path: Path) -> None:
+def test_lines_that_are_only_displayed_are_not_messages(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("hello")
     claude.answer(text("API Error: 529 overloaded"), id_="x", isApiErrorMessage=True)
@@ -315,7 +315,7 @@ def test_what_is_only_shown_is_no_message(hub: Hub, tmp_path: Path) -> None:
     ]
 
 
-def test_old_lines_with_the_whole_answer(hub: Hub, tmp_path: Path) -> None:
+def test_old_lines_with_the_whole_answer_are_imported(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.bare("summary", summary="Lexer fixed", leafUuid="x")
     claude.prompt([text("look"), {"type": "image", "source": {"type": "base64", "data": "AAAA"}}])
@@ -331,13 +331,13 @@ def test_old_lines_with_the_whole_answer(hub: Hub, tmp_path: Path) -> None:
     assert [effect.state for effect in hub.get(NAME).effects()] == ["done"]
 
 
-def test_commits_at_each_question(hub: Hub, tmp_path: Path) -> None:
+def test_import_commits_at_each_question(hub: Hub, tmp_path: Path) -> None:
     claude = rewound()
     (one,) = taken(hub, claude, tmp_path)
     assert [commit.message for commit in hub.log(one.commit)] == ["second, a mistake", "first"]
 
 
-def test_what_was_erased_does_not_come_back(hub: Hub, tmp_path: Path) -> None:
+def test_an_erased_message_is_not_imported_again(hub: Hub, tmp_path: Path) -> None:
     claude = small()
     taken(hub, claude, tmp_path)
     first = hub.get(NAME).messages()[0]

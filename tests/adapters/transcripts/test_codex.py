@@ -13,7 +13,7 @@ from .written import CONVERSATION, Codex, rollout
 NAME = f"codex/{CONVERSATION}"
 
 
-def test_messages_thoughts_deeds_files_and_spend(hub: Hub, tmp_path: Path) -> None:
+def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_path: Path) -> None:
     path = rollout().write(tmp_path / "rollout-2025-11-20T10-00-00-x.jsonl")
     (one,) = take(hub, "codex", path)
     assert (one.name, one.lines, one.added, one.unknown) == (NAME, 17, 17, 0)
@@ -50,7 +50,7 @@ def test_turns_that_were_rolled_back_are_a_branch(hub: Hub, tmp_path: Path) -> N
     assert (main.added, left.added, left.parent) == (2, 0, NAME)
 
 
-def test_a_compaction(hub: Hub, tmp_path: Path) -> None:
+def test_a_compaction_in_the_transcript_becomes_a_compaction(hub: Hub, tmp_path: Path) -> None:
     codex = rollout()
     codex.line("compacted", {"message": "A lexer was mended.", "replacement_history": []})
     codex.said("user", "go on")
@@ -60,7 +60,7 @@ def test_a_compaction(hub: Hub, tmp_path: Path) -> None:
     assert view.compactions()[0].summary == "A lexer was mended."
 
 
-def test_the_first_format(hub: Hub, tmp_path: Path) -> None:
+def test_transcripts_of_the_first_format_are_imported(hub: Hub, tmp_path: Path) -> None:
     old = Codex(bare=True)
     old.lines.append(
         {"id": CONVERSATION, "timestamp": "2025-06-01T10:00:00Z", "instructions": None}
@@ -77,7 +77,7 @@ def test_the_first_format(hub: Hub, tmp_path: Path) -> None:
     assert [text_of(message.content) for message in view.messages()][-1] == "a"
 
 
-def test_pictures_and_what_is_new(hub: Hub, tmp_path: Path) -> None:
+def test_pictures_and_unknown_lines_are_kept(hub: Hub, tmp_path: Path) -> None:
     codex = Codex()
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     codex.item("message", role="user", content=[{"type": "input_text", "text": "see"}, picture])

@@ -50,7 +50,9 @@ def kept(view: View) -> list[bytes]:
 
 
 @pytest.mark.parametrize("tool", ["claude-code", "codex"])
-def test_any_damage(tmp_path: Path, tool: str) -> None:
+def test_a_damaged_transcript_is_imported_and_exported_without_error(
+    tmp_path: Path, tool: str
+) -> None:
     """Cut anywhere and with bytes changed: taken in, exported, taken in again without news."""
     whole = (small() if tool == "claude-code" else rollout()).write(tmp_path / "x.jsonl")
     raw, chance = whole.read_bytes(), random.Random(7)
@@ -105,7 +107,7 @@ def _confused(value: Any, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("tool", ["claude-code", "codex"])
-def test_other_types_than_expected(tmp_path: Path, tool: str) -> None:
+def test_values_of_unexpected_types_are_imported_without_error(tmp_path: Path, tool: str) -> None:
     whole = small() if tool == "claude-code" else rollout()
     with ortet.open(str(tmp_path / "store")) as hub:
         for number in range(40):
@@ -151,7 +153,7 @@ def test_lines_that_are_no_json_are_kept(hub: Hub, tmp_path: Path) -> None:
     assert take(hub, "claude-code", path)[0].added == 0
 
 
-def test_halves_of_characters(hub: Hub, tmp_path: Path) -> None:
+def test_lone_surrogates_are_replaced(hub: Hub, tmp_path: Path) -> None:
     path = tmp_path / f"{CONVERSATION}.jsonl"
     claude = Claude()
     claude.prompt("MARK")
@@ -162,7 +164,7 @@ def test_halves_of_characters(hub: Hub, tmp_path: Path) -> None:
     assert hub.get(one.name).messages()[0].content == "cut \ufffd here"
 
 
-def test_uuids_twice_and_in_circles(hub: Hub, tmp_path: Path) -> None:
+def test_duplicate_and_circular_uuids_are_imported(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("one", uuid="a", parentUuid="c")
     claude.prompt("two", uuid="b", parentUuid="a")
@@ -179,7 +181,7 @@ def test_uuids_twice_and_in_circles(hub: Hub, tmp_path: Path) -> None:
     assert [one.added for one in take(hub, "claude-code", path)] == [0] * len(found)
 
 
-def test_a_line_too_long_to_look_into(
+def test_a_line_over_the_length_limit_is_kept_unparsed(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "LONGEST", 300_000)
@@ -196,7 +198,7 @@ def test_a_line_too_long_to_look_into(
     assert take(hub, "claude-code", path)[0].added == 0
 
 
-def test_a_line_of_two_million_characters(hub: Hub, tmp_path: Path) -> None:
+def test_a_line_of_two_million_characters_is_imported(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("y" * 2_000_000)
     claude.prompt([text("many")] * 60_000)
@@ -237,7 +239,7 @@ def test_memory_does_not_grow_with_the_file(
     assert peak < 30_000_000
 
 
-def test_places_that_are_no_files(hub: Hub, tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe")
     for path, error in (("link", NotFound), ("pipe", Invalid), (".", OrtetError)):
@@ -251,7 +253,7 @@ def test_places_that_are_no_files(hub: Hub, tmp_path: Path) -> None:
     assert (one.session, one.lines) == ("", 0)
 
 
-def test_killed_in_the_middle(tmp_path: Path) -> None:
+def test_a_killed_import_is_completed_with_each_line_once(tmp_path: Path) -> None:
     """Whatever was written is known when it is read again: each line is there once."""
     path = tmp_path / f"{CONVERSATION}.jsonl"
     claude = small()
@@ -290,7 +292,9 @@ with ortet.open(sys.argv[1]) as hub:
         hub.verify()
 
 
-def test_two_at_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_importing_one_transcript_store_it_once(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process took it in between our look and our lease."""
     path = small().write(tmp_path / f"{CONVERSATION}.jsonl")
     index = taking.TOOLS["claude-code"].index
@@ -311,7 +315,7 @@ def test_two_at_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @given(st.lists(st.tuples(st.integers(-1, 30), st.booleans()), max_size=30))
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-def test_every_line_is_in_one_conversation(drawn: list[tuple[int, bool]]) -> None:
+def test_every_line_belongs_to_exactly_one_chain(drawn: list[tuple[int, bool]]) -> None:
     line = lines.Line(0, 1, "#x")
     nodes = [
         Node(line, str(at), min(parent, at - 1), weighs=weighs, said=weighs)

@@ -30,7 +30,7 @@ def check(view: View) -> None:
         check_responses(view.export_messages("openai-responses", whole=whole))
 
 
-def test_what_claude_said_goes_back_as_it_was(hub: Hub, tmp_path: Path) -> None:
+def test_a_claude_transcript_exports_its_messages_unchanged(hub: Hub, tmp_path: Path) -> None:
     view = taken(hub, small(), tmp_path)
     check(view)
     told = view.export_messages("anthropic")["messages"]
@@ -43,7 +43,7 @@ def test_what_claude_said_goes_back_as_it_was(hub: Hub, tmp_path: Path) -> None:
     assert told[6]["content"][0]["is_error"] is True
 
 
-def test_what_codex_said_goes_back_as_it_was(hub: Hub, tmp_path: Path) -> None:
+def test_a_codex_transcript_exports_its_encrypted_reasoning(hub: Hub, tmp_path: Path) -> None:
     path = rollout().write(tmp_path / "rollout-x.jsonl")
     view = hub.get(take(hub, "codex", path)[0].session)
     check(view)
@@ -81,7 +81,7 @@ def test_calls_without_a_result_are_closed(hub: Hub, tmp_path: Path) -> None:
     assert told[2]["content"][1]["is_error"] is True
 
 
-def test_thoughts_that_nobody_signed_stay_here(hub: Hub, tmp_path: Path) -> None:
+def test_unsigned_thoughts_are_not_exported(hub: Hub, tmp_path: Path) -> None:
     claude = Claude()
     claude.prompt("hm")
     claude.answer({"type": "thinking", "thinking": "unsigned"}, text("yes"), id_="msg_01")
@@ -114,7 +114,7 @@ def test_pictures_and_long_results_come_back_whole(hub: Hub, tmp_path: Path) -> 
     hub.verify()
 
 
-def test_a_summary_stands_for_what_was_compacted(hub: Hub, tmp_path: Path) -> None:
+def test_compacted_messages_are_exported_as_their_summary(hub: Hub, tmp_path: Path) -> None:
     claude = small()
     claude.prompt("A lexer was mended.", isCompactSummary=True)
     claude.prompt("go on")
@@ -125,7 +125,7 @@ def test_a_summary_stands_for_what_was_compacted(hub: Hub, tmp_path: Path) -> No
     assert len(view.export_messages("openai", whole=True)) == 11
 
 
-def test_a_session_of_our_own(hub: Hub) -> None:
+def test_an_ortet_session_exports_valid_messages_for_every_api(hub: Hub) -> None:
     with hub.session("own") as session:
         session.say("system", "be kind")
         session.say("assistant", "hello")
@@ -143,14 +143,14 @@ def test_a_session_of_our_own(hub: Hub) -> None:
             session.export_messages("xml")  # type: ignore[arg-type]
 
 
-def test_of_nothing(hub: Hub) -> None:
+def test_an_empty_session_exports_no_messages(hub: Hub) -> None:
     with hub.session("empty") as session:
         assert session.export_messages("openai") == []
         assert session.export_messages("openai-responses") == []
         assert session.export_messages("anthropic") == {"system": "", "messages": []}
 
 
-def test_messages_that_an_adapter_stored_apart(hub: Hub) -> None:
+def test_messages_stored_apart_by_an_adapter_are_exported(hub: Hub) -> None:
     long = "a long story " * 100_000
     with hub.session("long") as session:
         tell(session, [Telling("message", {"role": "user", "content": long})])

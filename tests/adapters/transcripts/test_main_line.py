@@ -48,7 +48,7 @@ def wandering(chance: random.Random) -> Claude:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_as_the_sdk_reads_it(
+def test_the_main_conversation_is_the_one_the_sdk_reads(
     hub: Hub, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claude = wandering(random.Random(seed))
@@ -68,7 +68,7 @@ def test_as_the_sdk_reads_it(
     assert set.union(*every) == {line["uuid"] for line in claude.lines}
 
 
-def test_line_by_line_as_the_sdk_reads_it(
+def test_a_growing_transcript_is_read_like_the_sdk_reads_it(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same while it grows: what was left since the last look moves to a branch."""

@@ -51,7 +51,7 @@ def attribute(span: dict[str, Any], key: str) -> Any:
     return None
 
 
-def test_a_transcript(hub: Hub, tmp_path: Path) -> None:
+def test_a_transcript_becomes_agent_chat_and_tool_spans(hub: Hub, tmp_path: Path) -> None:
     path = small().write(tmp_path / f"{CONVERSATION}.jsonl")
     view = hub.get(take(hub, "claude-code", path)[0].session)
     found = spans(view)
@@ -74,7 +74,7 @@ def test_a_transcript(hub: Hub, tmp_path: Path) -> None:
     assert "lexer drops" in told and "1 passed" in told
 
 
-def test_a_session_of_our_own(hub: Hub) -> None:
+def test_an_ortet_session_becomes_agent_chat_and_tool_spans(hub: Hub) -> None:
     with hub.session("own", agent="helper") as session:
         session.say("user", "add")
         session.model_call("openai", "gpt-5", usage={"prompt_tokens": 3, "completion_tokens": 4})
@@ -95,6 +95,6 @@ def test_a_session_of_our_own(hub: Hub) -> None:
     assert "parentSpanId" in turn
 
 
-def test_of_nothing(hub: Hub) -> None:
+def test_an_empty_session_becomes_one_span(hub: Hub) -> None:
     with hub.session("empty") as session:
         assert len(spans(session)) == 1
