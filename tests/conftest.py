@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
+    "tests.fixtures.markers",
     "tests.fixtures.services",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
@@ -19,6 +21,12 @@ pytest_plugins = [
 # how fast the host is says nothing about what is tested
 settings.register_profile("ortet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ortet")
+
+
+def pytest_configure() -> None:
+    """Heed signals although nohup or a background job ignores them: child processes inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

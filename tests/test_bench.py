@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from ortet.machine.mounts import privileged
-
 pytestmark = pytest.mark.timeout(900)  # more than `run` allows: a slow host is no hang
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "run.py"
 ROWS = BENCH.with_name("live_rows.py")
@@ -56,7 +54,7 @@ def test_bench_only_runs_the_selected_row(tmp_path: Path) -> None:
     assert "part: files" not in done.stdout
 
 
-@pytest.mark.skipif(not privileged(), reason="live machines need root")
+@pytest.mark.criu
 def test_the_live_part_runs_beside_raw_criu(tmp_path: Path) -> None:
     done = run(tmp_path, "--part", "live", peers=True)
     assert done.returncode == 0, done.stderr

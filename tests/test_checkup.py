@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, shared
 from tests.fixtures.s3 import set_environ
 from tests.fixtures.valkey import Server as Valkey
 
@@ -21,13 +21,6 @@ from ortet.checkup import MARK, _probed, examine_servers
 from ortet.config import open_hub
 from ortet.errors import Refused, Unavailable
 from ortet.machine.abc import Capability
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 def looked(url: str, place: Path) -> dict[str, Capability]:
@@ -180,14 +173,16 @@ def test_a_bucket_that_overwrites_objects_is_refused(tmp_path: Path) -> None:
     assert _probed(FileBucket(tmp_path), "it").ok
 
 
-def test_a_bucket_in_a_directory_is_not_made(tmp_path: Path) -> None:
+def test_a_bucket_in_a_directory_is_not_made(postgres: Shared, tmp_path: Path) -> None:
     found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)
     assert found["bucket"].ok
     assert found["valkey"].ok
     assert not (tmp_path / "bucket").exists()
 
 
-def test_a_cache_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+def test_a_cache_directory_that_cannot_be_created_is_reported(
+    postgres: Shared, tmp_path: Path
+) -> None:
     (tmp_path / "cache").write_text("a file is in the way")
     found = looked(f"{shared().url()}&bucket=file://{tmp_path}/bucket", tmp_path)["cache"]
     assert not found.ok

@@ -215,6 +215,7 @@ class TestPlace:
         assert caught.value.kind == "not_a_store"
         assert sorted(os.listdir(work)) == ["a", "config.toml"]
 
+    @pytest.mark.root
     def test_a_read_only_place_is_refused_with_advice(self, opened: Open, tmp_path: Path) -> None:
         place = tmp_path / "mount"
         place.mkdir()
@@ -230,6 +231,7 @@ class TestPlace:
             opened(tmp_path / "\udcff")
         assert os.listdir(tmp_path) == []
 
+    @pytest.mark.root
     def test_a_home_that_may_not_be_read_is_no_matter(self, opened: Open) -> None:
         home = tempfile.mkdtemp()  # readable by root only
         place = Path(tempfile.mkdtemp())

@@ -15,13 +15,14 @@ import psycopg
 import pytest
 from tests.fixtures import postgres, ray, s3, services, valkey
 
-from ortet.machine.mounts import privileged
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-FOR_ROOT = {"live.md"}
-WITH_SERVERS = {"scale-out.md"}
-WITH_RAY = {"ray.md"}
+NEEDS = {
+    "live.md": ("root", "criu"),
+    "scale-out.md": ("postgres", "s3", "valkey"),
+    "ray.md": ("ray",),
+}
+"""Page -> what its blocks need; all of them need an installed `ortet`."""
 NOT_EXECUTED = {"text", "toml"}
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 MARK = "<<step %d ended with %d>>"
@@ -129,11 +130,11 @@ def servers(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, str]]:
     """What a page of many hosts finds in its environment: real servers of its own."""
-    if page.name in WITH_RAY:
+    if "ray" in NEEDS.get(page.name, ()):
         with closing(ray.RayCluster()) as cluster:
             yield {"RAY_ADDRESS": cluster.address}
         return
-    if page.name not in WITH_SERVERS:
+    if "postgres" not in NEEDS.get(page.name, ()):
         yield {}
         return
     s3.set_environ(monkeypatch)
@@ -158,12 +159,16 @@ def servers(
         }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def marked(page: Path) -> Any:
+    """A page with the markers of what its blocks need."""
+    needs = NEEDS.get(page.name, ())
+    return pytest.param(page, marks=[getattr(pytest.mark, need) for need in needs], id=page.name)
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_the_code_blocks_of_every_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
 ) -> None:
-    if page.name in FOR_ROOT and not privileged():
-        pytest.skip("live machines need root")
     home, place = tmp_path / "home", tmp_path / "place"
     home.mkdir()
     place.mkdir()

@@ -85,6 +85,7 @@ def test_lock_files_record_no_address() -> None:
         "language-server.txt",
         "memory-peers.txt",
         "minilm.txt",
+        "quick.txt",
         "run.txt",
     ]
     for lock in locks:
@@ -94,12 +95,12 @@ def test_lock_files_record_no_address() -> None:
         assert len(re.findall(r"^\S+==.* \\\n +--hash=", text, re.MULTILINE)) == len(pins) > 0
 
 
-def test_the_run_lock_file_is_a_subset_of_the_dev_lock_file() -> None:
-    run, dev = (
+def test_the_run_and_quick_lock_files_are_subsets_of_the_dev_lock_file() -> None:
+    run, quick, dev = (
         set(re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.M))
-        for name in ("run", "dev")
+        for name in ("run", "quick", "dev")
     )
-    assert run < dev
+    assert run < quick < dev
 
 
 def test_modules_and_functions_stay_small() -> None:

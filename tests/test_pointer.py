@@ -65,6 +65,7 @@ class TestRoundTrip:
             find_pointer(tmp_path)
         assert caught.value.kind == "bad_pointer"
 
+    @pytest.mark.root
     def test_an_unreadable_pointer_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         (tmp_path / ".ortet").write_text("/store\n")

@@ -15,7 +15,7 @@ import pytest
 from agent_framework import WorkflowCheckpoint
 from langgraph.checkpoint.base import empty_checkpoint
 from tests.adapters.claude.lines import SESSION, answer, append, key, load, prompt
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.session.conftest import environ
 
 from ortet.config import open_hub
@@ -38,7 +38,9 @@ Meet = Callable[[], None]
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, Hub]]:
+def hosts(
+    postgres: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Hub, Hub]]:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
     schema = new_schema()
     url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.session.conftest import environ
 
 from ortet import shared as sharing
@@ -21,7 +21,7 @@ LONG = 3600.0
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url(postgres: Shared, tmp_path: Path) -> Iterator[str]:
     schema = new_schema()
     yield f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
     drop_schema(shared().url(), schema)

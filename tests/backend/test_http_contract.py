@@ -21,6 +21,8 @@ from ortet.testing.clock import ManualClock
 from ortet.testing.processes import BucketOpener, CatalogOpener, SignalOpener
 from ortet.testing.signal import SharedSignalTests
 
+pytestmark = pytest.mark.server
+
 
 def open_catalog(url: str, clock: Clock) -> Catalog:
     return HttpCatalog(Link(url), clock)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 import pytest
 from tests.fixtures.cut_proxy import Cut
-from tests.fixtures.postgres import Server, drop_schema, new_schema, shared
+from tests.fixtures.postgres import Server, Shared, shared
 
 from ortet.backend.abc import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
 from ortet.backend.patience import patient
@@ -21,19 +21,14 @@ from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unavailable, Unsup
 from ortet.ids import SystemClock
 from ortet.testing.processes import WAIT, in_processes, in_threads, oid
 
+pytestmark = pytest.mark.postgres
+
 LINE = "0" * 31 + "1"
 HOUR = 3600 * 10**9
 
 
 def event(seq: int, body: bytes = b"body") -> EventRow:
     return EventRow(seq, os.urandom(32), b"salt", body)
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.fixture
@@ -251,7 +246,7 @@ def test_a_child_of_fork_has_connections_of_its_own(catalog: PostgresCatalog) ->
 
 
 @pytest.fixture
-def cut() -> Iterator[Cut]:
+def cut(postgres: Shared) -> Iterator[Cut]:
     place = parse_qs(urlsplit(shared().url()).query)["host"][0]
     cut = Cut(f"{place}/.s.PGSQL.5432")
     yield cut

@@ -6,26 +6,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import drop_schema, shared
 
 from ortet.backend import postgres_pool, postgres_watch
 from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Corrupt, Invalid, Unavailable
 from ortet.testing.processes import WAIT, in_threads
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 def opened(schema: str, *, create: bool = True, connections: int = 3) -> PostgresCatalog:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import Server, drop_schema, new_schema, shared
+from tests.fixtures.postgres import Server, Shared, drop_schema, new_schema, shared
 
 from ortet.backend import posts
 from ortet.backend.postgres import PostgresCatalog
@@ -20,6 +20,8 @@ from ortet.backend.posts import _POSTS
 from ortet.errors import Invalid
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.postgres
+
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +30,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def database() -> Iterator[Database]:
+def database(postgres: Shared) -> Iterator[Database]:
     schema = new_schema()
     catalog = PostgresCatalog(f"{shared().url()}&application_name={schema}", schema=schema)
     yield catalog.database

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import shared
 
 from ortet.backend.abc import Claim, EventRow, Lease, Timeline
 from ortet.backend.postgres import PostgresCatalog
@@ -38,13 +38,6 @@ def until(told: Callable[[], bool]) -> None:
     while not told():
         assert time.monotonic() < end
         time.sleep(0.002)
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.fixture

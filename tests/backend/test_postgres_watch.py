@@ -15,6 +15,8 @@ from ortet.backend.postgres_signal import PostgresSignal
 from ortet.errors import Unavailable
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.postgres
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:

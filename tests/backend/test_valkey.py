@@ -24,6 +24,8 @@ from ortet.backend.valkeysignal import ValkeySignal
 from ortet.errors import Invalid, Refused, Unsupported
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.valkey
+
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:

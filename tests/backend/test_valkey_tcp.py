@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import free_ports
 from tests.fixtures.valkey import Server, valkey_server
 
@@ -32,6 +32,8 @@ from ortet.backend.valkeysignal import ValkeySignal
 from ortet.config import open_hub
 from ortet.errors import Refused
 from ortet.testing.processes import WAIT
+
+pytestmark = pytest.mark.valkey
 
 PASSWORD = "open sesame: 1/2?"
 
@@ -207,7 +209,9 @@ def test_a_cache_works_over_tls_and_rejects_an_unknown_certificate(tls: tuple[Se
     cache.close()
 
 
-def test_the_cache_of_a_store_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+def test_the_cache_of_a_store_may_have_a_server_of_its_own(
+    postgres: Shared, tmp_path: Path
+) -> None:
     schema = new_schema()
     with valkey_server() as one, on_tcp("--requirepass", PASSWORD) as (two, port):
         secret = password_file(two)

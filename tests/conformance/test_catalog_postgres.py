@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared, wipe_schema
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared, wipe_schema
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.testing.catalog import CatalogTests
@@ -14,7 +14,7 @@ from ortet.testing.processes import CatalogOpener
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[tuple[str, str]]:
+def place(postgres: Shared) -> Iterator[tuple[str, str]]:
     url, schema = shared().url(), new_schema()
     PostgresCatalog(url, schema=schema).close()
     yield url, schema

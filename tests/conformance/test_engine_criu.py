@@ -10,11 +10,10 @@ from ortet.graph.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machine.abc import Engine
 from ortet.machine.criu import CriuEngine
-from ortet.machine.mounts import privileged
 from ortet.store.objects import LocalObjects
 from ortet.testing.engine import EngineTests
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 
 class TestCriu(EngineTests):

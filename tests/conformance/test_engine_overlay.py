@@ -17,6 +17,8 @@ from ortet.machine.overlaymachine import OverlayMachine
 from ortet.store.objects import LocalObjects
 from ortet.testing.engine import EngineTests
 
+pytestmark = pytest.mark.overlay
+
 
 class HostScoped(OverlayEngine):
     """Opens every machine over the whole host."""

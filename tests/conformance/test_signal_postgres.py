@@ -7,7 +7,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_pool import Database
@@ -17,7 +17,7 @@ from ortet.testing.signal import SharedSignalTests
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[Database]:
+def database(postgres: Shared) -> Iterator[Database]:
     schema = new_schema()
     catalog = PostgresCatalog(shared().url(), schema=schema)
     yield catalog.database

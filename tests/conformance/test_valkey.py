@@ -18,6 +18,8 @@ from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.processes import WAIT, SignalOpener
 from ortet.testing.signal import SharedSignalTests
 
+pytestmark = pytest.mark.valkey
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:

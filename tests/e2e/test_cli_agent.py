@@ -314,7 +314,7 @@ def test_the_agent_works_with_a_store_path_of_any_length(
     ortet("agent", "stop", cwd=proj)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.root
 def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
     from ortet.surface.agentlink import frame
 

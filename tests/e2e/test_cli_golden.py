@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from ortet.machine.mounts import privileged
 from ortet.surface.cmd_attach import careful
 
 from .conftest import Ortet
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 _PATIENCE = 60.0  # seconds
 _ECHO = "while read line; do echo $line; done < /tmp/in"

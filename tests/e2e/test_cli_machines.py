@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 
 import ortet as library
-from ortet.machine.mounts import privileged
 
 from .conftest import Ortet
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 _TICKER = "import time\nwhile True: print('tick', flush=True); time.sleep(0.05)"
 _PATIENCE = 60.0  # seconds

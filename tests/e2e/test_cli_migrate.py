@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import shared
 
 from ortet.backend import postgres_schema, sqlite_open
 
 from .conftest import Ortet
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import ortet as library
-from ortet.machine.mounts import privileged
 
 from .conftest import Commit, Ortet
 from .terminal import Terminal
@@ -251,7 +250,7 @@ class TestColours:
         assert bad.err.startswith(f"{RED}{BOLD}error:{PLAIN}")
 
 
-@pytest.mark.skipif(not privileged(), reason="live machines need root")
+@pytest.mark.criu
 def test_a_verb_that_the_host_agent_does(ortet: Ortet, proj: Path, commit: Commit) -> None:
     """The machine is the agent's, so the agent compares; the pager is ours, at our terminal."""
     commit("first")

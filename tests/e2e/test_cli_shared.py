@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import shared
 from tests.fixtures.s3 import ENVIRON
 
 from .conftest import Ortet
@@ -104,13 +103,6 @@ TABLE: list[tuple[str, str, str]] = [
     ("doctor", "", "yes  postgresql"),
     ("session ls", "", "fix "),
 ]
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.fixture

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import shared
 
 from ortet.surface.slow import PLACE, Slow, note, slowest, timed
 
 from .conftest import Ortet
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    schema = new_schema()
-    yield schema
-    drop_schema(shared().url(), schema)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "shared"])

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import ortet as library
-from ortet.machine.mounts import privileged
 from ortet.surface.watcher import told
 
 from .conftest import Commit, Ortet
@@ -316,7 +315,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
-@pytest.mark.skipif(not privileged(), reason="needs a disk of its own")
+@pytest.mark.root
 def test_watch_reports_a_full_disk_and_continues(
     disk: Path, start: Start, ortet: Ortet, proj: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_store_of_an_earlier_release_verifies_with_its_history(store: Path) ->
         assert hub.show("project@{1}").oid == SECOND
 
 
+@pytest.mark.root
 def test_a_store_of_an_earlier_release_restores_its_files_exactly(
     store: Path, tmp_path: Path
 ) -> None:

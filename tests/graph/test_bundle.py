@@ -414,6 +414,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
+@pytest.mark.root
 def test_export_to_a_full_disk_goes_on_when_there_is_room(source: Shelf, disk: Path) -> None:
     oid = sample(source)
     with pytest.raises(Unavailable) as caught:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
-from tests.fixtures import forked
+from tests.fixtures import forked, markers
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "COVERAGE_PROCESS_START")
 
@@ -101,6 +101,7 @@ class Server:
     """A started process, which has said that it is ready."""
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        markers.require("server")
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
         self.env = {name: os.environ[name] for name in _KEPT if name in os.environ}

@@ -21,6 +21,8 @@ from ortet.session.lending import left, taken, wanted
 from ortet.surface.http import handing
 from ortet.surface.http.rooms import Rooms
 
+pytestmark = [pytest.mark.postgres, pytest.mark.valkey]
+
 __all__ = ["make"]
 
 _TURNS = 6

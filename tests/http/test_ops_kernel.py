@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ortet.machine.mounts import privileged
-
 if TYPE_CHECKING:
     from tests.http.conftest import Client
 
-live = pytest.mark.skipif(not privileged(), reason="live machines need root")
+live = pytest.mark.criu
 engines = pytest.mark.parametrize("engine", ["overlay", pytest.param("criu", marks=live)])
 
 

@@ -10,7 +10,6 @@ import pytest
 from tests.http.conftest import Client, Reply, Serve, Server
 
 import ortet
-from ortet.machine.mounts import privileged
 from ortet.surface.http.tokens import Tokens
 
 MOVES = ("commits", "forks", "restore", "rewind", "undo", "redo", "merge", "adopt")
@@ -434,7 +433,7 @@ def test_directories_of_the_host_are_written_by_those_who_may_run_there(
     assert serve("--allow-run", home=server.home).client(writer.token).post(f"{path}/undo")["done"]
 
 
-@pytest.mark.skipif(not privileged(), reason="live machines need root")
+@pytest.mark.criu
 def test_programs_are_moved_by_those_who_may_run_them(serve: Serve, tmp_path: Path) -> None:
     server, place = serve(), tmp_path / "live"
     place.mkdir()

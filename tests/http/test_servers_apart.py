@@ -20,6 +20,8 @@ from tests.http.conftest import Client
 from tests.http.farm import WAIT, Farm, said, servers, settled
 from tests.http.streaming import Stream, streaming
 
+pytestmark = [pytest.mark.postgres, pytest.mark.valkey]
+
 MINUTES = 600
 _SKEWED = """import time
 

@@ -17,6 +17,8 @@ import pytest
 from tests.http.conftest import Client
 from tests.http.farm import TENANT, WAIT, Farm, said, servers, settled
 
+pytestmark = pytest.mark.postgres
+
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 LEASE = 30.0
 """Seconds of a lease, after which another host takes over."""

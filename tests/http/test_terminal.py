@@ -15,12 +15,10 @@ from tests.http.streaming import streaming
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from ortet.machine.mounts import privileged
-
 if TYPE_CHECKING:
     from tests.http.conftest import Client, Serve, Server
 
-live = pytest.mark.skipif(not privileged(), reason="live machines need root")
+live = pytest.mark.criu
 
 
 @contextmanager

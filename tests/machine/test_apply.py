@@ -20,6 +20,8 @@ from ortet.machine.apply import NameTarget, Target, Writer, write_all
 from ortet.store.abc import Kind
 from ortet.store.blobs import put_bytes, read_file
 
+pytestmark = pytest.mark.root
+
 FILE, LINK, DIR = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 
 

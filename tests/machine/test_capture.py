@@ -94,6 +94,7 @@ def nobody() -> Iterator[None]:
         os.setegid(0)
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("size", [0, 1, 131072, 131073, 700_000])
 def test_a_file_is_captured_with_content_owner_mode_and_mtime(place: Place, size: int) -> None:
     data = os.urandom(size)
@@ -127,6 +128,7 @@ def test_a_fifo_is_not_opened(place: Place) -> None:
     os.close(keeper)
 
 
+@pytest.mark.root
 def test_devices_and_sockets_are_captured_with_their_type_and_number(place: Place) -> None:
     os.mknod(place.path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     os.mknod(place.path / "sock", stat.S_IFSOCK | 0o700)
@@ -151,6 +153,7 @@ def test_a_file_without_holes_has_none(place: Place) -> None:
     assert place.got(b"f").holes == b""
 
 
+@pytest.mark.root
 def test_xattrs_but_not_those_of_this_host(place: Place) -> None:
     file = place.path / "f"
     file.write_text("x")
@@ -166,6 +169,7 @@ def test_xattrs_but_not_those_of_this_host(place: Place) -> None:
     }
 
 
+@pytest.mark.root
 def test_xattrs_of_symlinks_and_fifos_are_captured(place: Place) -> None:
     (place.path / "link").symlink_to("nowhere")
     os.mkfifo(place.path / "pipe")
@@ -248,6 +252,7 @@ def test_a_file_truncated_during_every_read_is_reported_as_changing(place: Place
     assert caught.value.loss.what == "changing"
 
 
+@pytest.mark.root
 def test_a_file_we_may_not_read(place: Place) -> None:
     place.path.chmod(0o755)
     (place.path / "f").write_text("secret")
@@ -259,6 +264,7 @@ def test_a_file_we_may_not_read(place: Place) -> None:
     assert "Permission denied" in loss.why
 
 
+@pytest.mark.root
 def test_a_readable_file_of_another_owner_is_captured(place: Place) -> None:
     """Only an owner may open without moving atime; others open it as anybody would."""
     place.path.chmod(0o755)

@@ -22,11 +22,10 @@ from ortet.machine.client import readable
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.criurpc import Failed, Worker
 from ortet.machine.liveguard import LAZY
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 _URING = """
 import ctypes, time

@@ -14,11 +14,10 @@ import ortet
 from ortet.errors import Invalid, Unavailable
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.jobs import Job
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 
 @pytest.fixture

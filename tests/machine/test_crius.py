@@ -9,7 +9,6 @@ import pytest
 import ortet
 from ortet.machine import crius
 from ortet.machine.crius import find_criu, probe_criu, version
-from ortet.machine.mounts import privileged
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def program(path: Path, says: str) -> str:
     return str(path)
 
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="others are told that it takes root")
+pytestmark = pytest.mark.criu
 
 
 def test_a_missing_criu_is_reported_with_the_fix() -> None:

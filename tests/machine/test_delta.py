@@ -23,6 +23,8 @@ from ortet.machine.plan import Side
 from .conftest import Shop
 from .overlays import Overlay, disturb, remove_tree
 
+pytestmark = pytest.mark.overlay
+
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:

@@ -24,6 +24,7 @@ def by_name(found: list[Capability]) -> dict[str, Capability]:
     return {line.name: line for line in found}
 
 
+@pytest.mark.root
 def test_doctor_needs_no_store_and_creates_none(place: Path) -> None:
     found = by_name(examine(place / "not/there"))
     assert {
@@ -100,6 +101,7 @@ def probe_after(script: str, place: Path, *flags: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.root
 def test_doctor_reports_a_filesystem_that_cannot_hold_an_upper_directory(place: Path) -> None:
     for name in ("lower", "upper", "work", "store"):
         (place / name).mkdir()
@@ -112,6 +114,7 @@ def test_doctor_reports_a_filesystem_that_cannot_hold_an_upper_directory(place: 
     assert fix.startswith("put the store on ext4")
 
 
+@pytest.mark.root
 def test_doctor_reports_a_host_without_user_namespaces(place: Path) -> None:
     ok, detail, fix = probe_after(
         "echo 0 > /proc/sys/user/max_user_namespaces", place, "-U", "-r", "-m"
@@ -120,6 +123,7 @@ def test_doctor_reports_a_host_without_user_namespaces(place: Path) -> None:
     assert detail.startswith("in a user namespace: this host lets no ordinary user")
 
 
+@pytest.mark.root
 def test_a_user_namespace_is_enough(place: Path) -> None:
     ok, detail, fix = probe_after("true", place, "-U", "-r", "-m")
     assert (ok, detail, fix) == ("True", "in a user namespace", "")

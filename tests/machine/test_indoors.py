@@ -283,6 +283,7 @@ class TestJobs:
 
 
 class TestMachine:
+    @pytest.mark.root
     def test_every_request_works_over_the_socket_in_the_machine_root(self, tmp_path: Path) -> None:
         with pid_one(tmp_path) as init:
             inside = Indoors(init.pid)
@@ -305,6 +306,7 @@ class TestMachine:
             assert inside.ps() == []
             inside.close()
 
+    @pytest.mark.root
     def test_requests_to_a_dead_machine_raise_machine_gone_with_advice(
         self, tmp_path: Path
     ) -> None:

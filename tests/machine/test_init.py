@@ -328,6 +328,7 @@ class TestStarting:
 
 
 class TestKilling:
+    @pytest.mark.root
     def test_a_job_dies_with_daemonised_grandchildren(self, machine: Init, tmp_path: Path) -> None:
         hide = "setsid env -i sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &"
         with machine.line() as line:
@@ -338,6 +339,7 @@ class TestKilling:
             assert line.ask("ps")["processes"] == []
             assert line.ask("wait", id=job["id"]) == {"code": -9, "busy": False}
 
+    @pytest.mark.root
     def test_killing_a_job_leaves_other_jobs_running(self, machine: Init) -> None:
         with machine.line() as line:
             line.start("sh", "-c", "setsid env -i sleep 1000 & sleep 1000", name="other")
@@ -384,6 +386,7 @@ class TestKilling:
 
 
 class TestMachine:
+    @pytest.mark.root
     def test_orphans_are_reaped(self, machine: Init) -> None:
         with machine.line() as line:
             job = line.start(
@@ -393,6 +396,7 @@ class TestMachine:
             eventually(lambda: machine.children == [])
             eventually(lambda: line.ask("state")["busy"] is False)
 
+    @pytest.mark.root
     def test_a_listing_says_which_job_a_process_belongs_to(self, machine: Init) -> None:
         with machine.line() as line:
             env = {**ENV, "ORTET_RUN": "cafe"}
@@ -417,6 +421,7 @@ class TestMachine:
             listed = {each["name"]: each for each in told["jobs"]}["deep"]
             assert listed["declared"] and listed["cwd"] == "/" and listed["argv"][0] == "sh"
 
+    @pytest.mark.root
     def test_state_lists_the_files_mapped_for_writing(self, machine: Init, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"x" * 8192)
         script = (
@@ -428,11 +433,13 @@ class TestMachine:
             line.until(b"up", id=job["id"])
             assert line.ask("state", place=str(tmp_path)) == {"busy": True, "mapped": ["file"]}
 
+    @pytest.mark.root
     def test_a_command_cannot_mount(self, machine: Init) -> None:
         with machine.line() as line:
             job = line.start("mount", "-t", "tmpfs", "none", "/run", kind="run")
             assert follow(line, job["id"])["code"] != 0
 
+    @pytest.mark.root
     def test_a_process_inside_the_machine_may_not_use_the_socket(self, machine: Init) -> None:
         script = (
             "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/ortet/init.sock')"
@@ -443,6 +450,7 @@ class TestMachine:
         where = machine.path.parent.stat()
         assert stat.S_IMODE(where.st_mode) == 0o700
 
+    @pytest.mark.root
     def test_pid_1_holds_no_descriptor_of_the_host(self, machine: Init) -> None:
         def held() -> list[str]:
             return sorted(link.partition(":")[0] for link in machine.held)
@@ -450,6 +458,7 @@ class TestMachine:
         # its wake-up and its socket; the descriptor to report on goes right after the report
         eventually(lambda: held() == ["/dev/null"] * 3 + ["pipe", "pipe", "socket"])
 
+    @pytest.mark.root
     def test_a_copy_becomes_a_machine_of_its_own(self, machine: Init, tmp_path: Path) -> None:
         system, own = tmp_path / "etc/ortet/on-fork.d", tmp_path / "ws/.ortet-hooks/on-fork"
         for place, name, script in (

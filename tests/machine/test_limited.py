@@ -18,16 +18,18 @@ from ortet.errors import Invalid, Unsupported
 from ortet.machine.cgroups import Groups, probe_limits
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.limits import PIDS
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
 from .inits import eventually
 
-pytestmark = pytest.mark.skipif(
-    not privileged() or not all(line.ok for line in probe_limits(Groups())),
-    reason="limits need root and control groups",
-)
+pytestmark = [
+    pytest.mark.criu,
+    pytest.mark.skipif(
+        not all(line.ok for line in probe_limits(Groups())),
+        reason="limits need control groups",
+    ),
+]
 
 _BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
 _MANY = """

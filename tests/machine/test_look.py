@@ -121,6 +121,7 @@ def test_a_file_just_written_is_not_taken_for_changed(bench: Any) -> None:
     bench.check(target)
 
 
+@pytest.mark.root
 def test_an_entry_that_could_not_be_created_on_disk_is_no_conflict(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_an_entry_that_could_not_be_created_on_disk_is_no_conflict(
     assert bench.freeze() == Image(gone)
 
 
+@pytest.mark.root
 def test_a_file_that_cannot_be_read_is_not_replaced_unseen(
     shop: Any, bench: Any, work: Callable[..., Any]
 ) -> None:

@@ -297,6 +297,7 @@ def stored(objects: LocalObjects) -> int:
     return stats.pack_bytes + stats.tail_bytes
 
 
+@pytest.mark.root
 def test_a_real_process_dumped_by_criu_is_restored_with_its_memory(
     shop: Shop, place: Path, criu: str
 ) -> None:

@@ -28,6 +28,8 @@ from .conftest import Shop
 from .inits import eventually
 from .nobody import pass_as_nobody
 
+pytestmark = pytest.mark.overlay
+
 Scope = Literal["workspace", "host"]
 
 

@@ -18,6 +18,8 @@ from ortet.machine.view import View
 
 from .conftest import Shop
 
+pytestmark = pytest.mark.overlay
+
 HUB = """
 import json, sys
 from pathlib import Path

@@ -277,6 +277,7 @@ def test_a_directory_deleted_during_the_scan_is_left_out_without_a_loss(eye: Eye
     assert eye.losses == []
 
 
+@pytest.mark.root
 def test_a_file_we_may_not_read_keeps_its_last_state(eye: Eye, place: Path) -> None:
     for path in [eye.root, *eye.root.rglob("*"), place / "store", *(place / "store").rglob("*")]:
         os.chown(path, 65534, 65534)
@@ -308,6 +309,7 @@ def test_a_file_we_may_not_read_keeps_its_last_state(eye: Eye, place: Path) -> N
         assert after == eye.afresh() != before
 
 
+@pytest.mark.root
 def test_a_file_we_may_not_read_in_the_place_of_a_directory(eye: Eye, place: Path) -> None:
     for path in [eye.root, *eye.root.rglob("*"), place / "store", *(place / "store").rglob("*")]:
         os.chown(path, 65534, 65534)

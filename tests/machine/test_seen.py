@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ortet.graph.records import Entry
 from ortet.machine.seen import (
     MAPPED,
@@ -25,6 +27,7 @@ from ortet.machine.seen import (
 FILE: Seen = (0o100644, 7, 1, 1, 0, 0, 5, -1, 2)
 
 
+@pytest.mark.root
 def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("f")

@@ -71,6 +71,7 @@ def test_a_mount_is_filled_from_inside(
     assert see(volume) == see(place / "from")
 
 
+@pytest.mark.root
 def test_materialise_below_an_unwritable_parent_needs_an_existing_directory(
     shop: Any, place: Path, work: Callable[..., Any], see: Eye
 ) -> None:

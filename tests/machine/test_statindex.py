@@ -208,6 +208,7 @@ def test_a_change_as_young_as_the_clock_is_not_trusted(setting: Setting, root: P
     assert setting.trees.resolve(setting.scan().root, b"f") == stale, "the rule made the difference"
 
 
+@pytest.mark.root
 def test_owner_and_mode_that_could_not_be_applied_stay_in_the_state(
     setting: Setting, root: Path
 ) -> None:

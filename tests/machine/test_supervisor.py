@@ -18,6 +18,8 @@ from ortet.machine.mounts import escape, overlay_options, privileged
 
 from .overlays import Overlay
 
+pytestmark = pytest.mark.overlay
+
 
 @pytest.fixture
 def zygote() -> Iterator[Zygote]:

@@ -19,6 +19,8 @@ from ortet.store.abc import Kind
 
 from .conftest import Shop
 
+pytestmark = pytest.mark.overlay
+
 INSTALL = (
     "mkdir -p /opt/tool/bin && echo run > /opt/tool/bin/tool && ln /opt/tool/bin/tool /opt/tool/t;"
     "echo configured >> /etc/hosts; rm -r /usr/share/doc; mkdir /usr/share/doc;"

@@ -24,6 +24,8 @@ from ortet.store.abc import Kind
 from .conftest import Shop
 from .overlays import Overlay, disturb, remove_tree
 
+pytestmark = pytest.mark.overlay
+
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.memory.abc import WordIndex
@@ -15,7 +15,7 @@ from ortet.memory.postgres_index import PostgresIndex
 
 
 @pytest.fixture(scope="session")
-def catalog() -> Iterator[PostgresCatalog]:
+def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
     """Of a schema of its own."""
     schema = new_schema()
     made = PostgresCatalog(shared().url(), schema=schema)
@@ -31,7 +31,7 @@ def in_database(catalog: PostgresCatalog) -> PostgresIndex:
     return made
 
 
-@pytest.fixture(params=["file", "database"])
+@pytest.fixture(params=["file", pytest.param("database", marks=pytest.mark.postgres)])
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WordIndex]:
     if request.param == "database":
         yield request.getfixturevalue("in_database")

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import shared
+from tests.fixtures.postgres import Shared, shared
 from tests.memory.embedding import LONG, Failing, Hashing, Told
 
 from ortet.backend.postgres import PostgresCatalog
@@ -30,7 +30,7 @@ SPANS = [Span("a", 3, 20), Span("b", 0, 250)]
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[PostgresCatalog]:
+def plain(postgres: Shared) -> Iterator[PostgresCatalog]:
     """In a database without pgvector, for one who may not create it."""
     name = f"plain_{uuid4().hex[:8]}"
     with psycopg.connect(shared().url(), autocommit=True) as connection:

@@ -7,9 +7,7 @@ from playwright.sync_api import Page, expect
 from tests.http.conftest import Server
 from tests.page.conftest import Look, phone
 
-from ortet.machine.mounts import privileged
-
-live = pytest.mark.skipif(not privileged(), reason="live machines need root")
+live = pytest.mark.criu
 
 
 @live

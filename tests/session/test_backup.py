@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.fixtures.postgres import new_schema, programs, shared
+from tests.fixtures.postgres import Shared, new_schema, programs, shared
 
 from ortet.config import open_hub
 from ortet.errors import Corrupt
@@ -19,7 +19,7 @@ from ortet.surface.http.tenants import store_of
 
 
 @pytest.fixture
-def databases() -> Iterator[list[str]]:
+def databases(postgres: Shared) -> Iterator[list[str]]:
     names = [new_schema() for _ in range(2)]
     with psycopg.connect(shared().url(), autocommit=True) as admin:
         for name in names:

@@ -26,9 +26,7 @@ from tests.fixtures.s3 import ENVIRON
 from tests.session import migrant
 from tests.session.conftest import Host as Open
 
-from ortet.machine.mounts import privileged
-
-pytestmark = pytest.mark.skipif(not privileged(), reason="hosts of a test need root")
+pytestmark = pytest.mark.root
 
 _NEW_NETWORK = 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1

@@ -19,6 +19,8 @@ from tests.session.conftest import environ
 from ortet.config import open_hub
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.postgres
+
 _WRITER = """
 import sys, ortet
 url, name = sys.argv[1:]

@@ -10,7 +10,6 @@ import pytest
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.ids import from_hex
-from ortet.machine.mounts import privileged
 from ortet.session.foreseeing import foresee, foresee_rewind, foresee_undo
 from ortet.session.hub import Hub
 
@@ -75,6 +74,7 @@ def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
         assert (done.collaborations, done.secrets) == (found.collaborations, found.secrets)
 
 
+@pytest.mark.root
 def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, place: Path) -> None:
     """An engine that does not carry processes says what does not come back."""
     with hub.session("s", workspace=place, engine="overlay") as s:
@@ -91,7 +91,7 @@ def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, place: Pa
         assert [one.name for one in s.machine.jobs() if one.code is None] == ["service"]
 
 
-@pytest.mark.skipif(not privileged(), reason="live machines need root")
+@pytest.mark.criu
 def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, place: Path) -> None:
     with hub.session("s", workspace=place, engine="criu") as s:
         s.spawn("service", _SLEEP)
@@ -146,6 +146,7 @@ def test_rewind_undo_and_dry_run_report_the_same_event_count(hub: Hub) -> None:
         assert (s.redo(dry_run=True).events, s.redo().events) == (0, 0)
 
 
+@pytest.mark.root
 def test_restore_preview_of_a_private_machine_open_elsewhere_uses_its_head(
     hub: Hub, place: Path
 ) -> None:

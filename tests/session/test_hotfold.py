@@ -21,6 +21,8 @@ from ortet.session.hotfold import LEAST, TTL_NS
 from ortet.session.hub import Hub
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.valkey
+
 MANY = LEAST + 20
 Opens = Callable[[], AbstractContextManager[Hub]]
 

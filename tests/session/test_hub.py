@@ -114,6 +114,7 @@ class TestReadOnly:
         yield place
         subprocess.run(["umount", "-l", str(place)], check=True)
 
+    @pytest.mark.root
     def test_read_only_directory_can_be_committed_and_forked_but_not_restored(
         self, hub: Hub, frozen: Path, work: Path
     ) -> None:

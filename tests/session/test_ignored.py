@@ -9,11 +9,10 @@ import pytest
 
 import ortet
 from ortet.machine import ignoredlayers
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-needs_root = pytest.mark.skipif(not privileged(), reason="live machines need root")
+needs_root = pytest.mark.criu
 _ENGINES = ["overlay", pytest.param("criu", marks=needs_root)]
 _RULES = "node_modules/\n*.cache\nsize > 1MB\n"
 _FILL = """

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.fixtures.clouds import Cloud
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.session.conftest import Host
 
 from ortet.store import remotesweep
@@ -17,7 +17,7 @@ from ortet.store.abc import Kind
 
 
 @pytest.fixture(params=["remote", "local"])
-def url(cloud: Cloud, request: pytest.FixtureRequest) -> Iterator[str]:
+def url(postgres: Shared, cloud: Cloud, request: pytest.FixtureRequest) -> Iterator[str]:
     schema = new_schema()
     bucket = quote(cloud.url(f"{schema}/Store"), safe="")
     yield f"{shared().url()}&schema={schema}&bucket={bucket}&durable={request.param}"

@@ -9,9 +9,10 @@ import pytest
 
 import ortet
 from ortet.errors import Conflict, Diverged, Invalid, NotFound, Unavailable, Unsupported
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
+
+pytestmark = pytest.mark.overlay
 
 ENGINES = ["overlay", "folder"]
 
@@ -314,9 +315,7 @@ def test_variables_are_unpickled_inside_only(s: Session, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def live(hub: Hub, work: Path) -> Session:
-    if not privileged():
-        pytest.skip("live machines need root")
+def live(with_criu: None, hub: Hub, work: Path) -> Session:
     return hub.session("live", workspace=work, engine="criu")
 
 

@@ -12,15 +12,12 @@ from tests.fixtures import forked
 
 import ortet
 from ortet.errors import Conflict, Unavailable
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
 
 @pytest.fixture
-def live(hub: Hub, work: Path) -> Session:
-    if not privileged():
-        pytest.skip("live machines need root")
+def live(with_criu: None, hub: Hub, work: Path) -> Session:
     return hub.session("live", workspace=work, engine="criu")
 
 

@@ -10,11 +10,10 @@ import pytest
 
 import ortet
 from ortet.machine.jobs import Job
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
-pytestmark = pytest.mark.skipif(not privileged(), reason="live machines need root")
+pytestmark = pytest.mark.criu
 
 # A client that keeps one connection open and asks again when told to.
 _CLIENT = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.session.conftest import Host, environ
 
 from ortet.config import open_hub
@@ -182,7 +182,7 @@ def test_opening_without_create_makes_no_store(tmp_path: Path, url: str) -> None
     assert caught.value.kind == "no_store"
 
 
-def test_a_bucket_must_be_named(tmp_path: Path) -> None:
+def test_a_bucket_must_be_named(postgres: Shared, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="bucket=") as caught:
         open_hub(shared().url(), environ=environ(tmp_path, "one"))
     assert caught.value.kind == "bad_url"

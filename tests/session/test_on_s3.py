@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import Proxy, passes, takes_nothing
 
 from ortet.backend import uploads
@@ -29,7 +29,7 @@ Host = Callable[..., Hub]
 
 
 @pytest.fixture
-def host(tmp_path: Path, proxy: Proxy) -> Iterator[Host]:
+def host(postgres: Shared, tmp_path: Path, proxy: Proxy) -> Iterator[Host]:
     schema = new_schema()
     bucket = quote(f"s3://ortet/{schema}?endpoint={proxy.url}", safe="")
     hubs: list[Hub] = []

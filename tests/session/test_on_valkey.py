@@ -11,7 +11,7 @@ from threading import Event, Thread
 
 import msgspec
 import pytest
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.valkey import Server, valkey_server
 
 from ortet.backend.valkeyaddress import address_of
@@ -25,6 +25,8 @@ from ortet.surface.http.answers import TooMany
 from ortet.surface.http.limits import Limits
 from ortet.surface.http.tokens import Caller
 from ortet.testing.processes import WAIT
+
+pytestmark = pytest.mark.valkey
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(server: Se
 
 
 def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
-    tmp_path: Path, server: Server
+    postgres: Shared, tmp_path: Path, server: Server
 ) -> None:
     """PostgreSQL, a bucket and Valkey, of which the last one may stand still."""
     schema = new_schema()

@@ -15,6 +15,8 @@ from ortet.config import open_hub
 from ortet.errors import Unavailable
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.server
+
 
 def test_commit_not_yet_uploaded_by_a_client_names_its_host_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,8 @@ from ortet.errors import Conflict, Unsupported
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
+pytestmark = pytest.mark.overlay
+
 _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 

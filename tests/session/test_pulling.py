@@ -20,6 +20,8 @@ from ortet.ids import from_hex
 from ortet.session.hub import Hub
 from ortet.surface import cmd_transfer
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Hub]:

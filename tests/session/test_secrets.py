@@ -17,13 +17,12 @@ import pytest
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
-from ortet.machine.mounts import privileged
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.workspace import Workspace
 
 VALUE = "correct-horse-battery-9f27"
-needs_root = pytest.mark.skipif(not privileged(), reason="live machines need root")
+needs_root = pytest.mark.criu
 _ENGINES = ["folder", "overlay", pytest.param("criu", marks=needs_root)]
 
 # The value is put together in memory that was asked for as zeros; where it lies can be chosen.
@@ -458,6 +457,7 @@ class TestArtifacts:
 
 
 class TestServices:
+    @pytest.mark.root
     def test_secret_in_the_command_of_a_service_refuses_the_commit(
         self, hub: Hub, place: Path
     ) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import set_environ
 from tests.session.conftest import environ
 
@@ -105,7 +105,7 @@ class Writer:
 
 
 @pytest.fixture
-def url(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(postgres: Shared, s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     set_environ(monkeypatch)
     schema = new_schema()
     bucket = quote(f"s3://ortet/{schema}?endpoint={s3}", safe="")

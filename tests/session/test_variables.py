@@ -180,6 +180,7 @@ class TestElsewhere:
             ws.restore(first.oid)
             assert sees(ws) == "not set"
 
+    @pytest.mark.root
     def test_environment_reading_ignores_the_recorded_path(
         self, hub: Hub, work: Path, environ: Environ, tmp_path: Path
     ) -> None:

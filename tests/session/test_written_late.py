@@ -18,6 +18,8 @@ from ortet.session.session import Session
 from ortet.session.view import View
 from ortet.testing.processes import WAIT
 
+pytestmark = pytest.mark.postgres
+
 
 def said(session: View) -> list[str]:
     return [message.content for message in session.messages()]

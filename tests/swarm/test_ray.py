@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.ray import RayCluster
 from tests.http.conftest import Client, Server
 from tests.swarm import tasks
@@ -53,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(postgres: Shared, tmp_path: Path) -> Iterator[Hub]:
     """On a store that many hosts share."""
     schema = new_schema()
     url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage
-from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.session.conftest import environ
 
 from ortet.backend.postgres_open import Link
@@ -24,7 +24,7 @@ SIZE = 40
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Hub]]:
+def hosts(postgres: Shared, tmp_path: Path) -> Iterator[list[Hub]]:
     schema = new_schema()
     url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
     with (
