@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from tests.mcp.conftest import Agent, Project, drive
 from tests.mcp.test_serving import is_free, running
+
+from ortet.surface.mcp.transports import _listening
 
 HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 INITIALIZE = {
@@ -172,3 +175,9 @@ def test_a_signal_ends_it_with_its_commands(project: Project) -> None:
     assert not Path(f"/proc/{pid}").exists()
     is_free(project)
     assert not any(b"Traceback" in line for line in served.log)
+
+
+def test_the_http_listener_names_its_protocol_so_that_answers_are_sent_at_once() -> None:
+    """asyncio sets TCP_NODELAY only on sockets of IPPROTO_TCP; an answer took 40 ms without it."""
+    with _listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
