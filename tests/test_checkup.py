@@ -13,6 +13,7 @@ import pytest
 from tests.fixtures.postgres import Shared, shared
 from tests.fixtures.s3 import set_environ
 from tests.fixtures.valkey import Server as Valkey
+from tests.fixtures.waiting import WAIT
 
 from ortet import checkup
 from ortet.backend.files import FileBucket
@@ -46,7 +47,7 @@ def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
-    monkeypatch.setattr(checkup, "_PATIENCE", 60.0)  # this host may be slow
+    monkeypatch.setattr(checkup, "_PATIENCE", WAIT)  # this host may be slow
     bucket = f"s3://ortet/{schema}?endpoint={s3}"
     valkey = Valkey()
     valkey.start()

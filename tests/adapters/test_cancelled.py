@@ -9,6 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import loop_turns
 
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetStore
@@ -41,11 +42,9 @@ async def cancelled(
     with held(lock) as over:
         task = asyncio.create_task(write())
         for _ in range(2):
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await loop_turns(10)
             task.cancel()
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await loop_turns(10)
         assert not task.done()
         over.set()
         with pytest.raises(asyncio.CancelledError):
@@ -126,7 +125,7 @@ def test_a_cancelled_pydantic_ai_run_is_stored_once(hub: Hub) -> None:
         task = asyncio.create_task(chat.run(agent, "one"))
         await storing.wait()
         task.cancel()
-        await asyncio.sleep(0)
+        await loop_turns()
         done.set()
         with pytest.raises(asyncio.CancelledError):
             await task

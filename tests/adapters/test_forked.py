@@ -35,7 +35,7 @@ hub.close()
 
 def test_a_conversation_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    forked.run([sys.executable, "-c", _PROGRAM, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", _PROGRAM, str(store)], check=True)
     with ortet.open(store) as hub:
         said = [message.content for message in hub.get("x").messages()]
         assert said == ["before", "child", "after"]
@@ -93,7 +93,7 @@ hub.close()
 def test_a_graph_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     """Whose parent is in the middle of a write."""
     store = tmp_path / "store"
-    forked.run([sys.executable, "-c", _GRAPH, str(store)], check=True, timeout=240)
+    forked.run([sys.executable, "-c", _GRAPH, str(store)], check=True)
     with ortet.open(store) as hub:
         assert len(hub.get("t").records("langgraph.writes")) == 2
         assert hub.verify().problems == []
@@ -137,6 +137,6 @@ hub.close()
 def test_a_memory_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     """Whose parent is in the middle of using it."""
     store = tmp_path / "store"
-    forked.run([sys.executable, "-c", _MEMORY, str(store)], check=True, timeout=240)
+    forked.run([sys.executable, "-c", _MEMORY, str(store)], check=True)
     with ortet.open(store) as hub:
         assert hub.verify().problems == []

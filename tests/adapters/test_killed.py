@@ -98,6 +98,7 @@ def test_acknowledged_writes_of_every_adapter_survive_sigkill(store: Path) -> No
             heard = list[str]()
             while len(heard) < lines or len({line.split()[0] for line in heard}) <= len(_WAYS):
                 heard.append(process.stdout.readline())
+                assert heard[-1], "the writer has ended"
             process.kill()
             heard += process.stdout.readlines()
         for line in heard:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
@@ -92,13 +92,6 @@ def lent(hub: Hub) -> Lent:
 def contents(lent: Lent, name: str) -> list[str]:
     with lent.reading(name) as view:
         return [message.content for message in view.messages()]
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_lent_session_is_created_once_and_readable_at_once(lent: Lent) -> None:
@@ -204,7 +197,7 @@ def test_release_hands_a_held_session_to_the_waiting_process(store: Path, lent: 
         lent.hold("a")
     with another(store) as other:
         other.tell("say", "a", "second")
-        until(lambda: "a" in lent._kept and lent._kept["a"].wanted)
+        eventually(lambda: "a" in lent._kept and lent._kept["a"].wanted)
         assert contents(lent, "a") == ["first"]
         lent.release("a")
         assert other.hear() == "done"
@@ -238,7 +231,7 @@ def test_idle_sessions_release_their_lease(hub: Hub) -> None:
     lent = Lent(hub, linger=0.05)
     with lent.writing("a") as session:
         id_ = session.id
-    until(lambda: not hub.is_open(id_))
+    eventually(lambda: not hub.is_open(id_))
     with lent.writing("a") as session:
         session.say("user", "again")
 
@@ -276,7 +269,7 @@ def test_a_lease_lost_between_two_writes_is_taken_again(lent: Lent, hub: Hub) ->
 def test_a_write_with_a_lease_seized_after_the_check_is_refused(
     lent: Lent, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lentkeeper, "_MOMENT", 60.0)
+    monkeypatch.setattr(lentkeeper, "_MOMENT", WAIT)
     for text in ("one", "two"):  # with the second it was looked up
         with lent.writing("a") as session:
             session.say("user", text)
@@ -361,7 +354,6 @@ def test_a_forked_child_has_its_own(store: Path) -> None:
         [sys.executable, "-c", _FORKED, str(store)],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.stdout.strip() == "['parent', 'child', 'parent again']", done.stderr
@@ -369,7 +361,7 @@ def test_a_forked_child_has_its_own(store: Path) -> None:
 
 def test_a_process_that_ends_leaves_its_sessions(store: Path) -> None:
     code = "\n".join(_FORKED.splitlines()[:8])
-    forked.run([sys.executable, "-c", code, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", code, str(store)], check=True)
     with ortet.open(store) as hub:
         assert hub.get("a").status == "paused"
         assert not hub.is_open(hub.get("a").id)
@@ -442,7 +434,7 @@ def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: H
         done.set()
 
     Thread(target=write, daemon=True).start()
-    assert done.wait(60)
+    assert done.wait(WAIT)
     with Lent(hub, patience=60).writing("left") as again:  # and it was let go all the same
         assert [m.content for m in again.messages()] == ["here"]
 
@@ -473,6 +465,6 @@ assert not failed, failed
 
 
 def test_a_lender_collected_with_its_store_does_not_fail(store: Path) -> None:
-    forked.run([sys.executable, "-c", _DROPPED, str(store)], check=True, timeout=120)
+    forked.run([sys.executable, "-c", _DROPPED, str(store)], check=True)
     with ortet.open(store) as hub, hub.session("left") as session:
         assert [m.content for m in session.messages()] == ["here"]

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from tests.fixtures.cut_proxy import Cut
 from tests.fixtures.postgres import Server, Shared, shared
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend.abc import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
 from ortet.backend.patience import patient
@@ -19,7 +20,7 @@ from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_schema import MIGRATIONS
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unavailable, Unsupported
 from ortet.ids import SystemClock
-from ortet.testing.processes import WAIT, in_processes, in_threads, oid
+from ortet.testing.processes import in_processes, in_threads, oid
 
 pytestmark = pytest.mark.postgres
 
@@ -127,10 +128,14 @@ def test_a_read_is_busy_while_all_connections_are_in_use(
         other.execute("LOCK TABLE records")
         waiting = threading.Thread(target=narrow.put_row, args=("kind", "key", b"1"))
         waiting.start()
-        while not other.execute(
-            "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass"
-        ).fetchall():
+
+        def is_blocked() -> object:
             assert waiting.is_alive()
+            return other.execute(
+                "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass"
+            ).fetchall()
+
+        eventually(is_blocked)
         with pytest.raises(Unavailable) as caught, patient(0.1):
             narrow.head("h")
         assert caught.value.kind == "busy"

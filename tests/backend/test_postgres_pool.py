@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
-import time
 from contextlib import closing
 
 import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import drop_schema, shared
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend import postgres_pool, postgres_watch
 from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Corrupt, Invalid, Unavailable
-from ortet.testing.processes import WAIT, in_threads
+from ortet.testing.processes import in_threads
 
 
 def opened(schema: str, *, create: bool = True, connections: int = 3) -> PostgresCatalog:
@@ -34,20 +35,12 @@ def connected(schema: str) -> int:
     return int(found[0])
 
 
-def wait_until(schema: str, count: int) -> None:
-    """A server notices a moment later that a connection was closed."""
-    end = time.monotonic() + WAIT
-    while connected(schema) != count:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_many_catalogs_share_few_connections(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # on a slow host who waits would ask why, each time by one more
     monkeypatch.setattr(postgres_pool, "_LOOK", WAIT)
     monkeypatch.setattr(postgres_watch, "_QUIET", WAIT)
     catalogs = [opened(schema) for _ in range(40)]
-    wait_until(schema, 1)  # that of who opened it first is gone
+    eventually(lambda: connected(schema) == 1)  # that of who opened it first is gone
     most = []
 
     def write(number: int) -> None:
@@ -66,7 +59,7 @@ def test_many_catalogs_share_few_connections(schema: str, monkeypatch: pytest.Mo
     catalogs[1].close()
     assert len(catalogs[0].rows("kind")) == 200
     catalogs[0].close()
-    wait_until(schema, 0)
+    eventually(lambda: connected(schema) == 0)
 
 
 def test_every_waiter_for_a_connection_gets_a_busy_error(schema: str) -> None:
@@ -87,10 +80,14 @@ def test_every_waiter_for_a_connection_gets_a_busy_error(schema: str) -> None:
         for writer in writers:
             writer.start()
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass"
-        while len(other.execute(waiting).fetchall()) < 2:
+
+        def are_blocked() -> bool:
             assert all(writer.is_alive() for writer in writers)
+            return len(other.execute(waiting).fetchall()) >= 2
+
+        eventually(are_blocked)
         in_threads(look, [(number,) for number in range(2, 10)])
-        wait_until(schema, 2)  # who asked why needed one more
+        eventually(lambda: connected(schema) == 2)  # who asked why needed one more
     assert refused == ["busy"] * 8
     for writer in writers:
         writer.join(WAIT)
@@ -118,7 +115,7 @@ def test_a_child_makes_its_own_and_leaves_those_of_its_parent(schema: str) -> No
     assert {row.key for row in second.rows("kind")} == {"before", "child", "opened there", "after"}
     first.close()
     second.close()
-    wait_until(schema, 0)
+    eventually(lambda: connected(schema) == 0)
 
 
 def test_opening_a_dropped_schema_is_refused_though_others_have_it_open(schema: str) -> None:
@@ -144,9 +141,8 @@ def test_a_server_timeout_is_reported_as_busy_or_gone(schema: str, setting: str,
         with pytest.raises(Unavailable) as caught, catalog.link.reading(limit) as connection:
             if kind == "busy":
                 connection.execute("SELECT pg_sleep(60)")
-            while True:
-                time.sleep(0.2)
-                connection.execute("SELECT 1")
+            assert select.select([connection], [], [], WAIT)[0]  # the server has closed it
+            connection.execute("SELECT 1")
         assert caught.value.kind == kind
         assert catalog.rows("kind") == []
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from tests.fixtures.postgres import Server, Shared, drop_schema, new_schema, shared
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend import posts
 from ortet.backend.postgres import PostgresCatalog
@@ -18,7 +17,6 @@ from ortet.backend.postgres_pool import Database
 from ortet.backend.postgres_signal import PostgresSignal
 from ortet.backend.posts import _POSTS
 from ortet.errors import Invalid
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.postgres
 
@@ -43,13 +41,6 @@ def hears(database: Database) -> Iterator[PostgresSignal]:
     signal = PostgresSignal(database, "space")
     yield signal
     signal.close()
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def asked(database: Database, statement: str) -> int:
@@ -78,18 +69,18 @@ def test_signals_of_a_process_share_one_connection(database: Database) -> None:
     for signal in (*signals, *parts):
         signal.token("want:1")
         signal.notify("want:1")
-    until(lambda: listening(database) == 1)
+    eventually(lambda: listening(database) == 1)
     for signal in (*signals, *parts):
         signal.close()
     assert not is_shared(database)
-    until(lambda: listening(database) == 0)
-    until(lambda: not [t for t in {*threading.enumerate()} - others if "postgres" in t.name])
+    eventually(lambda: listening(database) == 0)
+    eventually(lambda: not [t for t in {*threading.enumerate()} - others if "postgres" in t.name])
 
 
 def test_a_garbage_collected_signal_releases_its_connection(database: Database) -> None:
     PostgresSignal(database, "space").token("topic")
-    until(lambda: not is_shared(database))
-    until(lambda: listening(database) == 0)
+    eventually(lambda: not is_shared(database))
+    eventually(lambda: listening(database) == 0)
 
 
 def test_a_signal_reconnects_after_its_connection_was_terminated(
@@ -101,14 +92,18 @@ def test_a_signal_reconnects_after_its_connection_was_terminated(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
     )
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
-    until(lambda: listening(database) == 1 and not hears.trouble)
+    eventually(lambda: listening(database) == 1 and not hears.trouble)
     other = _Another(database)
     token, _ = hears.news(None, 0.0)
-    heard: set[str] = set()
-    while "theirs" not in heard:  # what is told on a connection that was cut is lost
+
+    def is_heard() -> bool:
+        """Tell once more: what is told on a connection that was cut is lost."""
+        nonlocal token
         other.tell("theirs")
         token, topics = hears.news(token, 1.0)
-        heard |= topics or set()
+        return "theirs" in (topics or ())
+
+    eventually(is_heard)
 
 
 def test_a_signal_reconnects_after_a_server_restart() -> None:
@@ -125,7 +120,7 @@ def test_a_signal_reconnects_after_a_server_restart() -> None:
         assert signal.trouble
         signal.notify("topic")  # is no error
         server.start()
-        until(lambda: not signal.trouble)
+        eventually(lambda: not signal.trouble)
         token, _ = signal.news(None, 0.0)
         other = _Another(catalog.database)
         other.tell("theirs")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +13,12 @@ from uuid import UUID
 import psycopg
 import pytest
 from tests.fixtures.postgres import shared
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend.abc import Claim, EventRow, Lease, Timeline
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_together import MOST, One, Together, together
 from ortet.errors import Conflict, OrtetError, Refused, Unavailable
-from ortet.testing.processes import WAIT
 
 COUNT = 8
 HOUR = 3600 * 10**9
@@ -31,13 +30,6 @@ def line(number: int) -> str:
 
 def event(seq: int) -> EventRow:
     return EventRow(seq, os.urandom(32), b"salt", b"body")
-
-
-def until(told: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not told():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -84,9 +76,9 @@ def at_once(
         for number, thread in enumerate(threads):
             thread.start()
             if number >= MOST:
-                until(lambda: len(shared_ones._waiting) == number - MOST + 1)  # noqa: B023
+                eventually(lambda: len(shared_ones._waiting) == number - MOST + 1)  # noqa: B023
             else:
-                until(lambda: shared_ones._running == number + 1)  # noqa: B023
+                eventually(lambda: shared_ones._running == number + 1)  # noqa: B023
         meanwhile(connection)
     for thread in threads:
         thread.join(WAIT)
@@ -151,7 +143,7 @@ def test_a_group_append_retried_after_a_lost_connection_writes_once(
 ) -> None:
     def cut(connection: psycopg.Connection) -> None:
         waiting = "FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"
-        until(lambda: connection.execute(f"SELECT {waiting}").rowcount == MOST)
+        eventually(lambda: connection.execute(f"SELECT {waiting}").rowcount == MOST)
         connection.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
 
     assert at_once(catalog, schema, appends(catalog, leases), cut) == [None] * COUNT
@@ -198,10 +190,10 @@ class Stub:
         """As many under way as may be, and so many who wait."""
         for _ in range(MOST):
             self.start()
-        until(lambda: self.ones._running == MOST)
+        eventually(lambda: self.ones._running == MOST)
         for number in range(waiting):
             self.start()
-            until(lambda: len(self.ones._waiting) == number + 1)  # noqa: B023
+            eventually(lambda: len(self.ones._waiting) == number + 1)  # noqa: B023
 
     def end(self) -> None:
         self.go.set()
@@ -258,7 +250,7 @@ def test_an_interrupted_waiter_is_removed_from_the_queue() -> None:
         main = threading.get_ident()
 
         def soon() -> None:
-            until(lambda: len(stub.ones._waiting) == 1)
+            eventually(lambda: len(stub.ones._waiting) == 1)
             signal.pthread_kill(main, signal.SIGUSR1)
 
         helper = threading.Thread(target=soon)
@@ -270,7 +262,7 @@ def test_an_interrupted_waiter_is_removed_from_the_queue() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert stub.ones._waiting == []
     stub.start()
-    until(lambda: len(stub.ones._waiting) == 1)
+    eventually(lambda: len(stub.ones._waiting) == 1)
     stub.end()
     assert sorted(stub.alone) == [False] * (MOST + 1)
 

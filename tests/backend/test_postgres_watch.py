@@ -8,12 +8,12 @@ from contextlib import closing
 
 import pytest
 from tests.fixtures.postgres import Server
+from tests.fixtures.waiting import WAIT
 
 from ortet.backend.patience import patient
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_signal import PostgresSignal
 from ortet.errors import Unavailable
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.postgres
 

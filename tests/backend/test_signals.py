@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 
 from ortet.backend.abc import Signal
 from ortet.backend.signals import Board, HostSignal, Listener, ProcessSignal
 from ortet.errors import Invalid, Unavailable
-from ortet.testing.processes import WAIT
 
 LISTENER = """
 import sys

@@ -126,7 +126,7 @@ def catalog(path: Path) -> Iterator[SqliteCatalog]:
 
 def run(script: str, *arguments: Path) -> str:
     command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
-    return forked.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
+    return forked.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_a_killed_transaction_leaves_no_partial_change(path: Path) -> None:

@@ -11,13 +11,13 @@ from threading import Event, Thread
 
 import apsw
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend.abc import EventRow, Timeline
 from ortet.backend.sqlite import SqliteCatalog
 from ortet.backend.sqlite_turns import Add, Turns, turns_of
 from ortet.errors import Refused, Unavailable
 from ortet.ids import SystemClock
-from ortet.testing.processes import WAIT
 
 MANY = 8
 
@@ -52,13 +52,8 @@ def inserted(number: int) -> Add:
 
 
 def waiting(turns: Turns, count: int) -> None:
-    """Until so many wait."""
-    late = Event()
-    for _ in range(int(WAIT * 100)):
-        if len(turns._waiting) == count:
-            return
-        late.wait(0.01)
-    raise AssertionError(f"{len(turns._waiting)} wait, not {count}")
+    """Wait until so many threads wait for their turn."""
+    eventually(lambda: len(turns._waiting) == count, say=lambda: turns._waiting)
 
 
 def begun(

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.s3 import make_bucket, s3_server, set_environ
+from tests.fixtures.waiting import eventually
 
 from ortet.backend.abc import Bucket
 from ortet.backend.files import FileBucket
@@ -21,7 +21,7 @@ from ortet.backend.s3 import S3Bucket
 from ortet.backend.uploads import QueuedBucket
 from ortet.errors import Conflict, Unavailable
 from ortet.testing.bucket import SharedBucketTests
-from ortet.testing.processes import WAIT, BucketOpener
+from ortet.testing.processes import BucketOpener
 
 
 def open_queued(directory: Path) -> QueuedBucket:
@@ -88,7 +88,7 @@ def test_queued_objects_are_readable_and_reported_before_the_upload(tmp_path: Pa
     with pytest.raises(Unavailable) as caught:
         bucket.settle(patience=0.0)
     assert caught.value.kind == "not_uploaded_yet"
-    _until(lambda: bool(bucket.queued().trouble))
+    eventually(lambda: bool(bucket.queued().trouble))
     assert (bucket.queued().objects, bucket.queued().bytes) == (1, 5)
     assert "it is closed" in bucket.queued().trouble
     far.open.set()
@@ -107,7 +107,7 @@ def test_an_upload_never_overwrites_an_object_of_another_host(tmp_path: Path) ->
     others.put("a", b"theirs")
     others.put("b", b"same")
     far.open.set()
-    _until(lambda: bucket.queued().objects == 1)
+    eventually(lambda: bucket.queued().objects == 1)
     with pytest.raises(Unavailable) as caught:
         bucket.settle()
     assert "another host" in str(caught.value)
@@ -176,11 +176,3 @@ def test_two_processes_share_a_queue(tmp_path: Path) -> None:
     assert len(list(FileBucket(tmp_path / "far").list())) == 3
     for bucket in buckets:
         bucket.close()
-
-
-def _until(happened: object) -> None:
-    assert callable(happened)
-    deadline = time.monotonic() + WAIT
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend import posts, valkeylink
 from ortet.backend.posts import _POSTS
@@ -22,7 +22,6 @@ from ortet.backend.valkeycache import ValkeyCache
 from ortet.backend.valkeylink import Link
 from ortet.backend.valkeysignal import ValkeySignal
 from ortet.errors import Invalid, Refused, Unsupported
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.valkey
 
@@ -53,13 +52,6 @@ def hears(server: Server) -> Iterator[ValkeySignal]:
     signal.close()
 
 
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @contextmanager
 def cut_off(cache: ValkeyCache) -> Iterator[None]:
     """As one that has just found its server gone."""
@@ -84,7 +76,7 @@ def test_a_cache_is_empty_while_the_server_is_down_and_works_after_restart(
     assert cache.get("key") is None
     cache.put("key", b"other")
     server.start()
-    until(lambda: kept(cache, "key", b"third"))
+    eventually(lambda: kept(cache, "key", b"third"))
 
 
 def test_values_restored_by_a_server_restart_are_not_returned(
@@ -98,7 +90,7 @@ def test_values_restored_by_a_server_restart_are_not_returned(
     server.kill()
     server.start()
     assert server.ask("DBSIZE") == 2  # the state of before, both of them
-    until(lambda: kept(cache, "probe", b""))
+    eventually(lambda: kept(cache, "probe", b""))
     assert cache.get("replaced") is None
     assert cache.get("dropped/1") is None
     cache.clear()  # also what is not given any more
@@ -150,15 +142,15 @@ def test_a_server_that_is_full_does_not_leave_the_old_one(
 def test_a_put_that_arrives_after_its_timeout_is_not_applied(server: Server) -> None:
     """A server that was stopped does what it was told when it goes on."""
     cache = ValkeyCache(Link(address_of(server.url), patience=0.1), "space")
-    until(lambda: kept(cache, "key", b"first"))
+    eventually(lambda: kept(cache, "key", b"first"))
     [key] = server.ask("KEYS", "*:key")
     before = _scripts(server)
     server.pause()
     cache.put("key", b"given up")
     server.resume()
-    until(lambda: _scripts(server) > before)
+    eventually(lambda: _scripts(server) > before)
     assert server.ask("GET", key) == b"first"
-    until(lambda: kept(cache, "probe", b""))
+    eventually(lambda: kept(cache, "probe", b""))
     assert cache.get("key") is None
     cache.close()
 
@@ -171,7 +163,7 @@ def _scripts(server: Server) -> int:
 
 def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
     cache = ValkeyCache(Link(address_of(server.url), patience=0.5), "space")
-    until(lambda: kept(cache, "key", b"value"))
+    eventually(lambda: kept(cache, "key", b"value"))
     server.pause()
     begun = time.monotonic()
     assert cache.get("key") is None
@@ -181,7 +173,7 @@ def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
             assert cache.get(f"key/{n}") is None
             cache.put(f"key/{n}", b"")
     server.resume()
-    until(lambda: kept(cache, "key/1", b"value"))
+    eventually(lambda: kept(cache, "key/1", b"value"))
     cache.close()
 
 
@@ -236,13 +228,16 @@ def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, server
     assert hears.trouble
     hears.notify("topic")  # is no error
     server.start()
-    until(lambda: not hears.trouble)
+    eventually(lambda: not hears.trouble)
     token, _ = hears.news(None, 0.0)
-    heard: set[str] = set()
-    while "topic" not in heard:
+
+    def is_heard() -> bool:
+        nonlocal token
         hears.notify("topic")
         token, topics = hears.news(token, 1.0)
-        heard |= topics or set()
+        return "topic" in (topics or ())
+
+    eventually(is_heard)
 
 
 def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, server: Server) -> None:
@@ -250,7 +245,7 @@ def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, server: Se
     server.pause()
     assert hears.wait("topic", token, WAIT) is True
     server.resume()
-    until(lambda: not hears.trouble)
+    eventually(lambda: not hears.trouble)
 
 
 def test_a_signal_connects_when_the_server_starts_later() -> None:
@@ -260,7 +255,7 @@ def test_a_signal_connects_when_the_server_starts_later() -> None:
         token = signal.token("topic")
         assert signal.wait("topic", token, WAIT) is True
         server.start()
-        until(lambda: not signal.trouble)
+        eventually(lambda: not signal.trouble)
     finally:
         signal.close()
         server.close()
@@ -272,12 +267,12 @@ def test_signals_of_a_process_share_their_connections(server: Server) -> None:
     for signal in signals:
         signal.token("topic")
         signal.notify("topic")
-    until(lambda: _clients(server) == 2)  # one hears, one tells
+    eventually(lambda: _clients(server) == 2)  # one hears, one tells
     for signal in signals:
         signal.close()
     assert not _is_shared(server)
-    until(lambda: _clients(server) == 0)
-    until(lambda: not [t for t in {*threading.enumerate()} - others if "valkey" in t.name])
+    eventually(lambda: _clients(server) == 0)
+    eventually(lambda: not [t for t in {*threading.enumerate()} - others if "valkey" in t.name])
 
 
 def _is_shared(server: Server) -> bool:
@@ -293,8 +288,8 @@ def _clients(server: Server) -> int:
 
 def test_a_garbage_collected_signal_releases_its_connection(server: Server) -> None:
     ValkeySignal(address_of(server.url), "space").token("topic")
-    until(lambda: not _is_shared(server))
-    until(lambda: _clients(server) == 0)
+    eventually(lambda: not _is_shared(server))
+    eventually(lambda: _clients(server) == 0)
 
 
 def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
@@ -349,7 +344,7 @@ def test_a_wrong_password_is_refused_by_check_and_caches_nothing() -> None:
             assert cache.get("key") is None  # as one that is gone
             cache.close()
         good = cache_of(f"{server.url}?password_file={_file(server, 'right')}", space="space")
-        until(lambda: (good.put("key", b"value"), good.get("key"))[1] == b"value")
+        eventually(lambda: (good.put("key", b"value"), good.get("key"))[1] == b"value")
         good.close()
 
 
@@ -406,12 +401,12 @@ def test_caches_of_a_process_share_a_link(server: Server) -> None:
     caches = [cache_of(server.url, space=f"space-{n}") for n in range(20)]
     for one in caches:
         one.put("key", b"value")
-    until(lambda: _clients(server) <= 1)
+    eventually(lambda: _clients(server) <= 1)
     for one in caches[1:]:
         one.close()
-    until(lambda: _clients(server) <= 1)
+    eventually(lambda: _clients(server) <= 1)
     caches[0].close()
-    until(lambda: _clients(server) == 0)
+    eventually(lambda: _clients(server) == 0)
     again = cache_of(server.url, space="space-0")
-    until(lambda: again.take("n", rate=1, burst=99) == 0.0)
+    eventually(lambda: again.take("n", rate=1, burst=99) == 0.0)
     again.close()

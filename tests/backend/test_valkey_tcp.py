@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import free_ports
 from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.waiting import WAIT, aeventually, eventually
 
 from ortet.backend.abc import Cache
 from ortet.backend.valkey import cache_of, signal_of
@@ -31,7 +32,6 @@ from ortet.backend.valkeylink import Link
 from ortet.backend.valkeysignal import ValkeySignal
 from ortet.config import open_hub
 from ortet.errors import Refused
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.valkey
 
@@ -59,12 +59,11 @@ def password_file(server: Server) -> Path:
 
 
 def check_cache(cache: Cache) -> None:
-    for _ in range(int(WAIT * 20)):
+    def is_kept() -> bool:
         cache.put("key", b"value", 60_000_000_000)
-        if cache.get("key") == b"value":
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("nothing is kept there")
+        return cache.get("key") == b"value"
+
+    eventually(is_kept, say="the cache stores nothing")
 
 
 def test_a_cache_and_signal_work_over_tcp_with_a_password() -> None:
@@ -84,8 +83,8 @@ def test_a_cache_and_signal_work_over_tcp_with_a_password() -> None:
         for one in (signal, other):
             one.close()
         with pytest.raises(Refused) as caught:
-            while True:  # one that does not answer at once is taken for one that is gone
-                signal_of(f"redis://127.0.0.1:{port}", space="space").close()
+            # one that does not answer at once is taken for one that is gone
+            eventually(lambda: signal_of(f"redis://127.0.0.1:{port}", space="space").close())
         assert caught.value.kind == "login_refused"
 
 
@@ -128,9 +127,7 @@ class Tls:
         """Until those who spoke to it have been seen to go: a loop that ends before leaves their
         connections to be collected, which is an error of whatever test runs then."""
         selector: Any = self._loop._selector  # type: ignore[attr-defined]
-        end = self._loop.time() + WAIT
-        while len(selector.get_map()) > 1 and self._loop.time() < end:  # one wakes the loop itself
-            await asyncio.sleep(0.001)
+        await aeventually(lambda: len(selector.get_map()) <= 1)  # one wakes the loop itself
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.waiting import WAIT
 
 from ortet.backend.abc import Cache
 from ortet.backend.valkeyaddress import address_of
@@ -15,7 +16,7 @@ from ortet.backend.valkeycache import ValkeyCache
 from ortet.backend.valkeylink import Link
 from ortet.backend.valkeysignal import ValkeySignal
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
-from ortet.testing.processes import WAIT, SignalOpener
+from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests
 
 pytestmark = pytest.mark.valkey

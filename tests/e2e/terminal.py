@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_PATIENCE = 60.0  # seconds, so that a hang is a failure
+from tests.fixtures.waiting import WAIT
 
 
 class Terminal:
@@ -52,7 +52,7 @@ class Terminal:
 
     def until(self, text: str, typing: str = "") -> str:
         """Read until this is on the screen; returns all of it. `typing`: each time it is quiet."""
-        quiet, deadline = select.poll(), time.monotonic() + _PATIENCE
+        quiet, deadline = select.poll(), time.monotonic() + WAIT
         quiet.register(self._ours, select.POLLIN)
         while text.encode() not in self.seen:
             if typing and time.monotonic() < deadline and not quiet.poll(200):
@@ -68,14 +68,14 @@ class Terminal:
         """Read to the end; the exit code."""
         while self._read():
             pass
-        return self.process.wait(_PATIENCE)
+        return self.process.wait(WAIT)
 
     @property
     def text(self) -> str:
         return self.seen.decode("utf-8", "replace").replace("\r\n", "\n")
 
     def _read(self) -> bool:
-        ready, _, _ = select.select([self._ours], [], [], _PATIENCE)
+        ready, _, _ = select.select([self._ours], [], [], WAIT)
         assert ready, f"nothing more comes: {self.seen!r}"
         try:
             data = os.read(self._ours, 1 << 16)

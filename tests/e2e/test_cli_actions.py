@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
 
@@ -64,14 +65,14 @@ class TestApproval:
             (asked,) = ortet.json("act", "waiting", cwd=here)
             assert (asked["id"], asked["name"], asked["state"]) == (id_, "s", "asked")
             process.send_signal(signal.SIGKILL)
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(WAIT) == -signal.SIGKILL
         assert not to.exists()
         given = ortet.json("act", "approve", id_[-8:], "--by", "ann", "--why", "ok", cwd=here)
         assert (given["state"], given["by"], given["because"]) == ("given", "ann", "ok")
         assert ortet.json("act", "waiting", cwd=here) == []
         with running(start(ortet, "go_on", str(to))) as process:
             assert first_line(process) == "{'paid': 5}"
-            assert process.wait(60) == 0
+            assert process.wait(WAIT) == 0
         with running(start(ortet, "go_on", str(to))) as process:
             assert first_line(process) == "{'paid': 5}"  # the recorded outcome
         assert to.read_text() == "5\n"
@@ -106,7 +107,7 @@ class TestApproval:
         assert "too much" in ortet("act", "waiting", "--all", cwd=here).out
         assert ortet("act", "waiting", cwd=here).out == "nothing waits\n"
         with running(start(ortet, "go_on", "x")) as process:
-            assert process.wait(60) != 0
+            assert process.wait(WAIT) != 0
         assert not (here / "x").exists()
 
     def test_invalid_approval_arguments_are_refused(self, ortet: Ortet, here: Path) -> None:
@@ -133,7 +134,7 @@ class TestSettle:
     ) -> None:
         to = here / "paid"
         with running(start(ortet, "die_paying", str(to))) as process:
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(WAIT) == -signal.SIGKILL
         (effect,) = ortet.json("effects", "s", "--unsettled", cwd=here)
         last = effect["id"][-8:]
         assert last in ortet("effects", "s", cwd=here).out
@@ -155,7 +156,7 @@ class TestSettle:
     def test_an_effect_settled_as_failed_can_be_retried(self, ortet: Ortet, here: Path) -> None:
         to = here / "paid"
         with running(start(ortet, "die_paying", str(to))) as process:
-            process.wait(60)
+            process.wait(WAIT)
         (effect,) = ortet.json("effects", "s", cwd=here)
         ortet("act", "settle", effect["id"][:20], "-s", "s", "--failed", cwd=here)
         assert "failed" in ortet("act", "ls", "-s", "s", cwd=here).out
@@ -238,7 +239,7 @@ class TestFollow:
             assert [one["kind"] for one in seen] == ["comment", "message"]
             assert not any(one["waiting"] for one in seen)
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(WAIT) == 130
             assert process.stderr is not None and process.stderr.read().strip() == ""
 
     def test_follow_continues_over_commits_trims_and_restores(

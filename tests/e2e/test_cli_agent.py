@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
 
@@ -75,7 +76,7 @@ def ended_by(pid: int) -> Iterator[None]:
         yield
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        assert poll.poll(60_000), f"{pid} did not end"
+        assert poll.poll(1000 * WAIT), f"{pid} did not end"
     finally:
         os.close(fd)
 
@@ -98,12 +99,15 @@ def begin(ortet: Ortet, *args: str, cwd: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_until_busy(ortet: Ortet, place: Path, name: str) -> int:
-    """Until a worker is at work; its pid."""
-    for _ in range(500):
+    """Wait until a worker is at work. Returns its pid."""
+
+    def pid() -> int | None:
         for one in told(ortet, place)["workers"]:
             if one["name"] == name and one["busy"]:
                 return int(one["pid"])
-    raise AssertionError(f"nobody works for {name}")
+        return None
+
+    return eventually(pid, say=f"nobody works for {name}")
 
 
 def test_a_commit_by_the_agent_prints_the_same_output(agent: Ortet, proj: Path) -> None:
@@ -213,8 +217,7 @@ def test_a_killed_client_does_not_block_the_agent(agent: Ortet, proj: Path) -> N
         wait_until_busy(agent, proj, "proj")
         waits.kill()
         waits.communicate()
-        while told(agent, proj)["workers"][0]["busy"]:
-            pass
+        eventually(lambda: not told(agent, proj)["workers"][0]["busy"])
     assert agent.json("commit", "-m", "mine", cwd=proj)["message"] == "mine"
 
 
@@ -235,9 +238,7 @@ def test_without_an_agent_the_command_works_and_starts_one(agent: Ortet, proj: P
         os.kill(pid, signal.SIGKILL)
     (proj / "b").write_text("b")
     assert agent.json("commit", "-m", "alone", cwd=proj)["created"]
-    for _ in range(500):  # and has started another for the next
-        if told(agent, proj)["running"]:
-            break
+    eventually(lambda: told(agent, proj)["running"])  # another was started for the next command
     assert told(agent, proj)["pid"] != pid
     assert agent.json("commit", cwd=proj)["message"] == "alone"
     assert told(agent, proj)["asked"] == 1
@@ -279,10 +280,9 @@ def test_an_idle_agent_ends(ortet: Ortet, proj: Path) -> None:
     pid = ortet.json("agent", "start", cwd=proj)["pid"]
     with suppress(ProcessLookupError), ended_by(pid):  # on a slow host it has already
         ortet("commit", "-m", "first", cwd=proj)
-    sock, deadline = ortet.store / "local" / "agent" / "sock", time.monotonic() + 60
-    while sock.exists():  # where the first had ended before the commit, that has begun another
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    sock = ortet.store / "local" / "agent" / "sock"
+    # where the first had ended before the commit, that has begun another
+    eventually(lambda: not sock.exists())
 
 
 def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, proj: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tarfile
-import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import eventually
 
 from ortet.surface.cmd_attach import careful
 
@@ -17,7 +18,6 @@ from .conftest import Ortet
 
 pytestmark = pytest.mark.criu
 
-_PATIENCE = 60.0  # seconds
 _ECHO = "while read line; do echo $line; done < /tmp/in"
 
 
@@ -60,9 +60,7 @@ def test_forks_of_a_golden_commit_live_on(golden: Ortet, proj: Path) -> None:
     ]
     assert jobs(golden, proj) == {name: ["echo"] for name in ("proj-live", "proj/1", "proj/2")}
     golden("run", "-w", "proj/1", "echo one > /tmp/in", cwd=proj)
-    deadline = time.monotonic() + _PATIENCE
-    while golden("logs", "echo", "-w", "proj/1", cwd=proj).out != "one\n":
-        assert time.monotonic() < deadline
+    eventually(lambda: golden("logs", "echo", "-w", "proj/1", cwd=proj).out == "one\n")
     golden("logs", "echo", "-w", "proj/2", cwd=proj)
     golden("stop", "proj/1", cwd=proj)
     golden("kill", "proj/2", cwd=proj)
@@ -113,14 +111,17 @@ def test_a_restart_that_is_not_possible_is_refused_and_changes_nothing(
 def _ended_at_once(golden: Ortet, proj: Path) -> str:
     """What is told of a program that fails; on a slow host it runs for a moment first."""
     program = ("--", "sh", "-c", "echo no such thing; exit 3")
-    deadline, number = time.monotonic() + _PATIENCE, 0
-    while True:
-        number += 1
-        told = golden("spawn", f"bad{number}", *program, cwd=proj).out
-        if told.startswith(start := f"bad{number} ended at once in proj-live "):
+    numbers = count()
+
+    def said() -> str | None:
+        name = f"bad{next(numbers)}"
+        told = golden("spawn", name, *program, cwd=proj).out
+        if told.startswith(start := f"{name} ended at once in proj-live "):
             return told.removeprefix(start)
-        assert told.startswith(f"bad{number} runs in proj-live as "), told
-        assert time.monotonic() < deadline
+        assert told.startswith(f"{name} runs in proj-live as "), told
+        return None
+
+    return eventually(said)
 
 
 def test_machine_commands_report_names_ports_and_exit_codes(golden: Ortet, proj: Path) -> None:

@@ -12,13 +12,13 @@ import struct
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
 
@@ -27,7 +27,6 @@ from .conftest import Ortet
 pytestmark = pytest.mark.criu
 
 _TICKER = "import time\nwhile True: print('tick', flush=True); time.sleep(0.05)"
-_PATIENCE = 60.0  # seconds
 
 
 @pytest.fixture
@@ -56,20 +55,13 @@ def machines(ortet: Ortet, proj: Path) -> dict[str, Any]:
     return {one["name"]: one for one in ortet.json("ps", cwd=proj)}
 
 
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
-
-
 def test_a_program_goes_on_between_commands(live: Ortet, proj: Path) -> None:
     assert machines(live, proj)["proj-live"]["jobs"] == []
     live("spawn", "ticker", "--", "python3", "-c", _TICKER, cwd=proj)
     one = machines(live, proj)["proj-live"]
     assert [job["name"] for job in one["jobs"]] == ["ticker"]
     assert one["state"] == "live" and one["memory"] > 0 and one["age"] >= 0
-    until(lambda: "tick\ntick\n" in live("logs", "ticker", cwd=proj).out)
+    eventually(lambda: "tick\ntick\n" in live("logs", "ticker", cwd=proj).out)
     done = live("run", "-w", "proj-live", "--", "sh", "-c", "echo hi; exit 3", cwd=proj, code=3)
     assert done.out == "hi\n"
     assert live.kind("spawn", "ticker", "--", "true", cwd=proj, code=5) == "name_taken"
@@ -88,7 +80,7 @@ def test_the_directory_stays_as_it_is_until_it_lands(live: Ortet, proj: Path) ->
 def test_stopped_and_started_its_programs_go_on(live: Ortet, proj: Path) -> None:
     counter = "import time\nn = 0\nwhile True: n += 1; print(n, flush=True); time.sleep(0.02)"
     live("spawn", "counter", "--", "python3", "-c", counter, cwd=proj)
-    until(lambda: "\n5\n" in live("logs", "counter", cwd=proj).out)
+    eventually(lambda: "\n5\n" in live("logs", "counter", cwd=proj).out)
     live("stop", "proj-live", cwd=proj)
     assert machines(live, proj) == {}
     assert live.kind("logs", "counter", cwd=proj, code=4) == "not_live"
@@ -130,7 +122,7 @@ def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> No
     for fd in fds:  # the machine dies with them
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        assert poll.poll(_PATIENCE * 1000)
+        assert poll.poll(WAIT * 1000)
         os.close(fd)
     dead = machines(live, proj)["proj-live"]
     assert dead["state"] == "dead" and dead["restore"] == "ortet start proj-live"
@@ -186,7 +178,7 @@ def test_a_port_leads_into_it(live: Ortet, proj: Path) -> None:
         except OSError:
             return False
 
-    until(answers)
+    eventually(answers)
     assert live.kind("expose", "70000", cwd=proj, code=2) == "bad_port"
 
 
@@ -231,7 +223,7 @@ class Terminal:
 
     def expect(self, text: bytes) -> None:
         while text not in self.seen:
-            ready, _, _ = select.select([self.fd], [], [], _PATIENCE)
+            ready, _, _ = select.select([self.fd], [], [], WAIT)
             assert ready, f"{text!r} did not come: {self.seen!r}"
             self.seen += os.read(self.fd, 4096)
         self.seen = self.seen.partition(text)[2]
@@ -241,7 +233,7 @@ class Terminal:
 
     def end(self) -> int:
         """It has ended, and the terminal is as it was."""
-        code = self.process.wait(_PATIENCE)
+        code = self.process.wait(WAIT)
         assert termios.tcgetattr(self.theirs) == self.before
         os.close(self.fd)
         os.close(self.theirs)
@@ -334,7 +326,7 @@ def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, proj: Pat
         found = live.json("doctor", cwd=proj)["leftovers"]
         assert {"what": "process", "path": str(home), "pid": left.pid} in found
         live("doctor", "--clean", cwd=proj)
-        assert left.wait(_PATIENCE) == -9
+        assert left.wait(WAIT) == -9
     assert live.json("doctor", cwd=proj)["leftovers"] == []
 
 

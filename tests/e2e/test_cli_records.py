@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import eventually
 
 from ortet.config import open_hub
 
@@ -153,8 +154,7 @@ class TestSecret:
         python, env = [sys.executable, "-c", code], ortet.env
         oid = subprocess.run(python, cwd=here, env=env, stdout=-1, check=True).stdout.decode()
         oid = oid.strip()
-        while time.time_ns() <= ends["expires"]:
-            pass
+        eventually(lambda: time.time_ns() > ends["expires"])
         assert ortet.kind("run", "--secret", "A", "true", cwd=here, code=6) == "secret_expired"
         (one, two) = ortet.json("secret", "ls", "--long", cwd=here)
         assert (one["expired"], two["expired"]) == (True, False)

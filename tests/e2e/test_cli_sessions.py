@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
 
@@ -50,7 +51,7 @@ def at_terminal(ortet: Ortet, cwd: Path, typed: bytes, *words: str) -> int:
             ortet.argv(*words), cwd=cwd, env=ortet.env, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.write(ours, typed)
-        return process.wait(60)
+        return process.wait(WAIT)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -195,7 +196,7 @@ class TestMind:
                 ortet("say", "-s", "s", word, cwd=here)
                 assert json.loads(process.stdout.readline())["data"]["content"] == word
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(WAIT) == 130
         finally:
             process.kill()
             process.communicate()

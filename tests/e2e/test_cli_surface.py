@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import pytest
+from tests.fixtures.waiting import WAIT
 
 from ortet.surface.cli import SECTIONS, cli
 
@@ -233,7 +234,7 @@ class TestInterrupt:
         process.send_signal(number)
         _, err = process.communicate()
         assert (process.returncode, err.strip()) == (code, said)
-        ended, _, _ = select.select([child], [], [], 60)
+        ended, _, _ = select.select([child], [], [], WAIT)
         os.close(child)
         assert ended
 

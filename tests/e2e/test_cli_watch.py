@@ -10,20 +10,19 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
 from ortet.surface.watcher import told
 
 from .conftest import Commit, Ortet
 
-_PATIENCE = 60.0  # seconds, so that a hang is a failure
 _NEVER = "100000"  # seconds in which nothing settles
 
 
@@ -59,14 +58,14 @@ class Watch:
     def end(self, number: int = signal.SIGINT) -> list[Any]:
         """Ask it to end; the commits that it still makes."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=_PATIENCE)
+        out, err = self.process.communicate(timeout=WAIT)
         assert self.process.returncode == 0, err
         return [json.loads(line) for line in out.splitlines()]
 
     def _line(self, stream: Any) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([stream], [], [], _PATIENCE)
+            ready, _, _ = select.select([stream], [], [], WAIT)
             assert ready, "it says nothing"
             byte = stream.read(1)
             assert byte, f"it ended: {self.process.stderr and self.process.stderr.read()!r}"
@@ -149,7 +148,7 @@ def test_watch_commits_pending_changes_when_it_is_terminated(
     put(proj, "c.txt", "not settled")
     watch.process.send_signal(number)
     watch.process.send_signal(signal.SIGCONT)
-    out, _ = watch.process.communicate(timeout=_PATIENCE)
+    out, _ = watch.process.communicate(timeout=WAIT)
     assert (watch.process.returncode, "c.txt" in out.decode()) == (0, True)
     assert log(ortet, proj)[0] == "1 file added: c.txt"
 
@@ -214,14 +213,14 @@ def test_watch_finds_changes_whose_events_were_lost(
 
 
 @contextmanager
-def turn_of(ortet: Ortet, proj: Path) -> Iterator[None]:
-    """Nobody else can look at the files meanwhile, as during a restore."""
+def turn_of(ortet: Ortet, proj: Path) -> Iterator[Path]:
+    """Lock the files for others, as a restore does. Yields the lock file."""
     with library.open(ortet.store) as hub:
         row = next(row for row in hub.registry.all() if row.directory == proj)
     home = ortet.store / "local" / "machines" / row.machine
     with (home / "turn").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield home / "turn"
 
 
 def test_watch_waits_while_another_process_holds_the_workspace(
@@ -231,22 +230,22 @@ def test_watch_waits_while_another_process_holds_the_workspace(
     watch = start("--settle", "0.1")
     put(proj, "b.txt", "b")
     watch.made()
-    with turn_of(ortet, proj):
+    with turn_of(ortet, proj) as lock:
         put(proj, "c.txt", "c")
-        assert watch.process.stdout is not None
-        select.select([watch.process.stdout], [], [], 0.3)
+        eventually(lambda: is_waited_for(lock))
         put(proj, "d.txt", "d")
     assert watch.until("c.txt")["message"] == "2 files added: c.txt, d.txt"
 
 
 def insist(ortet: Ortet, proj: Path, *words: str) -> None:
     """Who comes at the very moment of another is told to repeat the call."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_done() -> bool:
         done = ortet(*words, cwd=proj, code=None)
-        if done.code == 0:
-            return
-        assert "repeat the call" in done.err and time.monotonic() < deadline, done.err
+        assert done.code == 0 or "repeat the call" in done.err, done.err
+        return done.code == 0
+
+    eventually(is_done)
 
 
 def test_watch_works_beside_other_commits_and_restores(
@@ -301,7 +300,7 @@ def test_watch_ends_when_its_workspace_is_dropped(
     ortet("drop", "proj", cwd=proj)
     put(proj, "c.txt", "c")
     assert watch.trouble() == "dropped"
-    assert watch.process.wait(_PATIENCE) == 4
+    assert watch.process.wait(WAIT) == 4
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from tests.fixtures import forked, markers
+from tests.fixtures.waiting import WAIT
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "COVERAGE_PROCESS_START")
 
@@ -155,7 +156,7 @@ class Server:
     def _ended(self) -> int:
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(timeout=60)
+        return self.process.wait(WAIT)
 
 
 _NUMBERS = count()

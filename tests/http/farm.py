@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
@@ -15,12 +14,11 @@ from urllib.parse import quote
 
 import psycopg
 from tests.fixtures.postgres import drop_schema, new_schema, shared
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client, Reply, Server
 
 from ortet.config import open_hub
 
-WAIT = 60.0
-"""Seconds in which all is answered: longer than a lease."""
 HOUR = 3600 * 10**9
 TENANT = "acme"
 _AGAIN = {"lease_held", "in_progress", "session_busy", "stopping", "lease_lost"}
@@ -159,15 +157,16 @@ def servers(
 
 
 def settled(client: Client, path: str, body: Any, key: str) -> Reply:
-    """Asked with one key until somebody answers it for good."""
-    end = time.monotonic() + WAIT
-    while True:
+    """Repeat a request with one idempotency key until a server answers it for good."""
+
+    def answer() -> Reply | None:
         with suppress(OSError, HTTPException):
             reply = client.ask("POST", path, body, headers={"Idempotency-Key": key})
             if reply.status == 201 or reply.kind not in _AGAIN:
                 return reply
-        assert time.monotonic() < end, (path, key)
-        time.sleep(0.05)
+        return None
+
+    return eventually(answer, say=f"{path} {key}")
 
 
 def said(client: Client, path: str) -> list[str]:

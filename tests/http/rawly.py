@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 from urllib.parse import urlsplit
 
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Server
-
-WAIT = 60.0
-_Found = TypeVar("_Found")
 
 
 class Raw:
@@ -65,12 +61,3 @@ def raw(server: Server) -> Iterator[Raw]:
         yield made
     finally:
         made.sock.close()
-
-
-def until(ask: Callable[[], _Found], good: Callable[[_Found], bool]) -> _Found:
-    """What `ask` gives once it is good, which it must be some time."""
-    deadline = time.monotonic() + WAIT
-    while not good(found := ask()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
-    return found

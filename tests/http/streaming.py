@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from tests.fixtures.waiting import WAIT
+
 
 class Heard(NamedTuple):
     name: str
@@ -26,7 +28,7 @@ class Stream:
         self.sock = socket.socket()
         if buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.sock.settimeout(60)
+        self.sock.settimeout(WAIT)
         self.sock.connect((at.hostname, at.port))
         lines = [f"GET {path}{'?' if query else ''}{urlencode(query, True)} HTTP/1.1"]
         lines += [f"Host: {at.netloc}"]

@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client, Serve
-from tests.http.rawly import WAIT, Raw, raw, until
+from tests.http.rawly import Raw, raw
 from tests.http.streaming import streaming
 
 import ortet
@@ -52,7 +53,7 @@ def test_concurrent_requests_over_the_limit_are_429(serve: Serve) -> None:
         assert int(reply.headers["retry-after"]) >= 1
         for one in held:
             one.send(b"0123456789")
-        assert until(lambda: client.ask("GET", "/me"), lambda reply: reply.status == 200)
+        eventually(lambda: client.ask("GET", "/me").status == 200)
     finally:
         for one in held:
             one.sock.close()
@@ -138,7 +139,7 @@ def test_stopping_server_finishes_open_requests_and_releases_sessions(serve: Ser
     client = server.client()
     session = client.new("handed-over")
     client.post(f"{session}/messages", {"role": "user", "content": "before"})
-    assert until(lambda: client.ask("GET", "/readyz").body, lambda body: body == b'{"ready":true}')
+    eventually(lambda: client.ask("GET", "/readyz").body == b'{"ready":true}')
     kept = HTTPConnection(urlsplit(server.url).netloc, timeout=WAIT)
     kept.request("GET", "/readyz")
     assert kept.getresponse().read()
@@ -162,22 +163,24 @@ def test_readiness_is_503_while_it_stops(serve: Serve) -> None:
     server = serve("--no-auth", "--limit", "grace=30")
     session = server.client().new("slow-end")
     kept = HTTPConnection(urlsplit(server.url).netloc, timeout=WAIT)
-    statuses = []
     with raw(server) as one:
         one.begin(f"PUT {session}/artifacts/last", 4)
         kept.request("GET", "/readyz")
-        statuses.append(_status(kept))
+        _status(kept)
         server.process.terminate()
-        try:
-            while statuses[-1] == 200:
+
+        def other_than_ready() -> int | None:
+            try:
                 kept.request("GET", "/readyz")
-                statuses.append(_status(kept))
-        except OSError:
-            statuses.append(503)  # it takes nothing at all any more
+                status = _status(kept)
+            except OSError:
+                return 503  # the server takes no request any more
+            return None if status == 200 else status
+
+        assert eventually(other_than_ready) == 503
         one.send(b"done")
     kept.close()
     assert server.process.wait(WAIT) == 0
-    assert statuses[-1] == 503
 
 
 def _status(connection: HTTPConnection) -> int:

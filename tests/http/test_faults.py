@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import eventually
 from tests.http.conftest import Client, Serve, Server
-from tests.http.rawly import raw, until
+from tests.http.rawly import raw
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def test_who_goes_away_in_the_middle_of_a_body_is_no_fault(serve: Serve) -> None
         connection.begin(f"PUT {path}/artifacts/x", 100)
         connection.send("{")
 
-    until(server.log.read_text, lambda log: log.count('"status":422') == 4)
+    eventually(lambda: server.log.read_text().count('"status":422') == 4, say=server.log.read_text)
     assert '"message":"bug"' not in server.log.read_text()
 
 

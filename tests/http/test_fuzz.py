@@ -16,6 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Client, Server
 
 from ortet.surface.http.openapi import document
@@ -40,7 +41,6 @@ _PAGED = ("/sessions", "/sessions/{session}/events", "/sessions/{session}/messag
 _ENDS = ("close", "archive", "remove", "undo", "restore", "rewind")
 _TEXT = ("application/json", "application/x-www-form-urlencoded")
 _STREAM = "text/event-stream"
-_WAIT = 120.0
 
 
 def _told() -> dict[str, Any]:
@@ -132,7 +132,11 @@ class Scene:
             self._listen(case, headers)
             return
         reply = case.call(
-            self.server.url, session=self.web, headers=headers, timeout=_WAIT, allow_redirects=False
+            self.server.url,
+            session=self.web,
+            headers=headers,
+            timeout=2 * WAIT,
+            allow_redirects=False,
         )
         if reply.status_code in (404, 409) or about["operationId"] in _ENDS:
             self._sound = False
@@ -142,7 +146,9 @@ class Scene:
     def _listen(self, case: Case[Any], headers: dict[str, str]) -> None:
         """Streams do not end: only how they begin is looked at."""
         given = case.as_transport_kwargs(self.server.url, headers)
-        with self.web.request(**given, stream=True, timeout=_WAIT, allow_redirects=False) as reply:
+        with self.web.request(
+            **given, stream=True, timeout=2 * WAIT, allow_redirects=False
+        ) as reply:
             assert reply.status_code != 500, reply.content
             if reply.status_code == 200:
                 assert reply.headers["content-type"].startswith(_STREAM)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from tests.fixtures.valkey import valkey_server
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client, Server
 from tests.http.farm import Farm, said, servers, settled
-from tests.http.rawly import until
 from tests.http.test_rooms import Make, begin, is_held, make, say
 
 from ortet.session.lending import left, taken, wanted
@@ -115,10 +115,10 @@ class TestRooms:
             with one.enter(one.row(id_)) as session:
                 asked = one.signal.token(wanted(id_))
                 other = pool.submit(say, two, id_, "two")
-                assert one.signal.wait(wanted(id_), asked, 60.0)
+                assert one.signal.wait(wanted(id_), asked, WAIT)
                 session.say("user", "one")
                 assert [room.id for room in one.opened()] == [id_]
-            other.result(60.0)
+            other.result(WAIT)
         with two.view(id_) as view:
             assert [message.content for message in view.messages()] == ["one", "two"]
 
@@ -126,20 +126,20 @@ class TestRooms:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also where it asks for it again at once, and the other is slow to hear."""
-        monkeypatch.setattr(handing, "_FIRST", 60.0)
+        monkeypatch.setattr(handing, "_FIRST", WAIT)
         one = make(linger=3600.0, turn=0.0)
         id_ = begin(one)
         token = one.signal.token(left(id_))
         with one.enter(one.row(id_)):
             _asked(one, id_)
-        assert one.signal.wait(left(id_), token, 60.0)
+        assert one.signal.wait(left(id_), token, WAIT)
         with ThreadPoolExecutor(1) as pool:
             again = pool.submit(say, one, id_, "again")
             with one.hub() as hub, hub.session("one") as session:
                 assert not again.done()
                 session.say("user", "first")
             one.signal.notify(taken(id_))
-            again.result(60.0)
+            again.result(WAIT)
         with one.view(id_) as view:
             assert [message.content for message in view.messages()] == ["first", "again"]
 
@@ -156,4 +156,4 @@ def _asked(rooms: Rooms, id_: str) -> None:
     """By one that is not heard of again."""
     room: Any = next(room for room in rooms.opened() if room.id == id_)
     rooms.signal.notify(wanted(id_))
-    assert until(lambda: room.asked, bool)
+    eventually(lambda: room.asked)

@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import pytest
+from tests.fixtures.waiting import eventually
 from tests.http.conftest import Client, Serve, Server
-from tests.http.rawly import until
 
 import ortet
 
@@ -99,10 +99,7 @@ def _write_until_killed(server: Server, ledger: Ledger, sessions: list[str], kil
             for n in range(WRITERS)
         ]
         try:
-            until(
-                lambda: len(ledger.done) >= enough or any(one.done() for one in writers),
-                bool,
-            )
+            eventually(lambda: len(ledger.done) >= enough or any(one.done() for one in writers))
         finally:
             server.kill()
     for writer in writers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Serve, Server
 
 import ortet
@@ -31,7 +32,7 @@ def say(server: Server, text: str) -> int:
 def test_open_session_of_a_server_is_lent_to_another_process(
     patient: Server, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lending, "_PATIENCE", 60.0)  # however slow this host is to let it go
+    monkeypatch.setattr(lending, "_PATIENCE", WAIT)  # however slow this host is to let it go
     begin(patient)
     with ortet.open(str(getattr(patient, where))) as hub, hub.session("talk") as session:
         session.say("assistant", "hi")

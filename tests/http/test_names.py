@@ -8,6 +8,7 @@ import sys
 from http.client import HTTPConnection
 
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Client, Serve, Server
 
 
@@ -55,7 +56,7 @@ def test_a_name_may_hold_slashes(client: Client) -> None:
     assert client.ask("GET", "/s/a%2Fnothing").kind == "no_session"
     assert client.ask("GET", "/s/default%2Fa%2Fb+c@d%2F1").status == 200
     where = client.url.removeprefix("http://")
-    stream = HTTPConnection(where, timeout=60)
+    stream = HTTPConnection(where, timeout=WAIT)
     try:
         stream.request("GET", f"/sessions/{named}/events/stream")
         assert stream.getresponse().status == 200

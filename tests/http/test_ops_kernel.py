@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.http.conftest import Client
@@ -73,15 +74,15 @@ def test_what_runs_is_interrupted(client: Client, engine: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         code = "import time\nopen('begun', 'w').close()\nwhile True: time.sleep(0.01)"
         running = pool.submit(run, client, path, code)
-        deadline = time.monotonic() + 60
-        while "begun" not in client.get(f"{path}/files")["names"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: "begun" in client.get(f"{path}/files")["names"])
         assert [one["name"] for one in client.get(f"{path}/kernels")["items"]] == ["main"]
-        while not running.done():  # a signal that comes before the loop has begun is lost
+
+        def has_ended() -> bool:
+            """Interrupt once more: a signal that comes before the loop has begun is lost."""
             client.post(f"{path}/kernels/main/interrupt")
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return bool(futures.wait([running], 0.05).done)
+
+        eventually(has_ended)
         assert running.result()["error"]["type"] == "KeyboardInterrupt"
     late = run(client, path, "while True: pass", timeout=0.2)
     assert late["timed_out"]

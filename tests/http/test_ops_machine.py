@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 if TYPE_CHECKING:
     from tests.http.conftest import Client, Serve
@@ -21,24 +20,19 @@ engines = pytest.mark.parametrize("engine", ["overlay", pytest.param("criu", mar
 
 
 def until(client: Client, path: str, text: str, **query: Any) -> str:
-    """What a program has written, once it has this."""
-    found: str = ""
-    cursor = 0
-    for _ in range(200):
+    """Wait until a program has written this text. Returns all that it has written."""
+    found, cursor = "", 0
+
+    def is_written() -> bool:
+        nonlocal found, cursor
         part = client.get(f"{path}/output", cursor=cursor, wait=5, **query)
         found += part["data"]
         cursor = part["cursor"]
-        if text in found:
-            return found
-        assert not part["eof"], found
-    raise AssertionError(found)
+        assert text in found or not part["eof"], found
+        return text in found
 
-
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
+    eventually(is_written, say=lambda: found)
+    return found
 
 
 class TestRun:
@@ -120,7 +114,7 @@ class TestRun:
                 assert client.post(f"{other}/run", {"command": "echo x"})["stdout"] == "x\n"
             finally:
                 (work / "go").touch()
-            assert running.result(60)["stdout"] == "went\n"
+            assert running.result(WAIT)["stdout"] == "went\n"
 
 
 class TestPrograms:
@@ -227,12 +221,12 @@ class TestPorts:
         until(client, f"{path}/jobs/web", "ready")
         at = client.post(f"{path}/ports", {"port": 7000})["at"]
         assert client.get(f"{path}/machine")["ports"] == [{"port": 7000, "at": at}]
-        with socket.create_connection(("127.0.0.1", at), timeout=60) as to:
+        with socket.create_connection(("127.0.0.1", at), timeout=WAIT) as to:
             to.sendall(b"world")
             assert to.makefile("rb").read() == b"hello world"
         assert client.delete(f"{path}/ports/7000") == {"port": 7000, "closed": True}
         with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", at), timeout=60).close()
+            socket.create_connection(("127.0.0.1", at), timeout=WAIT).close()
         assert client.delete(f"{path}/ports/7000") == {"port": 7000, "closed": False}
         assert client.get(f"{path}/machine")["ports"] == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.streaming import Stream, streaming
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Gate:
 
     def arrived(self, *attempts: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: {*attempts} <= {*self.tries}, 120), self.tries
+            assert self._changed.wait_for(lambda: {*attempts} <= {*self.tries}, 2 * WAIT), (
+                self.tries
+            )
 
     def close(self) -> None:
         self.let(*range(100))
@@ -72,15 +74,10 @@ def gate() -> Iterator[Gate]:
     made.close()
 
 
-def eventually(client: Client, path: str, **wanted: Any) -> Any:
-    """A swarm, once this is true of it."""
-    deadline = time.monotonic() + 120
-    while True:
-        found = client.get(path)
-        if all(found[name] == value for name, value in wanted.items()):
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+def finished(client: Client, path: str) -> Any:
+    """Wait until a swarm is finished and return it."""
+    eventually(lambda: client.get(path)["state"] == "finished", 120, say=lambda: client.get(path))
+    return client.get(path)
 
 
 def states(found: Any) -> list[str]:
@@ -142,7 +139,7 @@ def test_swarm_stream_resumes_after_the_last_event_id(
     told = [one.data["i"] for one in rest if not one.name]
     assert 0 not in told  # it has that already
     assert {first[0]["i"], *told} == {0, 1, 2, 3}
-    assert eventually(client, swarm, state="finished")["kept"] == [3]
+    assert finished(client, swarm)["kept"] == [3]
 
 
 def _until_done(stream: Stream, i: int) -> Any:
@@ -158,12 +155,10 @@ def test_stopped_swarm_keeps_the_best_finished_attempt(client: Client, gate: Gat
     client.post(f"{path}/swarms", ask)
     swarm = f"{path}/swarms/halted"
     gate.let(0)
-    deadline = time.monotonic() + 60
-    while states(client.get(swarm))[0] != "done":
-        assert time.monotonic() < deadline
+    eventually(lambda: states(client.get(swarm))[0] == "done")
     told = client.post(f"{swarm}/stop")
     assert told["name"] == "halted"
-    found = eventually(client, swarm, state="finished")
+    found = finished(client, swarm)
     assert states(found)[0] == "done"
     assert set(states(found)[1:]) == {"stopped"}
     assert found["kept"] == [0]
@@ -175,7 +170,7 @@ def test_swarm_stops_when_an_attempt_reaches_the_score(client: Client) -> None:
     path = client.new("score", engine="overlay")
     ask = {"task": "echo $ORTET_ATTEMPT", "n": 50, "parallel": 1, "stop_when": 2, "name": "few"}
     client.post(f"{path}/swarms", ask)
-    found = eventually(client, f"{path}/swarms/few", state="finished")
+    found = finished(client, f"{path}/swarms/few")
     assert states(found) == ["done"] * 3 + ["stopped"] * 47
 
 
@@ -186,7 +181,7 @@ def test_attempts_that_stay_are_adopted_merged_and_kept_by_hand(client: Client) 
     ask = {"task": task, "n": 3, "keep": 0, "losers": "keep", "name": "left"}
     client.post(f"{path}/swarms", ask)
     swarm = f"{path}/swarms/left"
-    found = eventually(client, swarm, state="finished")
+    found = finished(client, swarm)
     assert found["kept"] == []
     family = {one["name"] for one in client.get("/sessions", search="by-hand/")["items"]}
     assert len(family) == 3

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from tests.fixtures.postgres import Server as Postgres
 from tests.fixtures.s3 import ENVIRON, make_bucket, s3_server
+from tests.fixtures.waiting import WAIT, aeventually, eventually
 from tests.http.conftest import Client, Reply, Serve, Server
-from tests.http.rawly import WAIT, until
 
 from ortet.surface.http import parts
 from ortet.surface.http.logs import Log
@@ -46,8 +46,8 @@ def threads(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/task"))
 
 
-def ready(client: Client) -> Reply:
-    return until(lambda: client.ask("GET", "/readyz"), lambda reply: reply.status == 200)
+def wait_until_ready(client: Client) -> None:
+    eventually(lambda: client.ask("GET", "/readyz").status == 200)
 
 
 def names(client: Client) -> list[str]:
@@ -61,7 +61,7 @@ def names(client: Client) -> list[str]:
 def not_well(server: Server, part: str) -> list[Reply]:
     """All are told so, and one thread waits for it; what they are told."""
     client, before = server.client(), threads(server)
-    assert until(lambda: names(client), lambda found: part in found)
+    eventually(lambda: part in names(client))
     replies = [*asked(client), *asked(client)]
     assert threads(server) < before + ASKING / 2
     return replies
@@ -82,7 +82,7 @@ def test_server_is_not_ready_while_its_database_is_paused_or_stopped(
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
     client = server.client()
-    assert ready(client)
+    wait_until_ready(client)
     postgres.pause()
     try:
         # they did not wait until the driver has given it up
@@ -90,11 +90,11 @@ def test_server_is_not_ready_while_its_database_is_paused_or_stopped(
         assert client.ask("GET", "/healthz").status == 200
     finally:
         postgres.resume()
-    assert ready(client)
+    wait_until_ready(client)
     postgres.stop()
     not_ready(server, "database")
     postgres.start()
-    assert ready(client)
+    wait_until_ready(client)
     assert server.stop() == 0
 
 
@@ -108,23 +108,23 @@ def test_readiness_reports_a_bucket_that_does_not_answer(
         bucket = quote(f"s3://ortet/x?endpoint={address}", safe="")
         server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket={bucket}", **ENVIRON)
         client = server.client()
-        assert ready(client)
+        wait_until_ready(client)
         weed = int((place / "pid").read_text())
         os.kill(weed, signal.SIGSTOP)
         try:
             # journals go on without it; where this host stood still, the database is late, too
-            assert until(lambda: not_well(server, "bucket"), _all_but_the_bucket)
+            eventually(lambda: _all_but_the_bucket(not_well(server, "bucket")))
         finally:
             os.kill(weed, signal.SIGCONT)
-        assert until(lambda: names(client), lambda found: not found) == []
+        eventually(lambda: not names(client))
         os.kill(weed, signal.SIGSTOP)
         postgres.pause()
         try:
-            assert until(lambda: names(client), lambda found: {"database", "bucket"} <= {*found})
+            eventually(lambda: {"database", "bucket"} <= {*names(client)})
         finally:
             postgres.resume()
             os.kill(weed, signal.SIGCONT)
-        assert ready(client)
+        wait_until_ready(client)
 
 
 def _all_but_the_bucket(replies: list[Reply]) -> bool:
@@ -136,7 +136,7 @@ def test_server_stops_while_its_database_is_paused(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
-    assert ready(server.client())
+    wait_until_ready(server.client())
     postgres.pause()
     try:
         not_ready(server, "database")
@@ -149,18 +149,18 @@ def test_server_is_not_ready_if_a_newer_release_upgraded_the_database(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
     server = serve("--no-auth", ORTET_URL=f"{postgres.url()}&bucket=file://{tmp_path}/bucket")
-    assert ready(server.client())
+    wait_until_ready(server.client())
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute("UPDATE ortet.ortet_format SET version = version + 1")
         assert any("must be upgraded" in told for told in not_ready(server, "database"))
         assert server.client().ask("GET", "/healthz").status == 200
         connection.execute("UPDATE ortet.ortet_format SET version = version - 1")
-    assert ready(server.client())
+    wait_until_ready(server.client())
 
 
 def test_server_is_not_ready_if_a_newer_release_upgraded_the_store(serve: Serve) -> None:
     server = serve("--no-auth")
-    assert ready(server.client())
+    wait_until_ready(server.client())
     connection = apsw.Connection(str(server.store / "catalog.db"))
     try:
         connection.set_busy_timeout(60_000)
@@ -221,8 +221,7 @@ def test_concurrent_readiness_probes_share_one_check(monkeypatch: pytest.MonkeyP
         assert await part.wrong() == ""  # of the look that was waited for in vain
         assert look.begun == 1
         look.error = OSError("on host 10.0.0.7")
-        while not (wrong := await part.wrong()):
-            await asyncio.sleep(0.02)
+        wrong = await aeventually(part.wrong)
         assert wrong == await part.wrong() == "its bucket cannot be used"
         assert look.begun == 3  # nobody is told of a failure that was before
         look.error = None

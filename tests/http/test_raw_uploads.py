@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.fixtures.waiting import eventually
 from tests.http.conftest import Server
-from tests.http.rawly import Raw, raw, until
+from tests.http.rawly import Raw, raw
 
 from ortet.config import open_hub
 from ortet.surface.http.tokens import Tokens
@@ -70,7 +71,7 @@ def test_slow_upload_without_a_token_is_401(scene: Scene) -> None:
                 connection.send(b"x")
                 return bool(select.select([connection.sock], [], [], 0.1)[0])
 
-            until(answered, bool)
+            eventually(answered)
             assert connection.status() == 401
 
 

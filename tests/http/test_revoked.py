@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Client, Server
 from tests.http.rawly import raw
 from tests.http.streaming import streaming
@@ -95,7 +96,7 @@ def test_terminal_input_after_revocation_is_not_executed(scene: Scene) -> None:
         type_(socket, "touch typed-after")
         with pytest.raises(ConnectionClosed) as caught:
             while True:
-                socket.recv(timeout=60)
+                socket.recv(timeout=WAIT)
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1008
     listed = scene.owner.ask("GET", f"{path}/files")
     assert "typed-after" not in json.loads(listed.body)["names"]

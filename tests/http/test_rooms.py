@@ -11,6 +11,7 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import eventually
 
 import ortet
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
@@ -237,7 +238,7 @@ class TestLeaving:
     def test_idle_session_is_released_after_the_linger_time(self, make: Make) -> None:
         rooms, other = make(linger=0.05), make()
         id_ = begin(rooms)
-        _until(lambda: rooms.count == 0)
+        eventually(lambda: rooms.count == 0)
         assert not is_held(other, id_)
 
     def test_session_is_released_when_another_server_asks(self, make: Make) -> None:
@@ -351,7 +352,7 @@ class TestClose:
         with ThreadPoolExecutor(1) as pool:
             with rooms.enter(rooms.row(id_)) as session:
                 closing = pool.submit(rooms.close)
-                _until(lambda: rooms.count == 0)
+                eventually(lambda: rooms.count == 0)
                 session.say("user", "the last word")
             assert closing.result() == 0
         assert said(other, id_) == ["the last word"]
@@ -362,13 +363,3 @@ class TestClose:
         id_ = begin(rooms)
         with rooms.enter(rooms.row(id_)), ThreadPoolExecutor(1) as pool:
             assert pool.submit(rooms.close, 0.05).result() == 1
-
-
-def _until(true: Callable[[], bool]) -> None:
-    """For what a thread of ours does when it is woken."""
-    pause = Event()
-    for _ in range(6000):
-        if true():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to be")

@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 from ortet.errors import Unavailable
 from ortet.surface.http.server import bind
@@ -27,7 +28,7 @@ def test_an_answer_is_not_held_back_until_the_client_has_acknowledged_its_head(h
             async with await asyncio.start_server(connected, sock=bound):
                 _, writer = await asyncio.open_connection(host, bound.getsockname()[1])
                 try:
-                    return await asyncio.wait_for(found, 60)
+                    return await asyncio.wait_for(found, WAIT)
                 finally:
                     writer.close()
 

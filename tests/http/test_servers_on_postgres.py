@@ -8,14 +8,15 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client
-from tests.http.farm import TENANT, WAIT, Farm, said, servers, settled
+from tests.http.farm import TENANT, Farm, said, servers, settled
 
 pytestmark = pytest.mark.postgres
 
@@ -99,7 +100,7 @@ def _kill_one(farm: Farm, host: str, written: list[_Written], writers: list[Futu
 
     def some_more() -> None:
         enough = sum(len(done.answered) for done in written) + 5
-        _until(
+        eventually(
             lambda: (
                 sum(len(done.answered) for done in written) >= enough
                 or any(one.done() for one in writers)
@@ -150,10 +151,3 @@ class _Written:
                 self.commits.add(key)
             else:
                 self.answered.add(key)
-
-
-def _until(so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not so():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.streaming import streaming
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -26,7 +26,9 @@ def terminal(url: str, path: str, token: str = "", **options: Any) -> Iterator[C
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     at = url.replace("http://", "ws://") + path + "/terminal"
     # it is answered when its machine lives
-    socket = connect(at, additional_headers=headers, open_timeout=60, ping_timeout=60, **options)
+    socket = connect(
+        at, additional_headers=headers, open_timeout=WAIT, ping_timeout=WAIT, **options
+    )
     with socket:
         yield socket
 
@@ -35,14 +37,14 @@ def shown(socket: ClientConnection, pattern: str) -> str:
     """What is shown until it has this."""
     seen = ""
     while not re.search(pattern, seen):
-        frame = socket.recv(timeout=60)
+        frame = socket.recv(timeout=WAIT)
         seen += frame.decode("utf-8", "replace") if isinstance(frame, bytes) else ""
     return seen
 
 
 def said(socket: ClientConnection) -> Any:
     """The next text frame."""
-    while isinstance(frame := socket.recv(timeout=60), bytes):
+    while isinstance(frame := socket.recv(timeout=WAIT), bytes):
         pass
     return json.loads(frame)
 
@@ -89,10 +91,14 @@ def test_what_was_typed_before_leaving_is_done(server: Server, client: Client) -
             with terminal(server.url, path) as leaves:
                 type_(leaves, f"echo {number} >> made")
         type_(stays, "kill %1; wait")
-        done, deadline = "", monotonic() + 60
-        while done.count(",") < 30 and monotonic() < deadline:  # they may still be on their way
+
+        def made() -> str | None:
+            """Return the lines once all are there: some may still be on their way."""
             type_(stays, "echo \"<$(sort -n made | tr '\\n' ,)>\"")
-            done = re.findall(r"<([\d,]*)>", shown(stays, r"<[\d,]*>"))[-1]
+            found: str = re.findall(r"<([\d,]*)>", shown(stays, r"<[\d,]*>"))[-1]
+            return found if found.count(",") >= 30 else None
+
+        done = eventually(made)
     assert done == ",".join(map(str, range(30))) + ","
 
 
@@ -103,7 +109,7 @@ def test_the_end_of_a_shell_is_told(server: Server, client: Client) -> None:
         type_(socket, "exit 7")
         assert said(socket) == {"exit": 7}
         with pytest.raises(ConnectionClosed) as caught:
-            socket.recv(timeout=60)
+            socket.recv(timeout=WAIT)
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1000
 
@@ -191,6 +197,6 @@ def test_a_server_that_stops_says_so(serve: Serve) -> None:
         assert server.stop() == 0
         with pytest.raises(ConnectionClosed) as caught:
             while True:
-                socket.recv(timeout=60)
+                socket.recv(timeout=WAIT)
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1012

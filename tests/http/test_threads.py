@@ -10,10 +10,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, aeventually, loop_turns
 
 from ortet.surface.http.threads import Threads
-
-WAIT = 60.0
 
 
 def ran(main: Callable[[Threads], Any], count: int = 2) -> Any:
@@ -55,8 +54,7 @@ def test_calls_beyond_the_thread_limit_wait(monkeypatch: pytest.MonkeyPatch) -> 
             return number
 
         tasks = [asyncio.create_task(threads.run(partial(work, n))) for n in range(5)]
-        while threads.waiting < 3 or len(begun) < 2:
-            await asyncio.sleep(0.001)
+        await aeventually(lambda: threads.waiting >= 3 and len(begun) >= 2)
         assert sorted(begun) == [0, 1]
         go.set()
         assert await asyncio.gather(*tasks) == [0, 1, 2, 3, 4]
@@ -68,7 +66,7 @@ def test_long_call_gives_its_thread_slot_to_others() -> None:
     async def main(threads: Threads) -> None:
         go = Event()
         long = [asyncio.create_task(threads.run(lambda: go.wait(WAIT))) for _ in range(2)]
-        await asyncio.sleep(0)
+        await loop_turns()
         assert await threads.run(lambda: "quick") == "quick"
         assert threads.working == 2
         go.set()
@@ -90,8 +88,7 @@ def test_a_caller_that_goes_away_stops_nothing() -> None:
 
         task = asyncio.create_task(threads.run(work))
         waiting = asyncio.create_task(threads.run(work))
-        while threads.working < 1:
-            await asyncio.sleep(0.001)
+        await aeventually(lambda: threads.working >= 1)
         task.cancel()
         waiting.cancel()
         assert await asyncio.gather(task, waiting, return_exceptions=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from http.client import HTTPException
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client, Reply, Serve
 
 import ortet
@@ -23,13 +23,13 @@ def take(client: Client, path: str, *texts: str, key: str = "", **more: Any) -> 
 def send(client: Client, path: str, body: dict[str, Any], key: str = "") -> Reply:
     """As clients do: while another server has the session and is slow to leave it, once more."""
     headers = {"Idempotency-Key": key} if key else {}
-    until = time.monotonic() + 60
-    while True:
+
+    def answer() -> Reply | None:
         reply = client.ask("POST", path, body, headers=headers)
         busy = reply.status == 503 or (reply.status >= 400 and reply.kind == "lease_held")
-        if not busy or time.monotonic() > until:
-            return reply
-        time.sleep(float(reply.headers.get("retry-after", "1")))
+        return None if busy else reply
+
+    return eventually(answer)
 
 
 def contents(client: Client, path: str) -> list[Any]:
@@ -109,7 +109,7 @@ def test_killed_in_the_middle_of_a_turn_it_is_said_once(serve: Serve, place: str
             break
         assert reply.status == 201, reply
         number += 1
-    assert dying.process.wait(timeout=60) == -9
+    assert dying.process.wait(WAIT) == -9
     known = contents(client, path)
     assert known[:number] == [f"m{before}" for before in range(number)]
     assert len(known) - number == (place != "journal.before-append")

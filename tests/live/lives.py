@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.fixtures.waiting import WAIT
+
 import ortet
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.jobs import Job
@@ -81,14 +83,14 @@ def machine_of(session: Session) -> CriuMachine:
 def until(session: Session, command: str) -> None:
     """Repeat a shell command inside until it succeeds; its last words when it never does."""
     loop = f"until ({command}) >/dev/null 2>&1; do sleep 0.05; done"
-    result = session.run(["bash", "-c", loop], timeout=60)
+    result = session.run(["bash", "-c", loop], timeout=WAIT)
     if result.exit_code != 0:
         raise AssertionError(f"never: {command}: {session.run(['bash', '-c', command])}")
 
 
 def told(session: Session, command: str) -> str:
     """What a command prints; it must succeed."""
-    result = session.run(["bash", "-c", command], timeout=60)
+    result = session.run(["bash", "-c", command], timeout=WAIT)
     assert result.exit_code == 0, result
     return result.stdout.strip()
 
@@ -104,7 +106,7 @@ def heard(job: Job, cursor: int = 0) -> str:
     """The next line it prints after `cursor`."""
     seen = b""
     while b"\n" not in seen:
-        piece = job.read(cursor, 60.0)
+        piece = job.read(cursor, WAIT)
         assert piece.data, (seen, job.logs()[-2000:])
         seen, cursor = seen + piece.data, piece.cursor
     return seen.decode().strip()

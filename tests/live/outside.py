@@ -13,6 +13,8 @@ import struct
 import threading
 from pathlib import Path
 
+from tests.fixtures.waiting import WAIT
+
 from ortet.machine import loopback
 from ortet.machine.mounts import CLONE_NEWNET, Kernel
 
@@ -90,13 +92,13 @@ class Outside:
     def lines(self, count: int) -> list[tuple[int, bytes]]:
         """All it heard, once there are so many."""
         with self._more:
-            assert self._more.wait_for(lambda: len(self.heard) >= count, 60)
+            assert self._more.wait_for(lambda: len(self.heard) >= count, WAIT)
         return list(self.heard)
 
     def first(self) -> socket.socket:
         """Who came first, once somebody has: a connection is there before it is accepted."""
         with self._more:
-            assert self._more.wait_for(lambda: self.met, 60)
+            assert self._more.wait_for(lambda: self.met, WAIT)
         return self.met[0]
 
     def _accept(self, listener: socket.socket) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, ask, heard, machine_of
 from tests.live.outside import HOST, Outside
 
@@ -148,11 +149,11 @@ class TestToTheOutside:
         assert heard(job) == "connected"
         (copy,) = session.fork(1)
         ended = copy.job("waiter")
-        assert ended.wait(60) == 0
+        assert ended.wait(WAIT) == 0
         assert ended.logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
         assert job.wait(0) is None
         outside.first().sendall(b"for the original")
-        assert job.wait(60) == 0
+        assert job.wait(WAIT) == 0
         assert job.logs().endswith(b"got b'for the original'\n")
 
     def test_unsent_data_is_sent_by_the_original_only(self, outside: Outside, life: Life) -> None:
@@ -211,9 +212,9 @@ class TestToTheOutside:
             thread.join()
             sock.close()
             listener.close()
-        assert job.wait(60) == 0
+        assert job.wait(WAIT) == 0
         assert job.logs().splitlines()[-1].decode() == f"{sent} {found.hexdigest()}"
-        assert copy.job("receiver").wait(60) == 0
+        assert copy.job("receiver").wait(WAIT) == 0
         assert copy.job("receiver").logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
 
     def test_the_commit_records_its_outside_connections(self, outside: Outside, life: Life) -> None:

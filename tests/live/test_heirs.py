@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import eventually
 from tests.live.lives import Life, keepers, machine_of, told, until
 
 from ortet.errors import Unavailable
@@ -91,10 +91,8 @@ def test_forks_are_started_after_the_commit_if_they_could_not_start_early(
 
 
 def test_fork_succeeds_after_a_waiting_criu_was_killed(session: Session) -> None:
-    deadline = time.monotonic() + 60
-    while len(waiting := crius()) < 3:  # they are begun, and nobody waits for them
-        assert time.monotonic() < deadline, waiting
-        time.sleep(0.01)
+    eventually(lambda: len(crius()) >= 3, say=crius)  # they are begun, and nobody waits for them
+    waiting = crius()
     assert len(waiting) == 3  # for the next commit, and for two restores
     for pid in waiting:
         with open_pidfd(pid) as fd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, told, until
 
 from ortet.errors import Conflict
@@ -83,7 +84,7 @@ def test_a_watch_on_an_uncommitted_directory_works_in_each_copy(session: Session
         told(copy, "touch build/seen")
         seen, cursor = b"", 0
         while b"saw seen" not in seen:
-            piece = copy.job("watcher").read(cursor, 60.0)
+            piece = copy.job("watcher").read(cursor, WAIT)
             assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life
 
 from ortet.session.session import Session
@@ -77,7 +78,7 @@ class Client:
                     continue
                 yield json.loads(rest[:size])
                 continue
-            piece = self._job.read(self.cursor, 60.0)
+            piece = self._job.read(self.cursor, WAIT)
             if not piece.data:
                 return
             data, self.cursor = data + piece.data, piece.cursor

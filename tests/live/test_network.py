@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, ask, heard, machine_of, told
 from tests.live.outside import HOST, Outside
 
@@ -59,7 +60,7 @@ for line in sys.stdin:
 
 def call(session: Session, at: str, port: int) -> str:
     """What a connection from inside gets."""
-    done = session.run(["python3", "-c", _CALL, at, str(port)], timeout=60)
+    done = session.run(["python3", "-c", _CALL, at, str(port)], timeout=WAIT)
     return done.stdout.strip() or done.stderr
 
 
@@ -350,6 +351,6 @@ def wait_for(fd: int) -> bool:
     """For the end of a process."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    ended = bool(poll.poll(60_000))
+    ended = bool(poll.poll(1000 * WAIT))
     os.close(fd)
     return ended

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, told, until
 
 from ortet.session.session import Session
@@ -61,6 +62,6 @@ def _expect_log(session: Session, text: str, times: int) -> None:
     job = session.job("tsc")
     cursor, seen = 0, b""
     while seen.count(text.encode()) < times:
-        piece = job.read(cursor, 60.0)
+        piece = job.read(cursor, WAIT)
         assert piece.data, (text, times, seen)
         seen, cursor = seen + piece.data, piece.cursor

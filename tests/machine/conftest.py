@@ -204,7 +204,6 @@ def work(shop: Shop) -> Callable[..., Outcome]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
             cwd="/",
             env={**os.environ, "ORTET_FAULT": fault},
         )

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.fixtures.waiting import WAIT
 
 from ortet.machine import wire
 from ortet.machine.mounts import privileged
@@ -98,7 +98,7 @@ class Line:
 
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
+        self.sock.settimeout(2 * WAIT)
         directory = os.open(path.parent, os.O_PATH)
         try:
             self.sock.connect(f"/proc/self/fd/{directory}/{path.name}")
@@ -132,7 +132,7 @@ class Line:
         """Read a stream from its beginning until it holds this."""
         text, cursor = b"", 0
         while expected not in text:
-            piece = self.ask("read", stream=stream, cursor=cursor, wait=30, **which)
+            piece = self.ask("read", stream=stream, cursor=cursor, wait=WAIT, **which)
             if not piece["data"]:
                 wrong = a2b_base64(self.ask("read", stream="stderr", **which)["data"])
                 raise AssertionError(f"only {text!r} came, and {wrong!r}: {piece}")
@@ -191,11 +191,3 @@ def _children(pid: int) -> list[int]:
             return [int(child) for child in file.read().split()]
     except OSError:
         return []
-
-
-def eventually(met: Callable[[], bool]) -> None:
-    """For what the kernel does in its own time."""
-    end = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.005)

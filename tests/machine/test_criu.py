@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Unavailable
@@ -71,13 +72,13 @@ def count(workspace: Workspace) -> int:
         'was=$(cat count); until now=$(cat count); [ "$now" ] && [ "$now" != "$was" ]; do :; done;'
     )
     wait += "echo $now"
-    return int(workspace.run(wait, timeout=120).stdout)
+    return int(workspace.run(wait, timeout=2 * WAIT).stdout)
 
 
 @pytest.fixture
 def counting(work: Workspace) -> Workspace:
     work.spawn("count", _COUNT)
-    work.run("until [ -s count ]; do :; done", timeout=120)
+    work.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
     return work
 
 
@@ -95,11 +96,11 @@ class TestWhatCannotBeFrozen:
     ) -> None:
         job = work.spawn("bad", command)
         if said == "io_uring":
-            first = job.read(0, 30)
+            first = job.read(0, WAIT)
             assert first.data.startswith(b"ring"), (first, job.logs())
         else:
             until = "until pgrep -x sleep; do :; done; readlink /proc/$(pgrep -x sleep)/ns/user"
-            work.run(until, timeout=120)
+            work.run(until, timeout=2 * WAIT)
         with pytest.raises(Conflict) as caught:
             work.commit("no")
         assert caught.value.kind == "cannot_freeze"
@@ -233,7 +234,7 @@ class TestRestore:
         assert count(counting)
 
     def test_restore_reports_only_running_jobs_as_started(self, counting: Workspace) -> None:
-        counting.spawn("over", "exit 3").wait(30)
+        counting.spawn("over", "exit 3").wait(WAIT)
         commit = counting.commit("one runs")
         report = counting.restore(counting.commit("again").oid)
         report = counting.restore(commit.oid)
@@ -257,7 +258,7 @@ class TestRestore:
     def test_a_machine_that_changed_its_system_goes_on_through_generations(
         self, counting: Workspace
     ) -> None:
-        counting.run("echo changed > /etc/ortet-test; rm -f /etc/motd", timeout=120)
+        counting.run("echo changed > /etc/ortet-test; rm -f /etc/motd", timeout=2 * WAIT)
         one = counting
         for generation in range(3):
             (one,) = one.fork(1)
@@ -284,7 +285,7 @@ class TestRestore:
             work = hub.workspace(place, engine="criu")
             assert work.run(f"cat {disk}/note").stdout == "mounted"
             work.spawn("count", _COUNT)
-            work.run("until [ -s count ]; do :; done", timeout=120)
+            work.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
             work.commit("mounted")
         finally:
             subprocess.run(["umount", disk], check=True)
@@ -347,7 +348,7 @@ def _digest(workspace: Workspace) -> bytes:
     job.write(b"tell\n")
     told = b""
     while not told.endswith(b"\n"):
-        piece = job.read(cursor, 60)
+        piece = job.read(cursor, WAIT)
         assert piece.data, job.logs()
         told, cursor = told + piece.data, piece.cursor
     return told

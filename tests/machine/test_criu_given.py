@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT
 from tests.live.lives import keepers
 
 import ortet
@@ -59,7 +60,7 @@ def test_invalid_job_arguments_are_refused_and_the_job_goes_on(
     with pytest.raises(Invalid):
         deed(job)
     job.write("text\n")
-    assert job.read(0, 30).data == b"text\n"
+    assert job.read(0, WAIT).data == b"text\n"
 
 
 @pytest.mark.parametrize("at", [None, -1, 70_000, "80"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import eventually
 
 from ortet.machine.command import run_command
 from ortet.machine.descendants import MARK, find_run, kill_run
@@ -127,8 +128,12 @@ def test_a_process_whose_first_thread_ended_is_found_and_killed(tmp_path: Path) 
     )
     with forked.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         state = Path(f"/proc/{process.pid}/status")
-        while "State:\tZ" not in state.read_text():
+
+        def is_zombie() -> bool:
             assert process.poll() is None
+            return "State:\tZ" in state.read_text()
+
+        eventually(is_zombie)
         assert find_run("nobody's", process.pid) == {process.pid}
         kill_run("nobody's", process.pid)
         assert find_run("nobody's", process.pid) == set()

@@ -96,7 +96,6 @@ def probe_after(script: str, place: Path, *flags: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     return done.stdout.splitlines()
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.machine.abc import Result
 from ortet.machine.command import run_command
 from ortet.machine.indoors import Indoors
 
-from .inits import ENV, Init, eventually, ordinary, pid_one
+from .inits import ENV, Init, ordinary, pid_one
 
 
 @pytest.fixture
@@ -217,7 +218,8 @@ class TestJobs:
         again.write(b"1)); pwd\n")
         seen, cursor = b"", 0
         while b"42\r\n/tmp\r\n" not in seen:
-            piece = again.read(cursor, 30)
+            piece = again.read(cursor, WAIT)
+            assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
         again.resize(40, 100)
         again.write(b"stty size; exit 7\n")
@@ -256,7 +258,7 @@ class TestJobs:
         job = inside.spawn("cat", ["wc", "-c"], env=ENV, cwd="/", stdin=True)
         job.write(b"x" * 3_000_000)
         job.write(b"y", eof=True)
-        assert job.read(0, 30).data.strip() == b"3000001"
+        assert job.read(0, WAIT).data.strip() == b"3000001"
         deaf = inside.spawn("deaf", ["sleep", "1000"], env=ENV, cwd="/", stdin=True)
         with pytest.raises(Conflict) as caught:
             deaf.write(b"x" * 3_000_000, wait=0.05)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.machine import wire
 
-from .inits import ENV, Init, Line, eventually, ordinary, pid_one, text
+from .inits import ENV, Init, Line, ordinary, pid_one, text
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def alive(pid: int) -> bool:
 class TestStreams:
     def test_output_comes_in_order_and_each_stream_by_itself(self, line: Line) -> None:
         job = line.start("sh", "-c", "for i in 1 2 3; do echo o$i; echo e$i >&2; done")
-        assert line.ask("wait", id=job["id"], wait=30)["code"] == 0
+        assert line.ask("wait", id=job["id"], wait=WAIT)["code"] == 0
         out = line.ask("read", id=job["id"], stream="stdout", cursor=0)
         err = line.ask("read", id=job["id"], stream="stderr", cursor=0)
         assert a2b_base64(out["data"]) == b"o1\no2\no3\n"
@@ -60,7 +61,7 @@ class TestStreams:
 
     def test_a_reader_goes_on_at_its_cursor(self, line: Line) -> None:
         job = line.start("printf", "0123456789")
-        line.ask("wait", id=job["id"], wait=30)
+        line.ask("wait", id=job["id"], wait=WAIT)
         first = line.ask("read", id=job["id"], cursor=0, most=4)
         assert a2b_base64(first["data"]) == b"0123" and not first["eof"]
         second = line.ask("read", id=job["id"], cursor=first["cursor"])
@@ -68,7 +69,7 @@ class TestStreams:
 
     def test_a_late_reader_learns_how_many_bytes_it_missed(self, line: Line) -> None:
         line.start("sh", "-c", "head -c 3000000 /dev/zero; echo end", name="loud")
-        line.ask("wait", name="loud", wait=60)
+        line.ask("wait", name="loud", wait=WAIT)
         piece = line.ask("read", name="loud", cursor=100)
         whole = 3_000_000 + len("end\n")
         assert piece["missed"] == whole - (1 << 20) - 100
@@ -85,7 +86,7 @@ class TestStreams:
         empty = line.ask("read", id=job["id"], cursor=0, wait=0.05)
         assert empty["data"] == "" and empty["code"] is None and not empty["eof"]
         line.send("write", id=job["id"], data=text(b"it\n"))
-        line.send("read", id=job["id"], cursor=0, wait=60)
+        line.send("read", id=job["id"], cursor=0, wait=WAIT)
         assert line.receive()["left"] == 0
         assert a2b_base64(line.receive()["data"]) == b"got it\n"
 
@@ -119,9 +120,9 @@ class TestStreams:
 
     def test_output_of_an_ended_run_is_read_while_a_child_holds_the_pipe(self, line: Line) -> None:
         job = line.start("sh", "-c", "sleep 1000 & echo done", kind="run")
-        assert line.ask("wait", id=job["id"], wait=30)["code"] == 0
+        assert line.ask("wait", id=job["id"], wait=WAIT)["code"] == 0
         job = line.start("sh", "-c", "sleep 1000 & echo done")
-        line.ask("wait", id=job["id"], wait=30)
+        line.ask("wait", id=job["id"], wait=WAIT)
         piece = line.ask("read", id=job["id"], cursor=0)
         assert a2b_base64(piece["data"]) == b"done\n"
         assert piece["code"] == 0 and not piece["eof"]
@@ -156,7 +157,7 @@ class TestStreams:
     ) -> None:
         job = line.start("sh", "-c", "head -c 3000000 /dev/zero; echo end", kind="run")
         with init.line() as other:
-            other.ask("read", id=job["id"], cursor=500_000, wait=30)
+            other.ask("read", id=job["id"], cursor=500_000, wait=WAIT)
         assert len(follow(line, job["id"])["stdout"]) == 3_000_004
 
     def test_the_reader_of_a_run_may_come_back_on_another_line(self, init: Init) -> None:
@@ -164,7 +165,7 @@ class TestStreams:
             job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
             init.pause()  # however long it takes us to be back, it waits no longer than it should
         with init.line() as line:
-            line.send("follow", id=job["id"], cursors=[0, 0], wait=30)
+            line.send("follow", id=job["id"], cursors=[0, 0], wait=WAIT)
             init.go_on()
             assert line.receive()["missed"] == [0, 0]
             assert len(follow(line, job["id"])["stdout"]) == 5_000_004
@@ -176,7 +177,7 @@ class TestStreams:
         job = line.start("head", "-c", "100000000", "/dev/zero", kind="run")
         total, cursors, ended = 0, [0, 0], False
         while not ended:
-            reply = line.ask("follow", id=job["id"], cursors=cursors, wait=30)
+            reply = line.ask("follow", id=job["id"], cursors=cursors, wait=WAIT)
             cursors, ended = reply["cursors"], reply["ended"]
             total = cursors[0]
         assert total == 100_000_000
@@ -196,7 +197,7 @@ def follow(line: Line, number: int) -> dict[str, Any]:
     read = {"stdout": b"", "stderr": b""}
     cursors = [0, 0]
     while True:
-        reply = line.ask("follow", id=number, cursors=cursors, wait=30)
+        reply = line.ask("follow", id=number, cursors=cursors, wait=WAIT)
         cursors = reply["cursors"]
         assert reply["missed"] == [0, 0]
         for stream in read:
@@ -238,17 +239,19 @@ class TestTerminals:
         line.ask("write", name="sh", data=text(b"\x03"))
         line.until(b"c1ght\r\n$ ", name="sh")
         line.ask("write", name="sh", eof=True)  # control-D
-        assert line.ask("wait", name="sh", wait=30)["code"] == 0
+        assert line.ask("wait", name="sh", wait=WAIT)["code"] == 0
         assert line.ask("read", name="sh", cursor=1 << 20)["eof"]
 
     def test_a_job_that_lets_go_of_its_terminal_lives_on(self, line: Line) -> None:
         script = "trap '' TTOU; exec <&- >&- 2>&-; sleep 0.2; exec <>/dev/tty >&0 2>&0; echo back"
         line.start("bash", "-c", script, kind="shell", name="sh", tty=[24, 80])
-        found = b""
-        while b"back" not in found:
+
+        def is_back() -> bool:
             piece = line.ask("read", name="sh", cursor=0, wait=0.05)
             assert piece["code"] in (None, 0)
-            found = a2b_base64(piece["data"])
+            return b"back" in a2b_base64(piece["data"])
+
+        eventually(is_back)
 
     def test_a_job_without_one_has_no_size(self, line: Line) -> None:
         job = line.start("sleep", "1000")
@@ -308,7 +311,7 @@ class TestStarting:
     def test_only_the_newest_ended_jobs_keep_their_output(self, line: Line) -> None:
         for number in range(70):
             job = line.start("echo", str(number), name=f"job-{number}")
-            line.ask("wait", id=job["id"], wait=30)
+            line.ask("wait", id=job["id"], wait=WAIT)
         names = [job["name"] for job in line.ask("ps", processes=False)["jobs"]]
         assert len(names) <= 66 and names[-1] == "job-69"
         assert line.until(b"69", name="job-69") == b"69\n"
@@ -502,7 +505,7 @@ class TestPeers:
     def test_a_slow_reader_does_not_hold_up_the_others(self, init: Init) -> None:
         with init.line() as slow, init.line() as other:
             job = slow.start("head", "-c", "1000000", "/dev/zero")
-            slow.ask("wait", id=job["id"], wait=30)
+            slow.ask("wait", id=job["id"], wait=WAIT)
             for _ in range(20):  # and it takes no answer
                 slow.send("read", id=job["id"], cursor=0, most=1 << 20)
             assert follow(other, other.start("echo", "hi", kind="run")["id"])["stdout"] == b"hi\n"
@@ -511,7 +514,7 @@ class TestPeers:
     def test_a_long_wait_does_not_hold_up_the_others(self, init: Init) -> None:
         with init.line() as patient, init.line() as other:
             job = patient.start("sh", "-c", "read x", stdin=True)
-            patient.send("wait", id=job["id"], wait=60)
+            patient.send("wait", id=job["id"], wait=WAIT)
             other.ask("write", id=job["id"], data=text(b"x\n"))
             assert patient.receive()["code"] == 0
 
@@ -607,7 +610,7 @@ class TestPeers:
             with pytest.raises(TimeoutError):
                 early.receive()
             os.kill(init.pid, signal.SIGUSR1)
-            early.sock.settimeout(60)
+            early.sock.settimeout(WAIT)
             assert [one["id"] for one in early.receive()["jobs"]] == [job["id"]]
 
     def test_a_run_waits_for_its_reader_across_a_snapshot(self, init: Init) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 from tests.machine.conftest import Shop
 from tests.machine.nobody import pass_as_nobody
 
@@ -403,7 +404,7 @@ kernel.run("print('busy', flush=True)\\nwhile True: pass", output=lambda _, d: o
     hub.stdout.close()
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    assert poll.poll(60_000)
+    assert poll.poll(1000 * WAIT)
     os.close(pidfd)
 
 

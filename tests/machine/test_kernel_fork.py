@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 from tests.machine.conftest import Shop
 from tests.machine.test_kernel import PYTHON
 
@@ -269,7 +270,7 @@ def test_keep_is_refused_while_other_processes_run_in_the_machine(
         kernel.keep(fork)
     assert caught.value.kind == "busy"
     on = "was=$(wc -c < log); while [ $(wc -c < log) = $was ]; do sleep 0.01; done"
-    assert machine.run(on, timeout=60).exit_code == 0
+    assert machine.run(on, timeout=WAIT).exit_code == 0
     assert "mine" not in files_of(kernel)
     assert fork.run("1").value == 1
 
@@ -391,7 +392,6 @@ def test_a_killed_fork_or_keep_leaves_the_machine_in_its_old_or_new_state(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     assert (done.stdout == "done\n") == (point == "none"), done.stderr
     machine = engine.open(spec)

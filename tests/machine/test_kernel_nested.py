@@ -184,7 +184,6 @@ def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     assert (done.stdout == "done\n") == point.startswith("none"), done.stderr
     machine = engine.open(spec)  # noqa: F811

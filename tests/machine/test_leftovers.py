@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 from ortet.machine.leftovers import Leftover, clean, find_leftovers
 
@@ -47,7 +48,7 @@ def test_a_supervisor_without_a_hub_is_found_and_killed(store: Path) -> None:
         found = find_leftovers(store, {"known"})
         assert found == [Leftover("process", str(home), one.pid)]
         clean(found)
-        assert one.wait(30) == -9
+        assert one.wait(WAIT) == -9
     assert find_leftovers(store, {"known"}) == []
 
 

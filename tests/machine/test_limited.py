@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.errors import Invalid, Unsupported
@@ -20,8 +21,6 @@ from ortet.machine.criumachine import CriuMachine
 from ortet.machine.limits import PIDS
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
-
-from .inits import eventually
 
 pytestmark = [
     pytest.mark.criu,
@@ -72,8 +71,7 @@ class TestProcesses:
         work = hub.workspace(place, engine="criu", limits={"pids": 60})
         job = work.spawn("bomb", ["bash", "-c", _BOMB])
         events = group_of(work, "pids") / "pids.events"
-        while events.read_text() == "max 0\n":
-            pass
+        eventually(lambda: events.read_text() != "max 0\n")
         assert (
             forked.run([sys.executable, "-c", ""], check=False).returncode == 0
         )  # the host has enough
@@ -90,7 +88,7 @@ class TestProcesses:
     def test_a_command_at_the_pids_limit_fails_with_the_reason(self, hub: Hub, place: Path) -> None:
         work = hub.workspace(place, engine="criu", limits={"pids": 20})
         job = work.spawn("many", [sys.executable, "-c", _MANY])
-        assert job.read(0, 60).data.startswith(b"full")
+        assert job.read(0, WAIT).data.startswith(b"full")
         told = work.run("true")
         assert told.exit_code != 0
         assert "as many processes as its limit allows, 20" in told.stderr
@@ -108,7 +106,7 @@ class TestMemory:
         self, hub: Hub, place: Path
     ) -> None:
         work = hub.workspace(place, engine="criu", limits={"memory": "64M"})
-        told = work.run([sys.executable, "-c", _HOG], timeout=120)
+        told = work.run([sys.executable, "-c", _HOG], timeout=2 * WAIT)
         assert (told.exit_code, told.oom) == (137, True)
         assert f"memory limit of {64 << 20} bytes" in told.stderr
         told = work.run("echo on")  # pid 1 has survived
@@ -118,8 +116,10 @@ class TestMemory:
     def test_a_recorded_run_keeps_its_oom_flag(self, hub: Hub, place: Path) -> None:
         limits = {"memory": "64M"}
         with hub.session("s", workspace=place, engine="criu", limits=limits) as session:
-            assert session.run([sys.executable, "-c", _HOG], timeout=120, key="hog").oom
-            assert session.run([sys.executable, "-c", _HOG], timeout=120, key="hog").oom  # recalled
+            assert session.run([sys.executable, "-c", _HOG], timeout=2 * WAIT, key="hog").oom
+            assert session.run(
+                [sys.executable, "-c", _HOG], timeout=2 * WAIT, key="hog"
+            ).oom  # recalled
 
 
 class TestTheyStay:

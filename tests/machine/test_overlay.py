@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.errors import Conflict, Invalid, Unavailable
 from ortet.graph.records import Image
@@ -25,7 +26,6 @@ from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.view import Mounted, Step, places_to_cover, steps
 
 from .conftest import Shop
-from .inits import eventually
 from .nobody import pass_as_nobody
 
 pytestmark = pytest.mark.overlay
@@ -212,7 +212,7 @@ class TestWhatStays:
             said = json.loads(hub.stdout.readline())
             supervisor = os.pidfd_open(said["pid"])
             hub.send_signal(signal.SIGKILL)
-        assert select.select([supervisor], [], [], 30)[0], "the supervisor outlived its hub"
+        assert select.select([supervisor], [], [], WAIT)[0], "the supervisor outlived its hub"
         os.close(supervisor)
         machine = bench.open("m")
         assert machine.run("cat file; ls").stdout == "changed\ndir\nfile\nnew\n"

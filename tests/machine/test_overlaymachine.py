@@ -80,7 +80,6 @@ def test_a_machine_killed_while_it_changes_layers_has_the_old_or_new_image(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     reached = (verb == "thaw") == (point == "overlay.switched") or point == "overlay.mounted"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import eventually
 
 from ortet.errors import Invalid, Unavailable, Unsupported
 from ortet.machine.abc import Result
@@ -91,9 +92,7 @@ class TestCommands:
 
     def test_orphans_are_reaped(self, overlay: Overlay) -> None:
         run(overlay.machine, "sh", "-c", "(sh -c true &) ; true")
-        reply = {"busy": True}
-        while reply["busy"]:
-            reply, _ = overlay.machine.ask({"do": "state"})
+        eventually(lambda: not overlay.machine.ask({"do": "state"})[0]["busy"])
         assert (
             run(overlay.machine, "sh", "-c", "grep -c ^State:.Z /proc/[0-9]*/status").stdout.count(
                 ":1"

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
+from tests.fixtures.waiting import WAIT
 from tests.mcp.conftest import Agent, Project, drive
 from tests.mcp.test_serving import is_free, running
 
@@ -29,9 +30,6 @@ INITIALIZE = {
         "clientInfo": {"name": "test", "version": "1"},
     },
 }
-
-
-WAIT = 60.0
 
 
 def knock(url: str, **headers: str) -> httpx.Response:

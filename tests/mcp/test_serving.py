@@ -6,21 +6,19 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.fixtures.waiting import WAIT, aeventually, eventually
 from tests.mcp.conftest import WAYS, Agent, Project, drive
 from tests.mcp.wire import Wire
 
 
 def running(file: Path) -> int:
     """Wait for the number that a command writes when it runs."""
-    while not file.exists() or not (text := file.read_text().strip()):
-        time.sleep(0.01)
-    return int(text)
+    return int(eventually(lambda: file.read_text().strip() if file.exists() else None))
 
 
 def is_free(project: Project) -> None:
@@ -85,7 +83,7 @@ def test_a_command_does_not_outlive_it(project: Project, end: str) -> None:
 def test_a_cancelled_call_kills_its_command(project: Project) -> None:
     async def work() -> None:
         async with project.agent() as agent:
-            with anyio.move_on_after(60) as scope:
+            with anyio.move_on_after(WAIT) as scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(lambda: agent("run", command="echo $$ > ../pid; sleep 1000"))
                     pid = await anyio.to_thread.run_sync(running, project.path.parent / "pid")
@@ -129,10 +127,14 @@ def test_concurrent_clients_and_hooks_record_every_message_once(project: Project
                     await insist(agent, "say", role="user", content=f"{who} {number}")
                     await insist(agent, "commit", message=f"{who} {number}")
 
+            def is_taken(text: str) -> bool:
+                told = project.ortet("hook", stdin=text)
+                assert not told or "open in process" in told, told
+                return not told
+
             def user() -> None:
                 for number in range(5):
-                    while told := project.ortet("hook", stdin=prompt(f"u {number}")):
-                        assert "open in process" in told, told
+                    eventually(lambda: is_taken(prompt(f"u {number}")))  # noqa: B023
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(talk, one, "a")
@@ -149,8 +151,13 @@ def test_concurrent_clients_and_hooks_record_every_message_once(project: Project
 async def insist(agent: Agent, tool: str, /, **arguments: Any) -> None:
     """On a slow host the others may have the session for longer than it is asked for: then it is
     said so, nothing was done, and who wants it asks again."""
-    while (found := await agent(tool, **arguments)).failed:
-        assert found.kind == "lease_held", found.text
+
+    async def is_done() -> bool:
+        found = await agent(tool, **arguments)
+        assert not found.failed or found.kind == "lease_held", found.text
+        return not found.failed
+
+    await aeventually(is_done)
 
 
 def prompt(text: str) -> str:

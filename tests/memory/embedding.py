@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path as Directory
 
 from blake3 import blake3
+from tests.fixtures.waiting import WAIT
 
 from ortet.memory.index import Index
 from ortet.memory.records import TIERS, Doc, End, Span
 from ortet.memory.search import Near
 from ortet.memory.vectors import Vectors
 
-LONG = 60.0
 """Seconds that no test takes: whoever waits so long hangs."""
 
 
@@ -40,7 +40,7 @@ class Gated(Hashing):
 
     def embed(self, texts: Sequence[str], /) -> list[list[float]]:
         self.reached.set()
-        assert self.open.wait(LONG)
+        assert self.open.wait(WAIT)
         return super().embed(texts)
 
 

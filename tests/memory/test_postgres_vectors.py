@@ -10,7 +10,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from tests.fixtures.postgres import Shared, shared
-from tests.memory.embedding import LONG, Failing, Hashing, Told
+from tests.fixtures.waiting import WAIT
+from tests.memory.embedding import Failing, Hashing, Told
 
 from ortet.backend.postgres import PostgresCatalog
 from ortet.errors import Invalid
@@ -63,7 +64,7 @@ class World:
 
     def in_file(self, embedder: Hashing, text: str, limit: int, *spans: Span) -> Near:
         path = self.told.directory / "vectors.db"
-        vectors = Vectors(path, embedder, allowance=LONG, patience=LONG)
+        vectors = Vectors(path, embedder, allowance=WAIT, patience=WAIT)
         found = self.told.ask(vectors, text, *spans, limit=limit)
         vectors.close()
         return found
@@ -77,7 +78,7 @@ class World:
 
     def meanings(self, embedder: Hashing) -> Meanings:
         store = PostgresVectorStore(self.catalog.link, embedder.name)
-        options: dict[str, Any] = {"allowance": LONG, "patience": LONG}
+        options: dict[str, Any] = {"allowance": WAIT, "patience": WAIT}
         if store.is_compared:
             return PostgresMeanings(store, embedder, SystemClock(), **options)
         return Vectors(store, embedder, **options)

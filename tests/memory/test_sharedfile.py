@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Barrier, Event, Thread
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.errors import Invalid
@@ -37,7 +38,7 @@ def in_threads(count: int, do: Callable[[int], None]) -> None:
     together = Barrier(count)
 
     def begin(number: int) -> None:
-        together.wait(60)
+        together.wait(WAIT)
         do(number)
 
     with ThreadPoolExecutor(count) as threads:
@@ -100,7 +101,6 @@ def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
     user = SharedFile(opened.path, opened, most=1)
     served: list[int] = []
-    began = Event()
 
     def ask(number: int) -> None:
         with user.transaction():
@@ -113,10 +113,9 @@ def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
         for number in range(5):
             threads.append(Thread(target=ask, args=(number,)))
             threads[-1].start()
-            while len(pool._waiting) <= number:
-                began.wait(0.001)
+            eventually(lambda: len(pool._waiting) > number)  # noqa: B023
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT)
     assert served == [0, 1, 2, 3, 4]
     user.close()
 
@@ -166,7 +165,7 @@ def test_a_forked_child_of_a_busy_process_opens_its_own_index(tmp_path: Path) ->
     finally:
         stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(WAIT)
     index.close()
 
 

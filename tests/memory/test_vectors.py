@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fixtures import forked
-from tests.memory.embedding import LONG, Failing, Gated, Hashing, Told
+from tests.fixtures.waiting import WAIT
+from tests.memory.embedding import Failing, Gated, Hashing, Told
 
 from ortet.memory.embedders import Embedder, find_embedder
 from ortet.memory.index import text_hash
@@ -39,7 +40,7 @@ def opened(told: Told) -> Iterator[Any]:
     made: list[Vectors] = []
 
     def make(embedder: Embedder, **options: Any) -> Vectors:
-        options = {"allowance": LONG, "patience": LONG} | options
+        options = {"allowance": WAIT, "patience": WAIT} | options
         made.append(Vectors(told.directory / "vectors.db", embedder, **options))
         return made[-1]
 
@@ -171,7 +172,7 @@ class TestEmbeddersThatAreSlow:
         near = told.ask(vectors, "text 4")  # while it hangs
         assert near.status == "late"
         embedder.open.set()
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, LONG)
+        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         assert told.ask(vectors, "text 3").status == "all"
         assert embedder.texts.count("text 3") == 2  # as a question, and as a document
 
@@ -186,7 +187,7 @@ class TestEmbeddersThatAreSlow:
         slow = opened(embedder, allowance=0, patience=0)
         assert told.ask(slow, "q2").status == "late"
         embedder.open.set()
-        assert slow.fill(told.index, told.news, [told.span("a")], TIERS, LONG)
+        assert slow.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         assert told.ask(vectors, "news").places[0][1] == 31
         assert embedder.texts.count("news") == 2  # by one as a text, as a question by the other
 
@@ -196,7 +197,7 @@ class TestEmbeddersThatAreSlow:
         embedder = Gated()
         embedder.open.set()
         vectors = opened(embedder, allowance=0.0)
-        vectors.fill(told.index, told.news, [told.span("a")], TIERS, LONG)
+        vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         told.ask(vectors, "text 3")
         embedder.open.clear()
         told.tell("a", *(f"more {n}" for n in range(40)))
@@ -204,14 +205,14 @@ class TestEmbeddersThatAreSlow:
         assert near.status == "some"
         assert near.places[0][:2] == ("a", 3)
         embedder.open.set()
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, LONG)
+        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         assert told.ask(vectors, "text 3").status == "all"
 
     def test_closing_does_not_wait_for_one_that_hangs(self, told: Told, opened: Any) -> None:
         embedder = Gated()
         vectors = opened(embedder, patience=0, allowance=0)
         told.ask(vectors, "q")
-        assert embedder.reached.wait(LONG)
+        assert embedder.reached.wait(WAIT)
         vectors.close()
         embedder.open.set()
 
@@ -437,12 +438,12 @@ class TestErased:
         embedder = Gated()
         vectors = opened(embedder, allowance=0, patience=0)
         vectors.fill(told.index, told.news, [told.span("a")], TIERS, 0)
-        assert embedder.reached.wait(LONG)  # the texts were read
+        assert embedder.reached.wait(WAIT)  # the texts were read
         told.docs["a"][11] = _without_text(told.docs["a"][11])
         assert vectors.forget([text_hash("text 12")]) == 0
         embedder.open.set()
-        vectors.fill(told.index, told.news, [], TIERS, LONG)
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, LONG)
+        vectors.fill(told.index, told.news, [], TIERS, WAIT)
+        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         assert not _found(told, text_hash("text 12"))
         assert _found(told, text_hash("text 13"))
 
@@ -489,7 +490,7 @@ class TestTheFile:
 
     def test_vectors_work_without_a_writable_place(self, told: Told) -> None:
         (told.directory / "file").write_text("in the way")
-        vectors = Vectors(told.directory / "file" / "vectors.db", Hashing(), allowance=LONG)
+        vectors = Vectors(told.directory / "file" / "vectors.db", Hashing(), allowance=WAIT)
         assert told.ask(vectors, "text 5").places[0][1] == 5
         vectors.close()
 
@@ -517,8 +518,8 @@ class TestTheFile:
             "import sys; from pathlib import Path; from tests.memory.embedding import *\n"
             "told = Told(Path(sys.argv[1]) / sys.argv[2])\n"
             "told.tell('a', *(f'text {n}' for n in range(1, 1001)))\n"
-            "vectors = Vectors(Path(sys.argv[1]) / 'vectors.db', Hashing(), allowance=LONG,"
-            " patience=LONG)\n"
+            "vectors = Vectors(Path(sys.argv[1]) / 'vectors.db', Hashing(), allowance=WAIT,"
+            " patience=WAIT)\n"
             "print(told.ask(vectors, 'q'))\n"
         )
         root = Path(__file__).parents[2]

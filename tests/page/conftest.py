@@ -17,6 +17,7 @@ from playwright.sync_api import (
     expect,
     sync_playwright,
 )
+from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Server, serve
 from tests.page.sample import Sample, make_sample
 
@@ -32,7 +33,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE = 60_000
+PATIENCE = 1000 * WAIT
 """Milliseconds: only a page that never gets there waits so long."""
 PHONE = (390, 844)
 

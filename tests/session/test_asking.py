@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.backend.abc import RowChange
@@ -210,7 +211,7 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
     def work(number: int) -> None:
         try:
             with ortet.open(store) as own, own.session(f"s{number}") as s:
-                together.wait(60)
+                together.wait(WAIT)
                 for turn in range(5):
                     id_ = s.request_approval(f"turn {turn}")
                     assert id_ in [one.id for _, one in all_waiting(own)]
@@ -224,7 +225,7 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(2 * WAIT)
     assert failed == []
     with ortet.open(store) as hub:
         assert sorted(names(hub)) == [f"s{number}" for number in range(many)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import loop_turns
 
 import ortet
 from ortet.errors import Conflict, Invalid, Refused
@@ -152,7 +153,7 @@ def test_actions_sync_and_async_run_once_and_replay_from_the_record(tmp_path: Pa
 
     @ortet.action
     async def fetch(url: str) -> str:
-        await asyncio.sleep(0)
+        await loop_turns()
         done.append(url)
         return f"page of {url}"
 
@@ -190,7 +191,7 @@ def test_async_actions_fail_and_are_cancelled(tmp_path: Path) -> None:
 
     async def both() -> Any:
         async def one() -> int:
-            await asyncio.sleep(0)
+            await loop_turns()
             return 1
 
         return await asyncio.gather(act(s, one, name="a"), act(s, one, name="b"))

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Server
+from tests.fixtures.waiting import WAIT, eventually
 from tests.session.conftest import environ
 
 from ortet.config import open_hub
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.postgres
 
@@ -82,7 +81,8 @@ def pair() -> Iterator[tuple[Server, Server]]:
             with psycopg.connect(primary.url(), autocommit=True) as connection:
                 connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
                 connection.execute("SELECT pg_reload_conf()")
-                _wait_for(connection, "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'")
+                standing = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+                eventually(lambda: connection.execute(standing).fetchall())
             yield primary, standby
         finally:
             standby.end()
@@ -119,10 +119,3 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_said_twice(
                 assert [m.content for m in s.messages()] == said
         assert not hub.verify().problems
         assert hub.catalog.check() == []
-
-
-def _wait_for(connection: psycopg.Connection, statement: str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not connection.execute(statement).fetchall():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound
@@ -97,7 +98,7 @@ def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, place: Pa
         s.spawn("service", _SLEEP)
         target = from_hex(s.commit("running").oid)
         s.job("service").kill()
-        s.job("service").wait(60)
+        s.job("service").wait(WAIT)
         found = foresee(s, target)
         assert (found.starts, found.ends, found.lost) == (["service"], [], [])
         assert s.restore(found.to).files.started == found.starts

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.waiting import WAIT
 from tests.session.test_on_valkey import opened
 
 from ortet.backend.valkeycache import ValkeyCache
@@ -19,7 +20,6 @@ from ortet.journal.mind import Mind
 from ortet.session import guest
 from ortet.session.hotfold import LEAST, TTL_NS
 from ortet.session.hub import Hub
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.valkey
 

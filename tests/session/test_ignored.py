@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.machine import ignoredlayers
@@ -127,7 +128,7 @@ class TestRestore:
     ) -> None:
         work = machine(hub, place, "criu", busy=False)
         job = work.spawn("log", "exec 5>> held.cache; echo one >&5; echo ready; sleep 1000")
-        assert job.read(0, 60).data.startswith(b"ready")
+        assert job.read(0, WAIT).data.startswith(b"ready")
         commit = work.commit("one")
         work.run("echo two >> held.cache; echo two >> src/deep/a.cache")
         work.restore(commit.oid)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Unavailable
@@ -158,7 +159,7 @@ def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
     assert caught.value.kind == "cannot_freeze"
     (left,) = [one.pid for one in live.ps() if one.name == "sleep"]
     gone = f"kill {left}; while kill -0 {left} 2> /dev/null; do sleep 0.01; done"
-    assert live.run(gone, timeout=60).exit_code == 0
+    assert live.run(gone, timeout=WAIT).exit_code == 0
     live.commit("now")
     assert kernel.run("1 + 1").value == 2
 
@@ -190,7 +191,7 @@ forks[0].run("open('lost', 'w').write('x')")
 forks[0].fork(2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=120)
+    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert done.returncode == -signal.SIGKILL
     with ortet.open(live.hub.root) as hub:
         again = hub.session("live")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.machine.jobs import Job
@@ -45,12 +46,11 @@ def place(tmp_path: Path) -> Path:
 def expect(job: Job, text: str, cursor: int = 0) -> int:
     """Read until a text has come; returns where it ended."""
     seen = b""
-    for _ in range(200):
-        piece = job.read(cursor, 1.0)
+    while text.encode() not in seen:
+        piece = job.read(cursor, WAIT)
+        assert piece.data, f"{text!r} did not come: {seen!r}"
         seen, cursor = seen + piece.data, piece.cursor
-        if text.encode() in seen:
-            return cursor
-    raise AssertionError(f"{text!r} did not come: {seen!r}")
+    return cursor
 
 
 def ask(session: Session, line: str) -> str:
@@ -70,7 +70,7 @@ class TestWholeMachine:
             "server", "exec python3 -m http.server 3000 --bind 127.0.0.1 --protocol HTTP/1.1"
         )
         waited = "until (exec 3<>/dev/tcp/127.0.0.1/3000) 2>/dev/null; do sleep 0.05; done"
-        assert session.run(["bash", "-c", waited], timeout=90).exit_code == 0
+        assert session.run(["bash", "-c", waited], timeout=2 * WAIT).exit_code == 0
         session.spawn("client", ["python3", "-c", _CLIENT], stdin=True)
         shell = session.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
         shell.write(b"PS1='re''ady$ '; count=41\n")
@@ -141,7 +141,7 @@ class TestWholeMachine:
 
 
 def _get(port: int) -> str:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT) as sock:
         sock.sendall(b"GET /page HTTP/1.0\r\n\r\n")
         answer = b""
         while part := sock.recv(4096):

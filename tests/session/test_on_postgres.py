@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
+from tests.fixtures.waiting import WAIT
 from tests.session.conftest import Host, environ
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Refused
 from ortet.session import lending
 from ortet.testing.clock import ManualClock
-from ortet.testing.processes import WAIT
 
 
 def test_a_session_goes_from_host_to_host(host: Host) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import Proxy, passes, takes_nothing
+from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backend import uploads
 from ortet.backend.owing import Owing, owing
@@ -23,7 +23,9 @@ from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.ids import from_hex
 from ortet.session.hub import Hub
 from ortet.store.remote import RemoteObjects
-from ortet.testing.processes import WAIT
+
+_UPLOAD = 120.0
+"""Seconds to wait for an upload: one that is under way takes half a minute to fail."""
 
 Host = Callable[..., Hub]
 
@@ -130,10 +132,7 @@ def test_upload_marker_is_removed_after_the_upload(
         proxy.always = passes
         hub.close()  # which does not wait for all: whoever opens the store next goes on
     host("one")
-    deadline = time.monotonic() + 60
-    while other.catalog.rows("uploads"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not other.catalog.rows("uploads"))
     with pytest.raises(NotFound):
         other.restore(strange, to=tmp_path / "out")
     assert [m.content for m in other.session("s").messages()] == ["first"]
@@ -158,19 +157,12 @@ def test_commits_one_after_the_other_are_owed_once(
         for number in range(3):
             s.say("user", str(number))
             s.commit(durable="local")
-            until(lambda: not hub.objects.queued().objects)
+            eventually(lambda: not hub.objects.queued().objects, _UPLOAD)
         assert told == ["tell"]
         assert owing(other.catalog)
     hub.close()
     assert told == ["tell", "done"]
     assert not owing(other.catalog)
-
-
-def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 2 * WAIT  # an upload under way takes half a minute to fail
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
@@ -183,7 +175,9 @@ def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
         proxy.always = takes_nothing
         s.say("user", "second")
         late = s.commit("second", durable="local").oid
-        until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+        eventually(
+            lambda: any(late in owes.commits for owes in owing(other.catalog).values()), _UPLOAD
+        )
         with pytest.raises(Unavailable) as caught:
             other.restore("s", to=tmp_path / "early")
         assert f"commit {late[:12]} was made on {os.uname().nodename}" in caught.value.message
@@ -192,7 +186,7 @@ def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
         assert "not everything" in caught.value.message
         proxy.always = passes
         s.commit(durable="remote")
-    until(lambda: not owing(other.catalog))
+    eventually(lambda: not owing(other.catalog), _UPLOAD)
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 
@@ -206,7 +200,9 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         proxy.always = takes_nothing
         s.say("user", "second")
         late = s.commit("second", durable="local").oid
-        until(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+        eventually(
+            lambda: any(late in owes.commits for owes in owing(other.catalog).values()), _UPLOAD
+        )
 
     def doctor(*words: str, code: int) -> Any:
         done = forked.run(
@@ -231,7 +227,7 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         other.restore(late, to=tmp_path / "out")
     proxy.always = passes
     host("one")  # and it is not: the disk was still there
-    until(lambda: other.objects.find(late[:20]))
+    eventually(lambda: other.objects.find(late[:20]), _UPLOAD)
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.waiting import WAIT
 
 from ortet.backend.valkeyaddress import address_of
 from ortet.backend.valkeycache import ValkeyCache
@@ -24,7 +25,6 @@ from ortet.settings import Serve
 from ortet.surface.http.answers import TooMany
 from ortet.surface.http.limits import Limits
 from ortet.surface.http.tokens import Caller
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.valkey
 

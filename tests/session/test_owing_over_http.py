@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 from tests.fixtures.remote_hub import serving
+from tests.fixtures.waiting import eventually
 
 from ortet.backend.httpbucket import HttpBucket
 from ortet.backend.owing import owing
 from ortet.config import open_hub
 from ortet.errors import Unavailable
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.server
 
@@ -46,10 +45,7 @@ def test_commit_not_yet_uploaded_by_a_client_names_its_host_in_the_error(
                     other.restore(late, to=tmp_path / "early")
                 assert caught.value.kind == "not_uploaded_yet"
                 assert os.uname().nodename in caught.value.message
-        deadline = time.monotonic() + WAIT
-        while owing(server.catalog):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: not owing(server.catalog))
         for other in (two, server):
             assert [m.content for m in other.get("s").messages()] == ["first", "second"]
         assert not server.verify().problems

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Unsupported
@@ -39,7 +40,7 @@ def work(hub: Hub, place: Path) -> Workspace:
 def counting(workspace: Workspace) -> bool:
     """Waits until the counter goes on."""
     wait = 'was=$(cat count); until now=$(cat count); [ $now ] && [ $now != "$was" ]; do :; done'
-    return workspace.run(["bash", "-c", wait], timeout=30).exit_code == 0
+    return workspace.run(["bash", "-c", wait], timeout=WAIT).exit_code == 0
 
 
 class TestOverlay:
@@ -49,7 +50,7 @@ class TestOverlay:
         assert [(job.name, job.code) for job in work.jobs()] == [("count", None)]
         assert any(_COUNT in process.cmdline for process in work.ps())
         work.job("count").kill()
-        assert work.job("count").wait(30) == 137
+        assert work.job("count").wait(WAIT) == 137
 
     def test_shell_keeps_its_variables_between_writes(self, work: Workspace) -> None:
         shell = work.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
@@ -57,7 +58,7 @@ class TestOverlay:
         work.shell("main").write(b"echo it-is-$answer\n")
         seen, cursor = b"", 0
         while b"it-is-42" not in seen:
-            piece = shell.read(cursor, 30)
+            piece = shell.read(cursor, WAIT)
             assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
 
@@ -91,7 +92,7 @@ class TestOverlay:
         work.spawn("sleeper", "sleep 1000")
         first = work.commit("running")
         work.job("sleeper").kill()
-        work.job("sleeper").wait(30)
+        work.job("sleeper").wait(WAIT)
         work.spawn("sleeper", "sleep 1000")
         assert work.commit("running again").oid == first.oid
 

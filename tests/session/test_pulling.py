@@ -204,7 +204,6 @@ def test_killed_pull_resumes_without_resending_known_objects(here: Hub, tmp_path
         env={**os.environ, "ORTET_FAULT": "carry.after-object:kill:10"},
         check=False,
         capture_output=True,
-        timeout=600,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     with open_hub(tmp_path / "there") as there:
@@ -294,7 +293,6 @@ def test_clone_pull_and_push_commands_report_what_was_transferred(
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
         )
 
     cloned = ortet("clone", "--json", "here", "copy")

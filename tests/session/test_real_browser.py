@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 COOKIE = "cookie-do-not-show-4711"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 120_000
+PATIENCE = 2000 * WAIT
 """Milliseconds: a host that runs other tests, too, is slow."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import eventually
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, OrtetError
@@ -16,7 +16,6 @@ from ortet.session.hits import Recalled
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.testing.clock import ManualClock
-from ortet.testing.processes import WAIT
 
 TALK = [
     ("user", "Where did you go last summer?"),
@@ -498,10 +497,12 @@ class Counting:
 
 def asked(s: Session, query: str, limit: int = 10) -> Recalled:
     """Another thread embeds, and is waited for a moment only: asked until it has."""
-    end = time.monotonic() + WAIT
-    while (found := s.recall(query, limit, explain=True)).dense in ("late", "some"):
-        assert time.monotonic() < end
-    return found
+
+    def found() -> Recalled | None:
+        answer = s.recall(query, limit, explain=True)
+        return None if answer.dense in ("late", "some") else answer
+
+    return eventually(found)
 
 
 class TestMeaning:

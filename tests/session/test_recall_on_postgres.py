@@ -3,7 +3,6 @@ are those of a store in a directory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.fixtures.postgres import shared
+from tests.fixtures.waiting import eventually
 from tests.memory.embedding import Hashing
 from tests.session.conftest import Host, environ
 from tests.session.test_recall import TALK
@@ -20,7 +20,6 @@ from tests.session.test_recall import TALK
 from ortet.config import open_hub
 from ortet.session.hub import Hub
 from ortet.testing.clock import ManualClock
-from ortet.testing.processes import WAIT
 
 TABLES = ("memory_docs", "memory_terms", "memory_ends", "memory_lines", "memory_marks")
 QUESTIONS = ["grilled sardines", "where summer", "cat Momo", "猫の名前", "parseHTTPResponse", "tea"]
@@ -246,12 +245,14 @@ def test_meanings_are_made_once_for_all_hosts(tmp_path: Path, url: str) -> None:
         with open_hub(store, environ=environ(tmp_path, name), **given) as hub:  # type: ignore[arg-type]
             if name == "one":
                 live(hub)
-            answer = hub.recall("where is Momo?", explain=True)
-            end = time.monotonic() + WAIT
-            while answer.dense != "all" and time.monotonic() < end:  # another thread embeds
-                answer = hub.recall("where is Momo?", explain=True)
-            found.append([(h.text, h.score, h.scores) for h in answer])
-            assert answer.dense == "all"
+
+            def answer() -> list[Any] | None:
+                """Return the hits once another thread has embedded all texts."""
+                told = hub.recall("where is Momo?", explain=True)
+                hits = [(h.text, h.score, h.scores) for h in told]
+                return hits if told.dense == "all" else None
+
+            found.append(eventually(answer))
         made.append(embedder.texts)
     assert found[0] == found[1] == found[2]
     assert sorted(made[0]) == sorted(made[1])

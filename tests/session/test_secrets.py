@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
@@ -112,7 +113,7 @@ class TestOneCommand:
             kwargs={"secrets": ["DEPLOY"], "output": lambda *_: began.set(), "timeout": 60},
         )
         thread.start()
-        assert began.wait(60)
+        assert began.wait(WAIT)
         for verb in (work.commit, work.fork):
             with pytest.raises(Conflict) as caught:
                 verb()
@@ -249,7 +250,7 @@ class TestProcesses:
         parts = [VALUE[i : i + 2] for i in range(0, len(VALUE), 2)]
         command = [sys.executable, "-c", _HOLDER, kind, str(at), *parts]
         job = live.spawn("holder", command)
-        assert job.read(0, 60).data.startswith(b"ready")
+        assert job.read(0, WAIT).data.startswith(b"ready")
         error = refused(live)
         assert (f"process {job.pid} " if kind == "own" else "processes share") in str(error)
         assert live.run("echo on").stdout == "on\n"  # the machine goes on
@@ -483,8 +484,7 @@ class TestExpiry:
     def test_an_expired_one_is_not_given(self, hub: Hub, place: Path, tmp_path: Path) -> None:
         hub.vault.put("SHORT_LIVED", "ends-very-soon-4711", expires=timedelta(milliseconds=1))
         work = hub.workspace(place)
-        while hub.clock.now_ns() < hub.vault.expires("SHORT_LIVED"):
-            pass
+        eventually(lambda: hub.clock.now_ns() >= hub.vault.expires("SHORT_LIVED"))
         with pytest.raises(Refused) as caught:
             work.run("true", secrets=["SHORT_LIVED"])
         assert caught.value.kind == "secret_expired"
@@ -515,8 +515,7 @@ class TestExpiry:
             assert session.restore(commit.oid).secrets == []
             hub.vault.forget("GONE")
             hub.vault.put("OVER", "value-of-OVER", expires=timedelta(milliseconds=1))
-            while hub.clock.now_ns() < hub.vault.expires("OVER"):
-                pass
+            eventually(lambda: hub.clock.now_ns() >= hub.vault.expires("OVER"))
             monkeypatch.delenv("MY_API_TOKEN")
             session.say("user", "go on")
             for only in (None, {"files"}):

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import shared
+from tests.fixtures.waiting import WAIT, eventually
 from tests.session.conftest import Host, environ
 
 from ortet.errors import Conflict, Refused, Unavailable
@@ -22,7 +23,6 @@ from ortet.session.hub import Hub
 from ortet.store import remotesweep
 from ortet.store.abc import Kind
 from ortet.store.faults import ENVIRONMENT
-from ortet.testing.processes import WAIT
 
 
 @pytest.fixture(autouse=True)
@@ -129,15 +129,15 @@ def test_a_sweep_waits_for_writes_that_began_before(host: Host, schema: str) -> 
 
 
 def until_waiting(look: psycopg.Connection, schema: str, count: int) -> None:
-    """Until so many wait for the table that all writes read."""
+    """Wait until so many transactions wait for the table that all writes read."""
     asked = f"""SELECT count(*) FROM pg_locks
         WHERE relation = '"{schema}".floors'::regclass AND NOT granted"""
-    for _ in range(int(WAIT * 100)):
+
+    def are_waiting() -> bool:
         row = look.execute(asked).fetchone()
-        if row and row[0] >= count:
-            return
-        look.execute("SELECT pg_sleep(0.01)")
-    raise AssertionError("nobody waits")
+        return row is not None and row[0] >= count
+
+    eventually(are_waiting)
 
 
 def test_second_sweep_is_refused_while_one_runs(host: Host) -> None:

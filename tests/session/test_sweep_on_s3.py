@@ -16,6 +16,7 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import set_environ
+from tests.fixtures.waiting import WAIT
 from tests.session.conftest import environ
 
 from ortet.config import open_hub
@@ -24,7 +25,6 @@ from ortet.store import remotesweep
 from ortet.store.abc import Kind
 from ortet.store.faults import ENVIRONMENT
 from ortet.store.remoteshelf import GONE
-from ortet.testing.processes import WAIT
 
 POINTS = ["sweep.after-marks", "sweep.after-epoch", "sweep.before-delete", "sweep.after-delete"]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Conflict, NotFound
 from ortet.session.turns import Turn, nobody_in
@@ -67,16 +68,14 @@ def test_forked_child_process_waits_for_its_parents_turn(turn: Turn, tmp_path: P
                 os._exit(0)
             finally:
                 os._exit(1)
-        while not waited_for(tmp_path):
+
+        def child_waits() -> bool:
             assert os.waitpid(child, os.WNOHANG) == (0, 0)
+            return is_waited_for(tmp_path / "turn")
+
+        eventually(child_waits)
         assert not can(tmp_path, fcntl.LOCK_SH)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def waited_for(home: Path, name: str = "turn") -> bool:
-    inode = os.stat(home / name).st_ino
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any(f":{inode} " in line and "->" in line for line in lines)
 
 
 class TestPresence:
@@ -109,8 +108,12 @@ class TestPresence:
         with nobody_in(home, "proj"):
             waiter = threading.Thread(target=enter)
             waiter.start()
-            while not waited_for(home, "open"):
+
+            def waiter_waits() -> bool:
                 assert waiter.is_alive()
+                return is_waited_for(home / "open")
+
+            eventually(waiter_waits)
             shutil.rmtree(home)
         waiter.join()
         assert len(found) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unsupported
 from ortet.ids import uuid7
@@ -226,14 +227,18 @@ class TestOthers:
         ws.close()
         holder = start("hold", hub.root, work)
         holder.wait_for("ready")
-        lock = os.stat(hub.root / "local/machines" / ws.row.machine / "turn").st_ino
+        lock = hub.root / "local/machines" / ws.row.machine / "turn"
         found: list[Workspace] = []
         opener = threading.Thread(
             target=lambda: found.append(hub.workspace(work, engine="folder")), daemon=True
         )
         opener.start()
-        while opener.is_alive() and not is_waited_for(lock):
-            pass
+
+        def opener_waits() -> bool:
+            assert opener.is_alive()
+            return is_waited_for(lock)
+
+        eventually(opener_waits)
         assert found == []
         holder.go()
         opener.join()
@@ -259,12 +264,6 @@ class TestOthers:
         assert read(work) in states.values()
         hub.verify()
         assert list(work.parent.glob(".ortet.stage*")) == []
-
-
-def is_waited_for(inode: int) -> bool:
-    """Whether somebody waits for a lock on this file."""
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any(f":{inode} " in line and "->" in line for line in lines)
 
 
 class TestRestore:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fixtures.postgres import Server
+from tests.fixtures.waiting import eventually
 from tests.session.conftest import environ
 
 from ortet.backend.patience import patient
@@ -16,7 +16,6 @@ from ortet.errors import Unavailable
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.view import View
-from ortet.testing.processes import WAIT
 
 pytestmark = pytest.mark.postgres
 
@@ -125,10 +124,11 @@ def test_message_sent_during_a_database_pause_is_recorded_once(tmp_path: Path) -
 
 
 def at_last(session: Session, text: str) -> None:
-    end = time.monotonic() + WAIT
-    while True:
+    def is_said() -> bool:
         try:
             session.say("user", text)
-            return
         except Unavailable:
-            assert time.monotonic() < end
+            return False
+        return True
+
+    eventually(is_said)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Invalid, Unavailable
 from ortet.store.abc import Kind
@@ -56,21 +57,18 @@ def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: LocalObjects) ->
         pass
 
 
-def test_writers_wait_for_a_sweep(open_store: Open) -> None:
+def test_writers_wait_for_a_sweep(open_store: Open, root: Path) -> None:
     first, second = open_store(), open_store()
     order: list[str] = []
-    begun = threading.Event()
 
     def write() -> None:
-        begun.set()
         with second.writing():
             order.append("writer")
 
     thread = threading.Thread(target=write)
     with first.gate.exclusive(patience=0.0):
         thread.start()
-        begun.wait()
-        thread.join(0.05)
+        eventually(lambda: is_waited_for(root / "local" / "gc.gate"))
         order.append("sweep")
     thread.join()
     assert order == ["sweep", "writer"]

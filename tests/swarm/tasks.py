@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from ortet.session.session import Session
@@ -82,7 +81,7 @@ def block(session: Session, i: int) -> int:
         with Path(str(session.notes()["marks"])).open("a") as file:
             file.write(f"pid {os.getpid()}\n")
     while i:
-        time.sleep(60)
+        signal.pause()
     return i
 
 

@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.ray import RayCluster
+from tests.fixtures.waiting import WAIT, eventually
 from tests.http.conftest import Client, Server
 from tests.swarm import tasks
 
@@ -34,7 +34,8 @@ from ortet.swarm.place import Cluster, elsewhere
 from ortet.swarm.plan import Keep, Terms
 from ortet.swarm.travel import work_of
 
-WAIT = 120.0
+LIMIT = 120.0
+"""Seconds that Ray may need to begin or to end attempts, before ORTET_TEST_PATIENCE."""
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import ortet
@@ -72,13 +73,6 @@ def states(result: SwarmResult) -> list[str]:
     return [one.state if one.state != "failed" else one.reason for one in result.attempts]
 
 
-def until(met: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT
-    while not met():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
@@ -107,7 +101,7 @@ def fail(session: Session, i: int) -> int:
     if i == 1:
         raise RuntimeError("it went wrong")
     while i == 2:
-        time.sleep(60)
+        signal.pause()
     session.spend(usd=0.1)
     return i
 
@@ -119,9 +113,8 @@ def sink(session: Session, i: int) -> int:
     note(session, f"began {i} {node} {os.getpid()}")
     session.learn(f"learned by {i} on {node}")
     while node == "doomed":
-        time.sleep(60)
-    while not any("doomed" in line for line in lines(marks)):
-        time.sleep(0.05)
+        signal.pause()
+    eventually(lambda: any("doomed" in line for line in lines(marks)), LIMIT)
     note(session, f"done {i}")
     return i
 
@@ -130,7 +123,7 @@ def stall(session: Session, i: int) -> int:
     """Once for ever, then not."""
     note(session, f"began {i} {os.getpid()}")
     while len(lines(Path(str(session.notes()["marks"])))) == 1:
-        time.sleep(1)
+        signal.pause()
     return 7
 
 
@@ -176,8 +169,8 @@ def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path:
 
     with forked.Popen([sys.executable, "-c", code], env=env) as driver:
         try:
-            until(lambda: len(lines(marks)) == 2, "they have not begun")
-            until(lambda: first() == "done", "it has not ended")
+            eventually(lambda: len(lines(marks)) == 2, LIMIT, say="they have not begun")
+            eventually(lambda: first() == "done", LIMIT, say="it has not ended")
         finally:
             driver.kill()
 
@@ -185,10 +178,10 @@ def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path:
         pids = [line.split()[1] for line in lines(marks)]
         return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
-    until(lambda: not living(), "they outlived their driver")
+    eventually(lambda: not living(), LIMIT, say="they outlived their driver")
 
     def stop() -> None:
-        until(lambda: len(lines(marks)) == 4, "they have not begun again")
+        eventually(lambda: len(lines(marks)) == 4, LIMIT, say="they have not begun again")
         halt.stop()
 
     with Halt() as halt:
@@ -197,7 +190,7 @@ def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path:
         session = hub.session("left")
         result = session.swarm(tasks.block, n=3, parallel=3, name="on", on="ray", halt=halt)
         enough.join()
-    until(lambda: not living(), "they were not stopped")
+    eventually(lambda: not living(), LIMIT, say="they were not stopped")
     assert states(result) == ["done", "stopped", "stopped"]
     assert [one.tries for one in result.attempts] == [1, 2, 2]
     assert [row.name for row in hub.sessions()] == ["left"]
@@ -234,7 +227,7 @@ def test_a_server_has_its_cluster_from_who_started_it(cluster: RayCluster, tmp_p
     server = Server(tmp_path / "served", "--no-auth", "--ray", cluster.url)
     try:
         client = server.client()
-        client.wait = 3 * WAIT  # Ray has its own limits
+        client.wait = 6 * WAIT  # Ray has its own limits
         path = client.new("asked", engine="overlay")
         ask = {"task": "echo $ORTET_ATTEMPT | tee made", "n": 2, "name": "far", "on": "ray"}
         for other in (cluster.url, "ray://127.0.0.1:1", "auto"):
@@ -244,10 +237,14 @@ def test_a_server_has_its_cluster_from_who_started_it(cluster: RayCluster, tmp_p
         assert (reply.status, reply.kind) == (403, "no_node")
         assert client.get(f"{path}/swarms")["items"] == []
         client.post(f"{path}/swarms", {**ask, "needs": {"north": 1}})
-        until(lambda: client.get(f"{path}/swarms/far")["state"] == "finished", "it is not finished")
+        eventually(
+            lambda: client.get(f"{path}/swarms/far")["state"] == "finished",
+            LIMIT,
+            say="it is not finished",
+        )
         found = client.get(f"{path}/swarms/far")
         assert [one["state"] for one in found["attempts"]] == ["done"] * 2, found
-        until(lambda: made(client, path) == "1\n", "the best was not adopted")
+        eventually(lambda: made(client, path) == "1\n", LIMIT, say="the best was not adopted")
         # whoever has the whole store of a server drives its swarms itself, where it likes
         with open_hub(server.url) as hub:
             result = hub.session("remote").swarm("echo $ORTET_ATTEMPT", n=2, on="ray")
@@ -269,7 +266,7 @@ def test_a_node_is_killed_in_the_middle(cluster: RayCluster, hub: Hub, tmp_path:
         return [line.split() for line in lines(marks) if "doomed" in line]
 
     def strike() -> None:
-        until(lambda: len(begun()) > 0, "nothing began on the node")
+        eventually(lambda: len(begun()) > 0, LIMIT, say="nothing began on the node")
         doomed.kill()
 
     storm = threading.Thread(target=strike)
@@ -286,7 +283,11 @@ def test_a_node_is_killed_in_the_middle(cluster: RayCluster, hub: Hub, tmp_path:
     assert facts == [f"learned by {i}" for i in range(6)]
     assert not any("doomed" in fact.text for fact in session.facts())
     assert [row.name for row in hub.sessions()] == ["storm"]
-    until(lambda: not [x for x in begun() if os.path.exists(f"/proc/{x[3]}")], "it outlived it")
+    eventually(
+        lambda: not [x for x in begun() if os.path.exists(f"/proc/{x[3]}")],
+        LIMIT,
+        say="it outlived it",
+    )
     hub.verify()
 
 
@@ -311,7 +312,9 @@ def test_the_head_is_killed_in_the_middle(
     drivers = [threading.Thread(target=drive, args=[name]) for name in places]
     for driver in drivers:
         driver.start()
-    until(lambda: all(lines(tmp_path / name) for name in places), "they have not begun")
+    eventually(
+        lambda: all(lines(tmp_path / name) for name in places), LIMIT, say="they have not begun"
+    )
     cluster.kill_head()
     for driver in drivers:
         driver.join()

@@ -104,5 +104,5 @@ def _accept(listener: socket.socket, port: int, pairs: dict[int, Pair]) -> None:
     pair = Pair(outer, inner)
     for end in pair.ends:
         end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as it came: nothing is held back
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # nothing is held back
         pairs[end.fileno()] = pair

@@ -208,7 +208,7 @@ def test_two_processes_lose_no_event_and_never_append_to_a_stale_session(hub: Hu
     asyncio.run(OrtetSessionService(hub).create_session(**OURS))
     writers = [_writer(hub.root, me, 10) for me in ("a", "b")]
     for writer in writers:
-        writer.communicate(timeout=300)
+        writer.communicate()
         assert writer.returncode == 0
     said, state, seen = _found(hub)
     for me in ("a", "b"):
@@ -230,6 +230,6 @@ def test_acknowledged_adk_events_and_their_state_survive_sigkill(hub: Hub) -> No
     assert state["app:k"] == len(said) - 1, "an event and the state it sets are one write"
     assert state["user:last"] == said[-1]
     after = _writer(hub.root, "after", 2)
-    after.communicate(timeout=300)
+    after.communicate()
     assert _found(hub)[0] == [*said, "after-0", "after-1"]
     hub.verify()

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from tests.adapters.agent_framework.flow import Order, workflow
 from tests.adapters.agent_framework.worker import ALLOWED
 from tests.adapters.conftest import Start
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Invalid, Refused
@@ -148,7 +149,7 @@ def test_a_workflow_that_was_killed_goes_on_elsewhere(hub: Hub, start: Start) ->
     assert worker.stdout is not None
     assert worker.stdout.readline() == "at second\n"
     worker.send_signal(signal.SIGKILL)
-    worker.wait(60)
+    worker.wait(WAIT)
     kept = storage(hub)
     latest = run(kept.get_latest(workflow_name="orders"))
     assert latest.messages["first"][0].data == Order(17, ("first",))

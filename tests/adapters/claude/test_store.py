@@ -288,7 +288,7 @@ def _writer(root: Path, me: str, count: int) -> subprocess.Popen[str]:
 def test_two_processes_lose_no_line_and_split_no_batch(store: OrtetSessionStore, hub: Hub) -> None:
     writers = [_writer(hub.root, me, 12) for me in ("a", "b")]
     for writer in writers:
-        writer.communicate(timeout=300)
+        writer.communicate()
         assert writer.returncode == 0
     found = load(store, {"project_key": "p", "session_id": "s"})
     assert found is not None

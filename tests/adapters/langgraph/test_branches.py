@@ -20,6 +20,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 from tests.fixtures import forked
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.session.hub import Hub
@@ -317,7 +318,7 @@ def test_a_checkpoint_stored_after_its_subgraph_is_kept(hub: Hub, first: str) ->
         def put(self, config: Any, *args: Any) -> Any:
             ns = config["configurable"].get("checkpoint_ns")
             if not ns and args[1]["step"] == 3:
-                assert inside.wait(60)
+                assert inside.wait(WAIT)
                 late.set()
             done = super().put(config, *args)
             if ns and first == "input":
@@ -441,7 +442,7 @@ def test_a_kill_after_branching_leaves_the_new_branch(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = forked.run(words, env={**os.environ, "PYTHONPATH": path}, timeout=240, check=False)
+    done = forked.run(words, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == -signal.SIGKILL
     with ortet.open(tmp_path / "store") as hub:
         mine = graph(OrtetSaver(hub))

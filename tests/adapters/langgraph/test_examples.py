@@ -16,6 +16,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
+from tests.fixtures.waiting import loop_turns
 
 import ortet
 from ortet.session.hub import Hub
@@ -234,7 +235,7 @@ def test_results_of_twenty_sends_are_stored_in_order(saver: OrtetSaver) -> None:
 
 def test_results_of_many_async_sends_are_stored(hub: Hub, saver: OrtetSaver) -> None:
     async def joke(state: Any) -> dict[str, Any]:
-        await asyncio.sleep(0)
+        await loop_turns()
         return {"jokes": [f"about {state['subject']}"]}
 
     builder = StateGraph(Jokes)

@@ -39,7 +39,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_writes_that_did_not_fit_are_stored_when_repeated(tmp_path: Path) -> None:
     store, of = tmp_path / "store", {"configurable": {"thread_id": "t"}}
     done = forked.run(
-        [sys.executable, "-c", _PROGRAM, str(store)], check=False, capture_output=True, timeout=120
+        [sys.executable, "-c", _PROGRAM, str(store)], check=False, capture_output=True
     )
     assert (done.returncode, done.stderr) == (-9, b"")
     with ortet.open(store) as hub:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
+from tests.fixtures.waiting import WAIT, aeventually, eventually, loop_turns
 
 import ortet
 from ortet.backend.abc import EventRow
@@ -36,8 +36,8 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the host is, the checkpoint comes before the wait for it is over."""
-    monkeypatch.setattr(offers, "GATHER", 60.0)
-    monkeypatch.setattr(offers, "LATE", 60.0)
+    monkeypatch.setattr(offers, "GATHER", WAIT)
+    monkeypatch.setattr(offers, "LATE", WAIT)
 
 
 @pytest.fixture
@@ -60,15 +60,8 @@ def put(saver: OrtetSaver, config: RunnableConfig, n: int) -> Any:
     return saver.put(config, made, meta, made["channel_versions"])
 
 
-def until(is_so: Callable[[], Any]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def offered(saver: OrtetSaver, count: int) -> None:
-    until(lambda: len(saver._threads.offers._waiting.get("t", ())) == count)
+    eventually(lambda: len(saver._threads.offers._waiting.get("t", ())) == count)
 
 
 def writes(saver: OrtetSaver, config: RunnableConfig) -> list[Any]:
@@ -92,7 +85,7 @@ def test_writes_and_the_checkpoint_behind_them_are_one_write(
         appends.clear()
         put(saver, first, 1)
         for one in waiting:
-            one.result(60)
+            one.result(WAIT)
     assert len(appends) == 1
     with ortet.open(tmp_path / "store") as again:
         found = writes(OrtetSaver(again), first)
@@ -125,8 +118,7 @@ def test_async_writes_wait_without_a_thread(hub: Hub, appends: list[int]) -> Non
 
     async def run() -> None:
         waiting = asyncio.create_task(saver.aput_writes(first, [("n", 7)], "task"))
-        while "t" not in saver._threads.offers._waiting:
-            await asyncio.sleep(0)
+        await aeventually(lambda: "t" in saver._threads.offers._waiting)
         appends.clear()
         await asyncio.to_thread(put, saver, first, 1)
         await waiting
@@ -142,7 +134,7 @@ def test_a_cancelled_write_is_not_stored_later(hub: Hub) -> None:
 
     async def run() -> None:
         waiting = asyncio.create_task(saver.aput_writes(first, [("n", 7)], "task"))
-        await asyncio.sleep(0)
+        await loop_turns()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -156,7 +148,7 @@ def test_a_cancelled_write_is_not_stored_later(hub: Hub) -> None:
 def test_a_write_whose_caller_was_interrupted_is_not_stored_later(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers, "LATE", 60.0)
+    monkeypatch.setattr(offers, "LATE", WAIT)
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     later: RunnableConfig = {"configurable": {**first["configurable"], "checkpoint_id": "later"}}
@@ -173,7 +165,7 @@ def test_a_write_whose_caller_was_interrupted_is_not_stored_later(
     offered(saver, 1)
     stop = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(*stop) == 1
-    thread.join(60)
+    thread.join(WAIT)
     assert len(ended) == 1
     assert not saver._threads.offers._waiting
 
@@ -189,7 +181,7 @@ def test_a_write_that_cannot_be_stored_fails_only_for_its_caller(hub: Hub) -> No
         offered(saver, 1)
         put(saver, first, 1)
         with pytest.raises(Invalid, match="channel 'lock'"):
-            bad.result(60)
+            bad.result(WAIT)
     latest = saver.get_tuple(OF)
     assert latest is not None
     assert latest.checkpoint["channel_values"] == {"n": 1}
@@ -206,7 +198,7 @@ def test_writes_are_stored_though_their_checkpoint_is_refused(hub: Hub) -> None:
         made["channel_versions"] = {"lock": 1}
         with pytest.raises(Invalid, match="channel 'lock'"):
             saver.put(first, made, {}, {"lock": 1})
-        waiting.result(60)
+        waiting.result(WAIT)
     assert writes(OrtetSaver(hub), OF) == [("task", "n", 7)]
 
 
@@ -218,5 +210,5 @@ def test_a_refused_checkpoint_takes_no_writes(hub: Hub) -> None:
         waiting = pool.submit(saver.put_writes, first, [("n", 7)], "task")
         with pytest.raises(Conflict):
             put(saver, first, 2)
-        waiting.result(60)
+        waiting.result(WAIT)
     assert writes(saver, first) == [("task", "n", 7)]

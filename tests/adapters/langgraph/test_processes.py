@@ -105,5 +105,5 @@ def test_writes_stored_before_a_kill_are_there_afterwards(tmp_path: Path) -> Non
 def killed(store: Path, *words: str) -> None:
     ortet.open(store).close()
     process = started(store, *words)
-    process.communicate("go\n", timeout=240)
+    process.communicate("go\n")
     assert process.returncode == -9

@@ -22,6 +22,7 @@ from langgraph.store.base import (
     PutOp,
     SearchOp,
 )
+from tests.fixtures.waiting import loop_turns
 
 import ortet
 from ortet.surface.langgraph import OrtetStore
@@ -256,7 +257,7 @@ def test_vectors_that_do_not_fit_are_refused_before_anything_is_written(hub: ort
 
 def test_async_calls_do_the_same(hub: ortet.Hub) -> None:
     async def aembed(texts: Sequence[str]) -> list[list[float]]:
-        await asyncio.sleep(0)
+        await loop_turns()
         return embed(texts)
 
     store: Any = OrtetStore(hub, index={"dims": 8, "embed": aembed, "fields": ["text"]})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.remote_hub import serving
+from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.config import open_hub
@@ -71,7 +72,7 @@ def test_processes_write_at_once_and_see_one_another(tmp_path: Path) -> None:
         for number in range(count):
             store.put(("by", "me"), str(number), {"n": number})
         for process in both:
-            process.communicate(timeout=300)
+            process.communicate()
             assert process.returncode == 0
         for who in ("a", "b", "me"):
             found = store.search(("by", who), limit=1000)
@@ -180,16 +181,14 @@ def test_the_ttl_sweeper_deletes_expired_items(hub: ortet.Hub) -> None:
     assert OrtetStore(hub).start_ttl_sweeper().done()
     store.put(("a",), "k", {})
     running = store.start_ttl_sweeper(0.001)
-    told: list[Any] = []
-    for _ in range(3000):
-        told = store.history(("a",), "k")
-        if len(told) == 2:
-            break
-        running_still = not running.done()
-        assert running_still
-        store._stop.wait(0.02)
-    assert told[-1].value is None
-    assert store.stop_ttl_sweeper(60)
+
+    def is_swept() -> bool:
+        assert not running.done()
+        return len(store.history(("a",), "k")) == 2
+
+    eventually(is_swept)
+    assert store.history(("a",), "k")[-1].value is None
+    assert store.stop_ttl_sweeper(WAIT)
     assert running.done()
 
 

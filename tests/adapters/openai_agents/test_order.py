@@ -9,10 +9,9 @@ import weakref
 from threading import Event, Thread, current_thread
 
 import pytest
+from tests.fixtures.waiting import WAIT, loop_turns
 
 from ortet.surface.openai_agents.order import Order
-
-_LONG = 60.0
 
 
 def test_one_thread_executes_calls_in_the_order_they_were_made() -> None:
@@ -52,16 +51,15 @@ def test_a_cancelled_caller_waits_until_its_call_has_ended() -> None:
 
     def work() -> None:
         begun.set()
-        assert go.wait(_LONG)
+        assert go.wait(WAIT)
         ended.set()
 
     async def main() -> None:
         task = asyncio.ensure_future(order.do(work))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(begun.wait, WAIT)
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0.001)
+            await loop_turns(10)
             assert not task.done()
         go.set()
         with pytest.raises(asyncio.CancelledError):
@@ -78,7 +76,7 @@ def test_the_thread_ends_when_its_order_is_collected() -> None:
     assert thread.is_alive()
     del order
     gc.collect()
-    thread.join(_LONG)
+    thread.join(WAIT)
     assert not thread.is_alive()
 
 
@@ -101,7 +99,7 @@ def test_idle_threads_end_and_are_started_again(monkeypatch: pytest.MonkeyPatch)
     order = Order()
     for number in range(3):
         thread = asyncio.run(order.do(current_thread))
-        thread.join(_LONG)
+        thread.join(WAIT)
         assert not thread.is_alive(), number
     monkeypatch.setattr("ortet.surface.openai_agents.order._IDLE", 0.0)
     for number in range(500):  # some meet a thread that is about to end
@@ -118,7 +116,7 @@ def test_a_call_after_a_failed_thread_start_succeeds(
         raise RuntimeError("can't start new thread")
 
     async def ask() -> int:
-        return await asyncio.wait_for(order.do(lambda: 1), _LONG)
+        return await asyncio.wait_for(order.do(lambda: 1), WAIT)
 
     with monkeypatch.context() as full:
         full.setattr(Thread, "start", refuse)

@@ -10,6 +10,7 @@ import pytest
 from agents import Agent, RunConfig, Runner, SessionSettings
 from tests.adapters.conftest import Start
 from tests.adapters.openai_agents.model import Scripted, agent, call, look, text
+from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Refused
@@ -95,7 +96,7 @@ def test_two_processes_take_turns_in_one_session(hub: Hub, store: Path, start: S
 
 def test_processes_that_add_at_once_lose_nothing(hub: Hub, start: Start) -> None:
     workers = [start("chat", "add", who, "30") for who in "ab"]
-    assert [worker.wait(240) for worker in workers] == [0, 0]
+    assert [worker.wait() for worker in workers] == [0, 0]
     items = run(OrtetSession("chat", hub).get_items())
     groups = [items[at : at + 3] for at in range(0, len(items), 3)]
     for question, made, result in groups:  # none came between
@@ -111,7 +112,7 @@ def test_acknowledged_items_survive_sigkill_whole(hub: Hub, start: Start) -> Non
     worker = start("chat", "add", "a", "100000")
     told = [line_of(worker.stdout) for _ in range(20)]
     worker.send_signal(signal.SIGKILL)
-    worker.wait(60)
+    worker.wait(WAIT)
     assert worker.stdout is not None
     told += [line for line in worker.stdout.read().splitlines() if line.startswith("a ")]
     session = OrtetSession("chat", hub)
@@ -128,7 +129,7 @@ def test_a_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, start: Start) -
     worker = start("chat", "half")
     assert line_of(worker.stdout) == "half"
     worker.send_signal(signal.SIGKILL)
-    worker.wait(60)
+    worker.wait(WAIT)
     session = OrtetSession("chat", hub)
     lost = {"type": "function_call_output", "call_id": "lost", "output": LOST}
     assert run(session.get_items())[-1] == lost

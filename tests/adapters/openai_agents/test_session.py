@@ -11,6 +11,7 @@ import pytest
 from agents import SessionSettings, SQLiteSession
 from agents.memory import Session
 from tests.adapters.openai_agents.test_items import ITEMS
+from tests.fixtures.waiting import loop_turns
 
 import ortet
 from ortet.errors import Invalid
@@ -199,7 +200,7 @@ def test_a_cancelled_add_stores_all_items_or_none(hub: Hub) -> None:
 
     async def go() -> None:
         tasks = [asyncio.create_task(session.add_items(PAIR)) for _ in range(20)]
-        await asyncio.sleep(0)
+        await loop_turns()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -151,7 +151,7 @@ def _guard() -> Any:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named: with it, an answer in two
+    # asyncio turns Nagle's algorithm off only where the protocol is named: an answer in two
     # packets waits 40 ms for the client's acknowledgement
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
