@@ -67,10 +67,11 @@ class Running:
         with self._errors:
             try:
                 said = self._listen()
+            except BaseException:
+                self._process.kill()
+                raise
             finally:
                 os.close(self._read)
-                if sys.exc_info()[0] is not None:
-                    self._process.kill()
                 code = self._process.wait()
             self._errors.seek(0)
             assert code in (0, -signal.SIGKILL), self._errors.read().decode()[-6000:]
