@@ -15,13 +15,14 @@ from ortet.errors import Refused, Unsettled
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
+from .running import run
 from .saying import Tell, leave_mark, marks
 
 NAME = "s"
 
 
-def prepare(base: Path, zygote: Any) -> None:
-    """A session with something of everything: commits, a fork, letters, an unsettled deed."""
+def prepare(base: Path) -> None:
+    """Build a session with commits, a fork, waiting comments, an unsettled effect, an open call."""
     work = base / "work"
     (work / "dir").mkdir(parents=True)
     (work / "a").write_text("one")
@@ -45,8 +46,8 @@ def prepare(base: Path, zygote: Any) -> None:
             s.say("assistant", "not committed")
             id_ = s.id
         hub.comment(id_, "from beside", by="bob")
-    assert zygote.run("leave", base, fault="action.begun:kill").killed
-    assert zygote.run("leave_call", base, after=1).killed
+    assert run("leave", base, fault="action.begun:kill").killed
+    assert run("leave_call", base, after=1).killed
 
 
 def leave(base: Path, tell: Tell) -> None:
@@ -116,18 +117,18 @@ TESTED: list[str] = []
 def verb(body: Body) -> Body:
     """A verb done with the session open."""
 
-    def run(base: Path, tell: Tell) -> None:
+    def job(base: Path, tell: Tell) -> None:
         with ortet.open(base / "store") as hub, hub.session(NAME) as s:
             body(Program(hub, s, base, tell))
 
-    _known(body.__name__, run)
+    _known(body.__name__, job)
     return body
 
 
 def care(body: Callable[[Hub, str], None]) -> Callable[[Hub, str], None]:
     """A verb done to the session while nobody has it open."""
 
-    def run(base: Path, tell: Tell) -> None:
+    def job(base: Path, tell: Tell) -> None:
         with ortet.open(base / "store") as hub:
             ids = [x.id for x in hub.sessions() if x.name == NAME]
             for id_ in ids:
@@ -136,12 +137,12 @@ def care(body: Callable[[Hub, str], None]) -> Callable[[Hub, str], None]:
                 body(hub, id_)
                 tell("did")
 
-    _known(body.__name__, run)
+    _known(body.__name__, job)
     return body
 
 
-def _known(name: str, run: Callable[..., None]) -> None:
-    VERBS[name] = run
+def _known(name: str, job: Callable[..., None]) -> None:
+    VERBS[name] = job
     TESTED.append(name)
 
 

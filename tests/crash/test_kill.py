@@ -9,51 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.fixtures import forked
+from tests.fixtures.prepared import Prepared
 
 import ortet
 
+from .points import STORE, check_points
+from .running import Ended, run
+from .store_verbs import SCENARIOS, prepare
+
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
-HERE = Path(__file__).parent
+OTHERS = ["commit", "fork", "elsewhere", "sweep"]
 
-
-def prepare(base: Path, engine: str) -> None:
-    """A workspace with two commits and something uncommitted."""
-    work = base / "work"
-    (work / "dir").mkdir(parents=True)
-    (work / "a").write_bytes(b"a" * 200_000)
-    (work / "dir/b").write_text("b")
-    (work / "gone").write_text("only in the first commit")
-    with ortet.open(base / "store") as hub, hub.workspace(work, engine=engine) as ws:
-        ws.commit("first")
-        (ws.path / "gone").unlink()
-        (ws.path / "dir/b").write_text("second")
-        os.link(ws.path / "a", ws.path / "a2")
-        ws.commit("second")
-        (ws.path / "dir/c").write_text("not committed")
-
-
-def run_worker(
-    base: Path, scenario: str, engine: str, fault: str, *, tell: bool = False
-) -> tuple[int, list[str]]:
-    start = subprocess.run if tell else forked.run  # it must be told before anything is imported
-    worker = start(
-        [sys.executable, str(HERE / "worker.py"), scenario, str(base), engine],
-        env={**os.environ, "ORTET_FAULT": fault, **({"ORTET_TELL_POINTS": "1"} if tell else {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert worker.returncode in (0, -signal.SIGKILL), worker.stderr
-    return worker.returncode, worker.stdout.splitlines()
+Workspaces = Callable[[str], Prepared]
 
 
 def print_of(root: Path) -> dict[str, str]:
@@ -64,12 +36,15 @@ def print_of(root: Path) -> dict[str, str]:
     return found
 
 
-def check_whole(base: Path, engine: str, said: list[str]) -> dict[str, str]:
+def check_acknowledged(hub: ortet.Hub, ended: Ended) -> None:
+    for (oid,) in ended.of("commit"):
+        assert hub.show(oid).oid == oid
+
+
+def check_whole(base: Path, engine: str, ended: Ended) -> dict[str, str]:
     with ortet.open(base / "store") as hub:
         hub.verify()
-        for line in said:
-            if line.startswith("commit "):
-                assert hub.show(line.split()[1]).oid == line.split()[1]
+        check_acknowledged(hub, ended)
         with hub.workspace(base / "work", engine=engine) as ws:
             files = print_of(ws.path)
             ws.commit("after the crash")
@@ -83,53 +58,76 @@ def check_whole(base: Path, engine: str, said: list[str]) -> dict[str, str]:
     return files
 
 
-def legal_files(tmp: Path, scenario: str, engine: str) -> list[dict[str, str]]:
-    """The files before the scenario and after it, without any fault."""
-    base = tmp / "legal"
-    prepare(base, engine)
-    with ortet.open(base / "store") as hub, hub.workspace(base / "work", engine=engine) as ws:
-        before = print_of(ws.path)
-    run_worker(base, scenario, engine, "")
-    with ortet.open(base / "store") as hub, hub.workspace(base / "work", engine=engine) as ws:
-        # The scenario writes one file by itself, before it restores.
-        edited = {**before, "uncommitted": hashlib.sha256(b"must survive").hexdigest()}
-        return [before, edited, print_of(ws.path)]
+@pytest.fixture(scope="session")
+def legal_files(workspaces: Workspaces) -> Callable[[str], list[dict[str, str]]]:
+    """Return the files before and after a restore that no fault interrupts, for an engine."""
+
+    @cache
+    def of(engine: str) -> list[dict[str, str]]:
+        base = workspaces(engine).put_back()
+        with ortet.open(base / "store") as hub, hub.workspace(base / "work", engine=engine) as ws:
+            before = print_of(ws.path)
+        assert run("store.restore", base, engine=engine).code == 0
+        with ortet.open(base / "store") as hub, hub.workspace(base / "work", engine=engine) as ws:
+            # The scenario writes one file by itself, before it restores.
+            edited = {**before, "uncommitted": hashlib.sha256(b"must survive").hexdigest()}
+            return [before, edited, print_of(ws.path)]
+
+    return of
 
 
-def points_of(tmp: Path, scenario: str, engine: str) -> list[str]:
-    """The fault points a scenario passes."""
-    base = tmp / f"points-{scenario}"
-    prepare(base, engine)
-    _, said = run_worker(base, scenario, engine, "", tell=True)
-    return list(dict.fromkeys(line.split()[1] for line in said if line.startswith("point ")))
-
-
-@pytest.mark.parametrize("engine", ["folder", "overlay"])
-def test_restore_killed_at_any_point_leaves_old_or_new_files(engine: str, tmp_path: Path) -> None:
-    legal = legal_files(tmp_path, "restore", engine)
-    points = points_of(tmp_path, "restore", engine)
-    assert len(points) >= 5
-    for number, point in enumerate(points):
-        base = tmp_path / str(number)
-        prepare(base, engine)
-        code, said = run_worker(base, "restore", engine, f"{point}:kill")
-        assert code == -signal.SIGKILL
-        assert check_whole(base, engine, said) in legal, point
-
-
-@pytest.mark.parametrize("engine", ["folder", "overlay"])
-@pytest.mark.parametrize("scenario", ["commit", "fork", "elsewhere", "sweep"])
-def test_a_kill_at_any_point_leaves_a_whole_store(
-    scenario: str, engine: str, tmp_path: Path
+@pytest.mark.parametrize(("scenario", "engine"), STORE)
+def test_scenario_reaches_exactly_the_listed_fault_points(
+    scenario: str, engine: str, workspaces: Workspaces
 ) -> None:
-    points = points_of(tmp_path, scenario, engine)
-    assert [point for point in points if point.startswith(("commit.", "build."))]
-    for number, point in enumerate(points):
-        base = tmp_path / str(number)
-        prepare(base, engine)
-        code, said = run_worker(base, scenario, engine, f"{point}:kill")
-        assert code == -signal.SIGKILL
-        check_whole(base, engine, said)
+    ended = run(f"store.{scenario}", workspaces(engine).put_back(), points=True, engine=engine)
+    assert ended.code == 0
+    found = list(dict.fromkeys(ended.points()))
+    check_points(f'STORE["{scenario}", "{engine}"]', STORE[scenario, engine], found)
+
+
+def test_every_scenario_has_its_fault_points_listed_for_both_engines() -> None:
+    scenarios = ["restore", *OTHERS]
+    assert {*scenarios, "grow"} == set(SCENARIOS)  # grow is killed at random moments
+    assert sorted(STORE) == sorted((s, e) for s in scenarios for e in ("folder", "overlay"))
+    for (scenario, _), points in STORE.items():
+        assert len(points) >= 5
+        assert scenario == "restore" or any(p.startswith(("commit.", "build.")) for p in points)
+
+
+@pytest.mark.parametrize(
+    ("engine", "point"),
+    [(engine, point) for engine in ("folder", "overlay") for point in STORE["restore", engine]],
+)
+def test_restore_killed_at_any_point_leaves_old_or_new_files(
+    engine: str,
+    point: str,
+    workspaces: Workspaces,
+    legal_files: Callable[[str], list[dict[str, str]]],
+) -> None:
+    legal = legal_files(engine)
+    base = workspaces(engine).put_back()
+    ended = run("store.restore", base, fault=f"{point}:kill", engine=engine)
+    assert ended.killed
+    assert check_whole(base, engine, ended) in legal
+
+
+@pytest.mark.parametrize(
+    ("scenario", "engine", "point"),
+    [
+        (scenario, engine, point)
+        for scenario in OTHERS
+        for engine in ("folder", "overlay")
+        for point in STORE[scenario, engine]
+    ],
+)
+def test_a_kill_at_any_point_leaves_a_whole_store(
+    scenario: str, engine: str, point: str, workspaces: Workspaces
+) -> None:
+    base = workspaces(engine).put_back()
+    ended = run(f"store.{scenario}", base, fault=f"{point}:kill", engine=engine)
+    assert ended.killed
+    check_whole(base, engine, ended)
 
 
 @pytest.mark.soak
@@ -138,23 +136,9 @@ def test_random_kills_lose_no_acknowledged_commit(engine: str, tmp_path: Path) -
     prepare(tmp_path, engine)
     dice = random.Random(7)
     for _ in range(15 * SOAK):
-        with forked.Popen(
-            [sys.executable, str(HERE / "worker.py"), "grow", str(tmp_path), engine],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as worker:
-            assert worker.stdout is not None
-            said = []
-            for _ in range(dice.randrange(1, 40)):
-                said.append(worker.stdout.readline().strip())
-            try:  # somewhere inside the next verb
-                worker.wait(dice.random() * 0.02)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-            said += worker.stdout.read().splitlines()
+        after, delay = dice.randrange(1, 40), dice.random() * 0.02
+        ended = run("store.grow", tmp_path, after=after, delay=delay, engine=engine)
+        assert ended.killed
         with ortet.open(tmp_path / "store") as hub:
             hub.verify()
-            for line in said:
-                if line.startswith("commit "):
-                    assert hub.show(line.split()[1]).oid == line.split()[1]
+            check_acknowledged(hub, ended)

@@ -7,23 +7,23 @@ if nobody had been killed.
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.fixtures.prepared import Prepared
 
 import ortet
 from ortet.session.hub import Hub
 from ortet.session.view import View
 
+from .points import SESSION, check_points
+from .running import run
 from .saying import marks
 from .session_toil import dangling
-from .session_verbs import NAME, TESTED, prepare
-
-if TYPE_CHECKING:
-    from tests.crash.conftest import Zygote
+from .session_verbs import NAME, TESTED
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 OWN = (
@@ -49,34 +49,30 @@ OWN = (
 when the campaign is run whole."""
 
 
+def faults_of(verb: str) -> list[str]:
+    """NAME:kill:N of all faults that are tried; more of them in a soak."""
+    found = SESSION.get(verb, {})
+    if SOAK == 1:
+        return [f"{name}:kill:1" for name in found if name.startswith(OWN)]
+    return [
+        f"{name}:kill:{nth}"
+        for name, count in found.items()
+        for nth in sorted({*range(1, min(count, SOAK) + 1), count})
+    ]
+
+
 class Stage:
-    """A prepared store; its place stays the same, since sessions know where their files are."""
+    """The prepared store, and what each verb makes of it when nobody is killed."""
 
-    def __init__(self, tmp: Path, zygote: Zygote) -> None:
-        self.base = tmp / "base"
-        self.zygote = zygote
-        self._first = tmp / "first"
-        prepare(self.base, zygote)
-        self.base.rename(self._first)
+    def __init__(self, store: Prepared) -> None:
+        self.base = store.base
+        self.reset = store.put_back
+        self.done = cache(self._done)
+
+    def _done(self, verb: str) -> dict[str, Any]:
         self.reset()
-
-    def reset(self) -> None:
-        if self.base.exists():
-            shutil.rmtree(self.base)
-        shutil.copytree(self._first, self.base, symlinks=True)
-
-    def points(self, verb: str) -> list[str]:
-        """NAME:kill:N of all that are to be tried."""
-        ended = self.zygote.run(verb, self.base, points=True)
-        assert ended.code == 0
-        found = Counter(name for (name,) in ended.of("point"))
-        if SOAK == 1:
-            return [f"{name}:kill:1" for name in found if name.startswith(OWN)]
-        return [
-            f"{name}:kill:{nth}"
-            for name, count in found.items()
-            for nth in sorted({*range(1, min(count, SOAK) + 1), count})
-        ]
+        assert run(verb, self.base).code == 0
+        return self.portrait()
 
     def portrait(self) -> dict[str, Any]:
         with ortet.open(self.base / "store") as hub:
@@ -127,9 +123,9 @@ class Stage:
         }
 
 
-@pytest.fixture
-def stage(tmp_path: Path, zygote: Zygote) -> Stage:
-    return Stage(tmp_path, zygote)
+@pytest.fixture(scope="session")
+def stage(session_store: Prepared) -> Stage:
+    return Stage(session_store)
 
 
 def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
@@ -149,18 +145,27 @@ def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
 
 @pytest.mark.parametrize("verb", TESTED)
 @pytest.mark.soak
+def test_verb_reaches_exactly_the_listed_fault_points(verb: str, stage: Stage) -> None:
+    stage.reset()
+    ended = run(verb, stage.base, points=True)
+    assert ended.code == 0
+    check_points(f'SESSION["{verb}"]', SESSION.get(verb), dict(Counter(ended.points())))
+    assert faults_of(verb)
+
+
+@pytest.mark.parametrize(
+    ("verb", "fault"), [(verb, fault) for verb in TESTED for fault in faults_of(verb)]
+)
+@pytest.mark.soak
 def test_verb_killed_at_any_point_can_be_retried_with_the_same_result(
-    verb: str, stage: Stage
+    verb: str, fault: str, stage: Stage
 ) -> None:
-    faults = stage.points(verb)
-    done = stage.portrait()
-    assert faults
-    for fault in faults:
-        stage.reset()
-        ended = stage.zygote.run(verb, stage.base, fault=fault)
-        assert ended.killed, fault
-        check_kept(stage.base, ended.of("kept"), verb)
-        assert stage.zygote.run(verb, stage.base).code == 0, fault
-        again = stage.portrait()
-        for part in (*done, *again):
-            assert again.get(part) == done.get(part), (fault, part)
+    done = stage.done(verb)
+    stage.reset()
+    ended = run(verb, stage.base, fault=fault)
+    assert ended.killed
+    check_kept(stage.base, ended.of("kept"), verb)
+    assert run(verb, stage.base).code == 0
+    again = stage.portrait()
+    for part in (*done, *again):
+        assert again.get(part) == done.get(part), part

@@ -10,8 +10,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,9 @@ import ortet
 from ortet.journal.events import Event
 from ortet.session.hub import Hub
 
+from .running import Ended, Running, run, start
 from .saying import marks
 from .session_toil import NAME
-
-if TYPE_CHECKING:
-    from tests.crash.conftest import Ended, Zygote
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 KILLS = 25 * SOAK
@@ -193,7 +192,7 @@ def check_commit(hub: Hub, base: Path, oid: str, gen: int, files: bool) -> None:
     ids=["event", "by-action", "group", "on-commit"],
 )
 def test_repeatedly_killed_agent_loses_no_acknowledged_event(
-    how: dict[str, Any], seed: int, tmp_path: Path, zygote: Zygote
+    how: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
     dice = random.Random(seed)
@@ -203,7 +202,7 @@ def test_repeatedly_killed_agent_loses_no_acknowledged_event(
             fault, after, delay = "", dice.randrange(2, 60), dice.random() * 0.01
             if dice.random() < 0.5:
                 fault, after = f"{dice.choice(POINTS)}:kill:{dice.randrange(1, 6)}", 120
-            ended = zygote.run(
+            ended = run(
                 "toil",
                 tmp_path,
                 fault=fault,
@@ -226,14 +225,15 @@ def test_repeatedly_killed_agent_loses_no_acknowledged_event(
 
 
 @pytest.mark.soak
-def test_two_processes_racing_for_one_session_keep_one_history(
-    tmp_path: Path, zygotes: list[Zygote]
-) -> None:
+def test_two_processes_racing_for_one_session_keep_one_history(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub:
         hub.session("race").pause()
-    for number, one in enumerate(zygotes):
-        one.start("race", tmp_path, who=f"p{number}", seed=number, seconds=3.0 * SOAK)
-    ended = [one.end() for one in zygotes]
+    both = [
+        start("race", tmp_path, who=f"p{number}", seed=number, seconds=3.0 * SOAK)
+        for number in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:  # neither waits for the other to be listened to
+        ended = list(pool.map(Running.end, both))
     kept = [(seq, hash_) for one in ended for seq, hash_ in one.of("kept")]
     assert all(one.of("kept") and one.of("lost") and not one.of("wrong") for one in ended)
     lost = {kind for one in ended for (kind,) in one.of("lost")}

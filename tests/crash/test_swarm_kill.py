@@ -10,17 +10,17 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.fixtures.prepared import Prepared
 
 import ortet
 
+from .points import SWARM, check_points
+from .running import run
 from .saying import marks
 from .swarming import NAME, N, prepare
-
-if TYPE_CHECKING:
-    from tests.crash.conftest import Zygote
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 
@@ -71,9 +71,7 @@ def check(base: Path, name: str, kept: list[int], *, files: bool) -> None:
         assert made == ["a", *(f"mine-{i}" for i in sorted(kept))]
 
 
-def campaign(
-    base: Path, zygote: Zygote, dice: random.Random, *, rounds: int, keep: Any, files: bool
-) -> int:
+def campaign(base: Path, dice: random.Random, *, rounds: int, keep: Any, files: bool) -> int:
     """Swarms, each killed a few times; returns how often."""
     killed = 0
     for number in range(rounds):
@@ -88,7 +86,7 @@ def campaign(
             elif kills:
                 after, delay = dice.randrange(0, 9), dice.random() * 0.1
             kills = max(0, kills - 1)
-            ended = zygote.run(
+            ended = run(
                 "swarm",
                 place,
                 fault=fault,
@@ -119,31 +117,48 @@ def campaign(
     ids=["minds", "files", "merged"],
 )
 def test_swarm_with_a_killed_driver_ends_as_if_uninterrupted(
-    tmp_path: Path, zygote: Zygote, keep: Any, files: bool, seed: int
+    tmp_path: Path, keep: Any, files: bool, seed: int
 ) -> None:
     rounds = 2 * SOAK
     dice = random.Random(seed)
-    killed = campaign(tmp_path, zygote, dice, rounds=rounds, keep=keep, files=files)
+    killed = campaign(tmp_path, dice, rounds=rounds, keep=keep, files=files)
     assert killed > 0
 
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point.startswith("swarm.")])
 def test_swarm_killed_at_each_fault_point_ends_with_the_same_result(
-    tmp_path: Path, zygote: Zygote, point: str
+    swarm_store: Prepared, point: str
 ) -> None:
-    prepare(tmp_path)
+    base = swarm_store.put_back()
     keep: Any = "merge" if point == "swarm.merged" else 1
     how: Any = {"name": "race", "keep": keep, "files": False}
     if point == "swarm.taken-over":
-        assert zygote.run("swarm", tmp_path, fault="swarm.starting:kill", **how).killed
-    assert zygote.run("swarm", tmp_path, fault=f"{point}:kill", **how).killed
-    ended = zygote.run("swarm", tmp_path, **how)
+        assert run("swarm", base, fault="swarm.starting:kill", **how).killed
+    assert run("swarm", base, fault=f"{point}:kill", **how).killed
+    ended = run("swarm", base, **how)
     kept = [N - 1] if keep == 1 else list(range(N - 1, -1, -1))
     assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)]]]
-    check(tmp_path, "race", kept, files=False)
+    check(base, "race", kept, files=False)
     if point in ("swarm.choosing", "swarm.adopted", "swarm.harvested", "swarm.dropped"):
-        done = Counter(line[1] for line in marks(tmp_path / "marks") if line[0] == "done")
+        done = Counter(line[1] for line in marks(base / "marks") if line[0] == "done")
         assert set(done.values()) == {1}  # what was done is not done again
+
+
+@pytest.mark.parametrize("way", SWARM)
+def test_swarm_reaches_exactly_the_listed_fault_points(swarm_store: Prepared, way: str) -> None:
+    base = swarm_store.put_back()
+    how: Any = {"name": "race", "keep": "merge" if way == "merged" else 1, "files": False}
+    if way == "taken over":
+        assert run("swarm", base, fault="swarm.starting:kill", **how).killed
+    ended = run("swarm", base, points=True, **how)
+    assert ended.code == 0
+    found = {name for name in ended.points() if name.startswith("swarm.")}
+    check_points(f'SWARM["{way}"]', SWARM[way], sorted(found))
+
+
+def test_every_swarm_point_is_killed_at() -> None:
+    reached = {point for points in SWARM.values() for point in points}
+    assert {point for point in POINTS if point.startswith("swarm.")} == reached
 
 
 def is_alive(pid: int) -> bool:
@@ -155,19 +170,19 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("interrupted", ["count", "again"])
 def test_interrupted_attempts_are_counted_or_retried_and_leave_no_process(
-    tmp_path: Path, zygote: Zygote, interrupted: str
+    swarm_store: Prepared, interrupted: str
 ) -> None:
-    prepare(tmp_path)
-    first = zygote.run("block", tmp_path, after=4, interrupted=interrupted, stop_when=None)
+    base = swarm_store.put_back()
+    first = run("block", base, after=4, interrupted=interrupted, stop_when=None)
     assert first.killed
     assert first.of("seen")[-1][0] == 1  # one is done, two go on for ever
-    pids = [int(line[1]) for line in marks(tmp_path / "marks")]
-    ended = zygote.run("block", tmp_path, interrupted=interrupted, stop_when=0.0)
+    pids = [int(line[1]) for line in marks(base / "marks")]
+    ended = run("block", base, interrupted=interrupted, stop_when=0.0)
     ((done, *others),) = ended.of("result")
     assert (done, others[2]) == ("done", "stopped")  # the others had begun, but for a moment
     assert set(others) <= {"stopped", *(["interrupted"] if interrupted == "count" else [])}
-    pids += [int(line[1]) for line in marks(tmp_path / "marks")]
+    pids += [int(line[1]) for line in marks(base / "marks")]
     assert [pid for pid in pids if is_alive(pid)] == []
-    with ortet.open(tmp_path / "store") as hub:
+    with ortet.open(base / "store") as hub:
         assert [row.name for row in hub.sessions()] == [NAME]
         hub.verify()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.prepared import copy_tree
 
 import ortet.store
 from ortet.ids import from_hex
@@ -23,14 +24,24 @@ from ortet.store.verify import verify
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 WORKER = Path(__file__).parent / "worker.py"
-POINTS = sorted(
-    {
-        name
-        for file in Path(ortet.store.__path__[0]).glob("*.py")
-        if file.name != "remotesweep.py"  # tests/session/test_shared_sweep.py kills that one
-        for name in re.findall(r'^\s+reach\("([a-z.-]+)"\)', file.read_text(), re.MULTILINE)
-    }
-)
+POINTS = [
+    "recover.after-cut",
+    "recover.before-cut",
+    "seal.after-index",
+    "seal.after-put",
+    "seal.begin",
+    "sweep.after-copy",
+    "sweep.after-delete",
+    "sweep.after-epoch",
+    "sweep.after-mark",
+    "sweep.before-epoch",
+    "sweep.locked",
+    "tail.after-sync",
+    "tail.after-write",
+    "tail.before-sync",
+    "tail.before-write",
+]
+"""Every fault point of the local store."""
 
 Open = Callable[..., LocalObjects]
 
@@ -72,16 +83,28 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
-    open_store: Open, tmp_path: Path, walk: Walk, fault: str
-) -> None:
-    point, action, nth = fault.split(":")
-    run(tmp_path, "commits", "before", 12, "toy.before-head:kill:12")  # leaves a tail
-    for tail in list((tmp_path / "store/local/tails").iterdir()):
+@pytest.fixture(scope="session")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a torn tail of a killed process. It holds no absolute path: copies are valid."""
+    base = tmp_path_factory.mktemp("torn")
+    code, _ = run(base, "commits", "before", 12, "toy.before-head:kill:12")  # leaves a tail
+    assert code == -signal.SIGKILL
+    tails = list((base / "store/local/tails").iterdir())
+    assert tails
+    for tail in tails:
         data = tail.read_bytes()
         tail.unlink()  # killed while sealing, it can be one file with its pack, which stays whole
         tail.write_bytes(data + b"torn")
+    return base
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
+    open_store: Open, tmp_path: Path, walk: Walk, *, torn: Path, fault: str
+) -> None:
+    point, action, nth = fault.split(":")
+    for name in ("store", "heads"):
+        copy_tree(torn / name, tmp_path / name)
     code, said = run(tmp_path, verbs(point), "killed", 40, fault)
     assert code != 0 or nth != "1" or action == "nospace", f"{point} was not reached"
     check(open_store(), tmp_path, walk, said)
@@ -92,7 +115,14 @@ def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
     check(open_store(), tmp_path, walk, said)
 
 
-def test_the_store_has_the_fifteen_known_fault_points() -> None:
+def test_the_list_of_fault_points_is_that_of_the_source() -> None:
+    found = {
+        name
+        for file in Path(ortet.store.__path__[0]).glob("*.py")
+        if file.name != "remotesweep.py"  # tests/session/test_shared_sweep.py kills that one
+        for name in re.findall(r'^\s+reach\("([a-z.-]+)"\)', file.read_text(), re.MULTILINE)
+    }
+    assert sorted(found) == POINTS, f"replace POINTS by:\n{sorted(found)}"
     assert {point.split(".")[0] for point in POINTS} == {"tail", "seal", "recover", "sweep"}
     assert len(POINTS) == 15
 

@@ -1,27 +1,38 @@
-"""A process to be killed: does one scenario on a store, and says on stdout what is acknowledged."""
+"""What a program does to a workspace, one verb each, to be killed at every fault point on the way.
+
+("commit", oid) tells that a commit is acknowledged.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ortet.store import faults
-
-if "ORTET_TELL_POINTS" in os.environ:  # before any other module takes `reach` by name
-    faults.reach = lambda name: print("point", name, flush=True)  # noqa: T201
-
 import ortet
 
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+from .saying import Tell
 
 
-def commit(hub: Any, base: Path, engine: str) -> None:
+def prepare(base: Path, engine: str) -> None:
+    """Build a workspace with two commits and an uncommitted file."""
+    work = base / "work"
+    (work / "dir").mkdir(parents=True)
+    (work / "a").write_bytes(b"a" * 200_000)
+    (work / "dir/b").write_text("b")
+    (work / "gone").write_text("only in the first commit")
+    with ortet.open(base / "store") as hub, hub.workspace(work, engine=engine) as ws:
+        ws.commit("first")
+        (ws.path / "gone").unlink()
+        (ws.path / "dir/b").write_text("second")
+        os.link(ws.path / "a", ws.path / "a2")
+        ws.commit("second")
+        (ws.path / "dir/c").write_text("not committed")
+
+
+def commit(hub: Any, base: Path, engine: str, say: Tell) -> None:
     with hub.workspace(base / "work", engine=engine) as ws:
         (ws.path / "new").write_text("from the scenario")
         (ws.path / "deep/er").mkdir(parents=True)
@@ -29,7 +40,7 @@ def commit(hub: Any, base: Path, engine: str) -> None:
         say("commit", ws.commit("scenario").oid)
 
 
-def fork(hub: Any, base: Path, engine: str) -> None:
+def fork(hub: Any, base: Path, engine: str, say: Tell) -> None:
     with hub.workspace(base / "work", engine=engine) as ws:
         (ws.path / "new").write_text("before the fork")
         for child in ws.fork(2):
@@ -37,7 +48,7 @@ def fork(hub: Any, base: Path, engine: str) -> None:
             say("commit", child.commit("child").oid)
 
 
-def restore(hub: Any, base: Path, engine: str) -> None:
+def restore(hub: Any, base: Path, engine: str, say: Tell) -> None:
     with hub.workspace(base / "work", engine=engine) as ws:
         first = hub.log(ws.name)[-1].oid
         (ws.path / "uncommitted").write_text("must survive")
@@ -45,21 +56,21 @@ def restore(hub: Any, base: Path, engine: str) -> None:
         say("restored", first)
 
 
-def elsewhere(hub: Any, base: Path, engine: str) -> None:
+def elsewhere(hub: Any, base: Path, engine: str, say: Tell) -> None:
     with hub.workspace(base / "work", engine=engine) as ws:
         hub.restore(hub.log(ws.name)[-1].oid, to=base / "elsewhere")
         say("restored")
 
 
-def sweep(hub: Any, base: Path, engine: str) -> None:
+def sweep(hub: Any, base: Path, engine: str, say: Tell) -> None:
     with hub.workspace(base / "work", engine=engine) as ws:
         (ws.path / "a").write_bytes(random.randbytes(500_000))
         say("commit", ws.commit("garbage to be").oid)
-    report = hub.sweep(min_garbage=0.0)
-    say("swept", report)
+    hub.sweep(min_garbage=0.0)
+    say("swept")
 
 
-def grow(hub: Any, base: Path, engine: str) -> None:
+def grow(hub: Any, base: Path, engine: str, say: Tell) -> None:
     """Commit enough for tails to be sealed, over and over, until killed."""
     with hub.workspace(base / "work", engine=engine) as ws:
         for turn in range(100_000):
@@ -83,13 +94,13 @@ SCENARIOS = {
 }
 
 
-def main() -> None:
-    name, base, engine = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    with ortet.open(base / "store") as hub:
-        say("ready")
-        SCENARIOS[name](hub, base, engine)
-    say("done")
+def _verb(name: str) -> Callable[..., None]:
+    def job(base: Path, tell: Tell, *, engine: str) -> None:
+        with ortet.open(base / "store") as hub:
+            tell("ready")
+            SCENARIOS[name](hub, base, engine, tell)
+
+    return job
 
 
-if __name__ == "__main__":
-    main()
+VERBS: dict[str, Callable[..., None]] = {f"store.{name}": _verb(name) for name in SCENARIOS}
