@@ -66,7 +66,7 @@ class Other:
 
     def hear(self) -> str:
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return str(self.process.stdout.readline()).strip()
 
     def ask(self, *words: str) -> str:
         self.tell(*words)

@@ -126,7 +126,8 @@ def catalog(path: Path) -> Iterator[SqliteCatalog]:
 
 def run(script: str, *arguments: Path) -> str:
     command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
-    return forked.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = forked.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return str(done.stdout)
 
 
 def test_a_killed_transaction_leaves_no_partial_change(path: Path) -> None:

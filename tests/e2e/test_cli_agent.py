@@ -328,7 +328,7 @@ def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
             done = forked.run(argv, pass_fds=[fd], capture_output=True, check=True, text=True)
         finally:
             os.close(fd)
-        return done.stdout
+        return str(done.stdout)
 
     assert as_nobody() == "refused PermissionError\n"
     place.chmod(0o777)

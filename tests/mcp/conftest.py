@@ -88,7 +88,7 @@ class Project:
             check=False,
         )
         assert code in (None, done.returncode), f"{words}: {done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
+        return f"{done.stdout}{done.stderr}"
 
     def start(self, *flags: str, **more: Any) -> subprocess.Popen[bytes]:
         """A server whose standard streams are ours."""
