@@ -43,6 +43,7 @@ def role(*grants: str) -> Iterator[str]:
             admin.execute(f"DROP ROLE {name}")
 
 
+@pytest.mark.valkey
 def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,4 +40,14 @@ def test_without_the_package_it_says_how_to_get_it(project: Project) -> None:
     )
     path = project.env.get("PYTHONPATH", "")
     project.env["PYTHONPATH"] = f"{project.home}:{path}"
-    assert "pip install 'ortet[mcp]'" in project.ortet("mcp", code=9)
+    done = subprocess.run(
+        [sys.executable, "-m", "ortet", "mcp"],
+        cwd=project.path,
+        env=project.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9
+    assert "pip install 'ortet[mcp]'" in done.stderr

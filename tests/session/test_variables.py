@@ -182,13 +182,15 @@ class TestElsewhere:
 
     @pytest.mark.root
     def test_environment_reading_ignores_the_recorded_path(
-        self, hub: Hub, work: Path, environ: Environ, tmp_path: Path
+        self, hub: Hub, work: Path, environ: Environ, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """What looks runs nothing that only a record names."""
+        """Reading the environment runs no program that only a recorded PATH names. A long name in
+        that PATH could look like a secret and would not be recorded."""
+        place = tmp_path_factory.mktemp("trap")
         subprocess.run(["git", "init", "-q"], cwd=work, check=True)
-        trap = tmp_path / "bin/git"
+        trap = place / "bin/git"
         trap.parent.mkdir()
-        trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
+        trap.write_text(f"#!/bin/sh\ntouch {place}/sprung\n")
         trap.chmod(0o755)
         with hub.session("s", workspace=work) as s:
             with environ.context() as inside:
@@ -197,9 +199,9 @@ class TestElsewhere:
             s.give_up()
         with hub.session("s") as s:
             s.environment()
-            assert not (tmp_path / "sprung").exists()
+            assert not (place / "sprung").exists()
             s.run("git status")
-            assert (tmp_path / "sprung").exists()
+            assert (place / "sprung").exists()
 
     def test_variables_are_not_recorded_with_the_asked_policy(
         self, hub: Hub, work: Path, environ: Environ

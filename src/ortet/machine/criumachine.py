@@ -166,7 +166,7 @@ class CriuMachine(LiveBranches):
     def _hire(self) -> None:
         """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
         self._dismiss()
-        with suppress(OrtetError):
+        with suppress(OrtetError, OSError):  # the machine may have ended meanwhile
             self._worker = self._ground.keeper.worker(self._guard.pid)
         self._ground.keeper.refill()
 

@@ -104,6 +104,7 @@ def test_a_killed_writer_of_many_leaves_all_or_nothing(tmp_path: Path) -> None:
         assert len(store.list_namespaces(limit=1000)) >= len(said)
 
 
+@pytest.mark.server
 def test_a_store_through_a_server_sees_the_same_items(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with (
