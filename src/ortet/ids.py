@@ -50,10 +50,14 @@ def from_hex(text: str) -> Oid:
 
 
 def uuid7(clock: Clock, random: Random = os.urandom) -> str:
-    """A time-ordered unique id (RFC 9562, version 7) as 32 hex digits."""
-    millis = clock.now_ns() // 1_000_000 & (1 << 48) - 1
-    tail = int.from_bytes(random(10), "big")
-    rand_a = tail >> 68
-    rand_b = tail & (1 << 62) - 1
-    value = millis << 80 | 7 << 76 | (rand_a & 0xFFF) << 64 | 0b10 << 62 | rand_b
+    """Return a time-ordered unique id (RFC 9562, version 7) as 32 hex digits.
+
+    The 12 bits behind the milliseconds are the fraction of the millisecond (method 3 of the RFC), so
+    ids of one process sort in the order in which they were made: the first of two answers to an
+    approval counts, also when both come within a millisecond.
+    """
+    millis, nanos = divmod(clock.now_ns(), 1_000_000)
+    fraction = (nanos << 12) // 1_000_000
+    rand_b = int.from_bytes(random(10), "big") & (1 << 62) - 1
+    value = (millis & (1 << 48) - 1) << 80 | 7 << 76 | fraction << 64 | 0b10 << 62 | rand_b
     return f"{value:032x}"
