@@ -52,9 +52,9 @@ def from_hex(text: str) -> Oid:
 def uuid7(clock: Clock, random: Random = os.urandom) -> str:
     """Return a time-ordered unique id (RFC 9562, version 7) as 32 hex digits.
 
-    The 12 bits behind the milliseconds are the fraction of the millisecond (method 3 of the RFC), so
-    ids of one process sort in the order in which they were made: the first of two answers to an
-    approval counts, also when both come within a millisecond.
+    The 12 bits after the milliseconds are the fraction of the millisecond (method 3 of the RFC).
+    So ids of a process sort in the order in which they were made, also within a millisecond: the
+    first of two answers to an approval counts.
     """
     millis, nanos = divmod(clock.now_ns(), 1_000_000)
     fraction = (nanos << 12) // 1_000_000
