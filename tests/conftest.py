@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = [
     "tests.fixtures.markers",
     "tests.fixtures.services",
+    "tests.fixtures.tally",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
     "tests.fixtures.clouds",

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures import forked
+from tests.fixtures import forked, tally
 
 _PROGRAM = "from tests.crash.job import main; main()"
 
@@ -44,6 +44,7 @@ class Running:
     """A process that does one job. See `start` for the arguments."""
 
     def __init__(self, job: dict[str, Any], *, after: int | None, delay: float) -> None:
+        self._fault: str = job.get("fault") or ""
         self._after = after
         self._delay = delay
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -73,6 +74,8 @@ class Running:
             finally:
                 os.close(self._read)
                 code = self._process.wait()
+            if code == -signal.SIGKILL and self._fault:
+                tally.note(tally.FAILPOINTS, [self._fault.partition(":")[0]])
             self._errors.seek(0)
             assert code in (0, -signal.SIGKILL), self._errors.read().decode()[-6000:]
         return Ended(code, said)

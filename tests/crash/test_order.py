@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures import tally
 
 import ortet
 
@@ -168,6 +169,7 @@ def test_every_power_cut_leaves_a_store_that_verifies(traced: Path, tmp_path: Pa
             acknowledged.append(data.decode().strip())
         target = tmp_path / str(moment)
         disk.after_power_cut(target)
+        tally.count(tally.CUTS)
         with ortet.open(target) as hub:
             hub.verify()
             for oid in acknowledged:

@@ -16,6 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
+from tests.fixtures import tally
 from tests.fixtures.waiting import WAIT
 from tests.http.conftest import Client, Server
 
@@ -122,6 +123,7 @@ class Scene:
         self.client.post(f"{place}/commits", {"message": "second"})
 
     def ask(self, case: Case[Any]) -> None:
+        tally.count(tally.FUZZED)
         self.prepare()
         headers = {"Authorization": f"Bearer {self.token}"}
         key = dict(case.headers or {}).get("Idempotency-Key")

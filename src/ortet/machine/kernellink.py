@@ -113,7 +113,7 @@ class Link:
     @property
     def alive(self) -> bool:
         with self._lock:
-            return self.pidfd >= 0 and not _readable(self.pidfd)
+            return self.pidfd >= 0 and not readable(self.pidfd)
 
     def converse(
         self,
@@ -170,7 +170,7 @@ class Link:
 
     def dead(self, within: float) -> bool:
         """Whether the process is gone by then: it hangs up a moment before."""
-        return self.pidfd < 0 or _readable(self.pidfd, within)
+        return self.pidfd < 0 or readable(self.pidfd, within)
 
     def interrupt(self) -> None:
         self.signal(signal.SIGINT)
@@ -179,6 +179,13 @@ class Link:
         with self._lock, suppress(OSError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)
+
+    def hang_up_and_wait(self, within: float) -> None:
+        """Close the connection and wait until the process, which then ends, has ended."""
+        with self._lock:
+            self._hang_up()
+        self.dead(within)
+        self.close()
 
     def close(self) -> None:
         """Give back descriptors; the process, if it lives, ends when it has nothing to do."""
@@ -189,7 +196,7 @@ class Link:
                 os.close(pidfd)
 
     def _receive(self, *, dead: bool) -> tuple[dict[str, Any], list[int]]:
-        if dead and not _readable(self._sock.fileno()):
+        if dead and not readable(self._sock.fileno()):
             raise Gone
         self._sock.settimeout(_PART)
         try:
@@ -231,7 +238,8 @@ def _pauses(grace: float) -> Iterator[float]:
         grace, pause = grace - pause, 2 * pause
 
 
-def _readable(fd: int, within: float = 0) -> bool:
+def readable(fd: int, within: float = 0) -> bool:
+    """Tell whether a descriptor can be read within so many seconds; a pidfd: the process ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(within * 1000))

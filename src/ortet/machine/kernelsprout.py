@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.machine.kernel import Kernel
-from ortet.machine.kernellink import Gone, Link
+from ortet.machine.kernellink import Gone, Link, readable
 from ortet.machine.seat import Branch, Entered, Seat, close_ends, open_ends
 
 _START = 30.0  # seconds; it takes a millisecond
@@ -66,19 +66,23 @@ class Sprout:
         return self._link
 
     def wither(self) -> None:
-        """It was not to be: the process ends when nobody speaks to it."""
+        """Abandon the fork. Its process ends when the connection closes; wait for that, because a
+        process that still works in the files is in the way of the next fork."""
         if self._looks:
             with suppress(OrtetError):
                 self._look()
+        pidfds: list[int] = []
         while self._due > 0:
             self._due -= 1
             with suppress(OrtetError):
-                for fd in self._kernel.hear(_START).fds:
-                    os.close(fd)
+                pidfds += self._kernel.hear(_START).fds
         if self._link is None:
             close_ends(self._ends)
         else:
-            self._link.close()
+            self._link.hang_up_and_wait(_START)
+        for pidfd in pidfds:
+            readable(pidfd, _START)
+            os.close(pidfd)
 
     def _failed(self, why: object) -> OrtetError:
         return Unavailable(
