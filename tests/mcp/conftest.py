@@ -128,9 +128,9 @@ class Project:
     async def agent(self, *flags: str, way: str = "stdio", **options: Any) -> AsyncIterator[Agent]:
         options.setdefault("mode", "legacy")
         if way == "stdio":
-            words = ["-m", "ortet", "mcp", *flags]
+            program = forked.script(self.home / "ortet-mcp", "mcp", profile="mcp")
             server = StdioServerParameters(
-                command=sys.executable, args=words, env=self.env, cwd=self.path
+                command=str(program), args=list(flags), env=self.env, cwd=self.path
             )
             async with Client(server, **options) as client:
                 yield Agent(client)
