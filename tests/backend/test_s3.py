@@ -128,6 +128,7 @@ def test_a_server_that_keeps_failing_is_unavailable(proxy: Proxy) -> None:
         assert "repeat" in str(caught.value)
 
 
+@pytest.mark.s3  # no server, but the package that speaks to one
 def test_an_unreachable_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environ(monkeypatch)
     bucket = S3Bucket("s3://ortet/x?endpoint=http://127.0.0.1:1", patience=0.2)

@@ -505,6 +505,7 @@ def asked(s: Session, query: str, limit: int = 10) -> Recalled:
     return eventually(found)
 
 
+@pytest.mark.embed
 class TestMeaning:
     def test_embedder_finds_text_without_a_common_word(self, store: Path) -> None:
         with open_hub(store, embedder=Counting()) as hub, hub.session("s") as s:
