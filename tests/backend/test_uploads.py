@@ -7,19 +7,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.fixtures import forked
-from tests.fixtures.s3 import make_bucket, s3_server, set_environ
-from tests.fixtures.waiting import eventually
+from tests.fixtures.s3 import set_environ
+from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backend.abc import Bucket
+from ortet.backend.abc import Bucket, Catalog
 from ortet.backend.files import FileBucket
+from ortet.backend.owing import Owing, owing
 from ortet.backend.s3 import S3Bucket
+from ortet.backend.sqlite import SqliteCatalog
 from ortet.backend.uploads import QueuedBucket
 from ortet.errors import Conflict, Unavailable
+from ortet.ids import SystemClock
 from ortet.testing.bucket import SharedBucketTests
 from ortet.testing.processes import BucketOpener
 
@@ -46,6 +51,19 @@ class Closed(FileBucket):
     def _check(self) -> None:
         if not self.open.is_set():
             raise Unavailable("bucket_unavailable", "it is closed: wait")
+
+
+class Slow(FileBucket):
+    """One whose uploads begin, and end only when they may."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.begun.set()
+        assert self.may_end.wait(WAIT)
+        super().put_file(key, path)
 
 
 class TestQueuedBucket(SharedBucketTests):
@@ -115,6 +133,27 @@ def test_an_upload_never_overwrites_an_object_of_another_host(tmp_path: Path) ->
     bucket.close()
 
 
+def is_told(catalog: Catalog, commit: str) -> bool:
+    return commit in owing(catalog)["key"].commits
+
+
+def test_commits_are_told_while_an_upload_is_under_way(tmp_path: Path) -> None:
+    far = Slow(tmp_path / "far")
+    with closing(SqliteCatalog(tmp_path / "catalog.db")) as catalog:
+        owed = Owing(catalog, "key", name="host", clock=SystemClock())
+        bucket = QueuedBucket(far, tmp_path / "queue", owing=owed)
+        bucket.put("packs/a", b"bytes")
+        assert far.begun.wait(WAIT)
+        for commits in (["ab" * 32], ["cd" * 32, "ef" * 32]):
+            bucket.note(commits)
+            eventually(partial(is_told, catalog, commits[-1]))
+        assert owing(catalog)["key"].commits == ["ab" * 32, "cd" * 32, "ef" * 32]
+        far.may_end.set()
+        bucket.settle()
+        eventually(lambda: not owing(catalog))
+        bucket.close()
+
+
 def test_with_a_full_queue_disk_objects_are_uploaded_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,11 +182,11 @@ time.sleep(600)
 
 
 def test_a_killed_process_leaves_its_uploads_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
-    nowhere = "s3://queue/x?endpoint=http://127.0.0.1:1"
-    argv = [sys.executable, "-c", _CHILD, nowhere, str(tmp_path / "queue")]
+    prefix = f"s3://ortet/{uuid4().hex}?endpoint="
+    argv = [sys.executable, "-c", _CHILD, f"{prefix}http://127.0.0.1:1", str(tmp_path / "queue")]
     child = forked.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         assert child.stdout is not None
@@ -155,16 +194,12 @@ def test_a_killed_process_leaves_its_uploads_to_the_next(
     finally:
         child.kill()
         child.communicate()
-    (tmp_path / "s3").mkdir()
-    with s3_server(tmp_path / "s3") as address:
-        make_bucket(address, "queue")
-        url = f"s3://queue/x?endpoint={address}"
-        bucket = QueuedBucket(S3Bucket(url), tmp_path / "queue")
-        bucket.settle()
-        bucket.close()
-        far = S3Bucket(url)
-        assert [found.size for found in far.list("packs/")] == [100_000] * 3
-        assert far.get("packs/2", 99_990) == b"\2" * 10
+    bucket = QueuedBucket(S3Bucket(prefix + s3), tmp_path / "queue")
+    bucket.settle()
+    bucket.close()
+    far = S3Bucket(prefix + s3)
+    assert [found.size for found in far.list("packs/")] == [100_000] * 3
+    assert far.get("packs/2", 99_990) == b"\2" * 10
 
 
 def test_two_processes_share_a_queue(tmp_path: Path) -> None:

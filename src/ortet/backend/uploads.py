@@ -23,6 +23,8 @@ _LOOK = 0.1
 """Seconds after which another process may have uploaded something."""
 _REST = 1.0
 """Seconds without anything new after which nothing is owed: the next commit may be near."""
+_SOON = 0.2
+"""Seconds after a commit until other hosts are told of it, unless it is uploaded by then."""
 _IDLE = 5.0
 """Seconds after which a process that died may have left something."""
 _PARTING = 10.0
@@ -52,6 +54,8 @@ class QueuedBucket(Bucket):
         self._note = directory / "told"
         self._commits = directory / "commits"
         self._named = b""  # of these others were told
+        self._unnamed = False  # there are others, and `_teller` runs
+        self._teller: threading.Thread | None = None
         self._wake = threading.Event()
         self._hurry = threading.Event()  # somebody waits for it
         self._over = threading.Event()
@@ -107,12 +111,41 @@ class QueuedBucket(Bucket):
         with suppress(OSError), open(self._commits, "a", encoding="ascii") as file:
             file.writelines(f"{commit}\n" for commit in commits)
         self._wake.set()
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Have a thread tell other hosts which commits wait.
+
+        The thread that uploads is too late for it: a failing upload takes half a minute to end.
+        """
+        if self._owing is None:
+            return
+        with self._starting:
+            self._unnamed = True
+            if self._teller is None or not self._teller.is_alive():
+                self._teller = threading.Thread(
+                    target=self._run_teller, name="ortet-owing", daemon=True
+                )
+                self._teller.start()
+
+    def _run_teller(self) -> None:
+        while True:
+            with self._starting:
+                if not self._unnamed or self._over.is_set():
+                    self._teller = None
+                    return
+                self._unnamed = False
+            if not self._over.wait(_SOON) and any(True for _ in self._near.list()):
+                with suppress(OrtetError, OSError):  # the next round of uploads begins it again
+                    self._tell_commits()
 
     def _tell_commits(self) -> None:
-        found = _read(self._commits)
-        if self._owing is not None and found != self._named and _read(self._note) == _TOLD:
-            self._owing.tell(found.decode("ascii").split())
-            self._named = found
+        # Under the lock, no process takes back meanwhile what this one tells.
+        with _locked(self._directory / "leaving", fcntl.LOCK_SH):
+            found = _read(self._commits)
+            if self._owing is not None and found != self._named and _read(self._note) == _TOLD:
+                self._owing.tell(found.decode("ascii").split())
+                self._named = found
 
     def _end(self) -> None:
         """Take back what was told, once nothing is left."""
@@ -180,8 +213,11 @@ class QueuedBucket(Bucket):
         self._over.set()
         self._hurry.set()
         self._wake.set()
-        if self._thread is not None and self._pid == os.getpid():
-            self._thread.join(_PARTING)  # its upload may take longer: it is done again
+        with self._starting:
+            teller = self._teller
+        for thread in (teller, self._thread):
+            if thread is not None and self._pid == os.getpid():
+                thread.join(_PARTING)  # its upload may take longer: it is done again
         self._left.set()
 
     # the queue
@@ -250,7 +286,8 @@ class QueuedBucket(Bucket):
                 if self._over.is_set():
                     return True
                 if found.key not in self._refused:
-                    self._tell_commits()
+                    if _read(self._commits) != self._named:
+                        self._tell_soon()
                     self._upload(found.key)
                     self._trouble = ""
         except BlockingIOError:  # another process is at it
