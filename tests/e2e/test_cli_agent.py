@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
-
-from .conftest import Ortet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux")
 

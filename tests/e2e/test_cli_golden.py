@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
 from ortet.surface.cmd_attach import careful
-
-from .conftest import Ortet
 
 pytestmark = pytest.mark.criu
 

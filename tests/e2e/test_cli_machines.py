@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
-
-from .conftest import Ortet
 
 pytestmark = pytest.mark.criu
 

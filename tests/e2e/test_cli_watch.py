@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
 from ortet.surface.watcher import told
-
-from .conftest import Commit, Ortet
 
 _NEVER = "100000"  # seconds in which nothing settles
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Reply, Serve, Server
+from tests.fixtures.http_server import Client, Reply, Serve, Server
 
 import ortet
 from ortet.surface.http.tokens import Tokens
