@@ -16,6 +16,8 @@ pytest_plugins = [
     "tests.fixtures.s3",
     "tests.fixtures.clouds",
     "tests.fixtures.valkey",
+    "tests.fixtures.stores",
+    "tests.fixtures.projects",
     "tests.fixtures.commands",
     "tests.fixtures.http_server",
     "tests.fixtures.browser",

@@ -72,8 +72,8 @@ def mount(place: Path) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
-def work(shop: Shop) -> Callable[..., Outcome]:
-    """Run worker.py: work("thaw", ..., uid=65534, fault="thaw.placed:kill:2")."""
+def worker(shop: Shop) -> Callable[..., Outcome]:
+    """Run worker.py: worker("thaw", ..., uid=65534, fault="thaw.placed:kill:2")."""
 
     def run(verb: str, *args: object, uid: int | None = None, fault: str = "") -> Outcome:
         if uid is not None:
