@@ -17,6 +17,11 @@ pytest_plugins = [
     "tests.fixtures.s3",
     "tests.fixtures.clouds",
     "tests.fixtures.valkey",
+    "tests.fixtures.stores",
+    "tests.fixtures.projects",
+    "tests.fixtures.commands",
+    "tests.fixtures.http_server",
+    "tests.fixtures.browser",
 ]
 
 # how fast the host is says nothing about what is tested

@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ortet
-from ortet.config import init_url, open_hub, store_path, store_url
+from ortet.config import init_url, store_path, store_url
 from ortet.errors import (
     Corrupt,
     Invalid,
@@ -28,33 +27,9 @@ from ortet.errors import (
 from ortet.pointer import write_pointer
 from ortet.session.hub import Hub
 
+pytestmark = pytest.mark.files({"a": "a"})
+
 Open = Callable[..., Hub]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def opened(store: Path, tmp_path: Path) -> Iterator[Open]:
-    hubs: list[Hub] = []
-
-    def open_(url: str | Path = store, **options: Any) -> Hub:
-        hubs.append(open_hub(url, **{"environ": {"HOME": str(tmp_path / "nobody")}, **options}))
-        return hubs[-1]
-
-    yield open_
-    for hub in hubs:
-        hub.close()
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "a").write_text("a")
-    return place
 
 
 class TestWhichStore:

@@ -1,38 +1,23 @@
-"""A store for each test of an adapter, and processes that use it."""
+"""Processes that use the store of a test."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
-
-import ortet
-from ortet.session.hub import Hub
+from tests.fixtures.workers import StartScript
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with ortet.open(store) as opened:
-        yield opened
-
-
-@pytest.fixture
-def start(store: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """The worker.py beside a test, with these words; ended with the test."""
+def start(store: Path, request: pytest.FixtureRequest) -> Iterator[StartScript]:
+    """Start the worker.py beside a test with these words; it ends with the test."""
     worker = request.path.with_name("worker.py")
     begun: list[subprocess.Popen[str]] = []
 

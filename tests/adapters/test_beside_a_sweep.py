@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,10 +14,8 @@ import pytest
 from agent_framework import WorkflowCheckpoint
 from langgraph.checkpoint.base import empty_checkpoint
 from tests.adapters.claude.lines import SESSION, answer, append, key, load, prompt
-from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
-from tests.session.conftest import environ
+from tests.fixtures.stores import OpenAs
 
-from ortet.config import open_hub
 from ortet.session.hub import Hub
 from ortet.store import remotesweep
 from ortet.store.abc import Kind
@@ -38,22 +35,14 @@ Meet = Callable[[], None]
 
 
 @pytest.fixture
-def hosts(
-    postgres: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Hub, Hub]]:
+def hosts(host: OpenAs, monkeypatch: pytest.MonkeyPatch) -> tuple[Hub, Hub]:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
-    schema = new_schema()
-    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
-    with (
-        open_hub(url, environ=environ(tmp_path, "one")) as one,
-        open_hub(url, environ=environ(tmp_path, "two")) as two,
-    ):
-        yield one, two
-    drop_schema(shared().url(), schema)
+    return host("one"), host("two")
 
 
 @pytest.fixture
 def hub(hosts: tuple[Hub, Hub]) -> Hub:
+    """The hub of the second host, on the shared store."""
     return hosts[1]
 
 

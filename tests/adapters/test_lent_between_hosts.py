@@ -3,16 +3,11 @@ also where no signal leads from one to the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
-from tests.session.conftest import environ
+from tests.fixtures.stores import OpenAs
 
 from ortet import shared as sharing
 from ortet.backend.signals import ProcessSignal
-from ortet.config import open_hub
 from ortet.session.hub import Hub
 from ortet.surface.lent import Lent
 
@@ -20,24 +15,13 @@ LONG = 3600.0
 """Seconds that a session stays open which nobody asks for: longer than any test."""
 
 
-@pytest.fixture
-def url(postgres: Shared, tmp_path: Path) -> Iterator[str]:
-    schema = new_schema()
-    yield f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
-    drop_schema(shared().url(), schema)
-
-
 @pytest.fixture(params=["heard", "deaf"])
 def hosts(
-    request: pytest.FixtureRequest, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[list[Hub]]:
+    request: pytest.FixtureRequest, host: OpenAs, monkeypatch: pytest.MonkeyPatch
+) -> list[Hub]:
     if request.param == "deaf":
         monkeypatch.setattr(sharing, "signal_of", lambda *_, **__: ProcessSignal())
-    with (
-        open_hub(url, environ=environ(tmp_path, "one")) as one,
-        open_hub(url, environ=environ(tmp_path, "two")) as two,
-    ):
-        yield [one, two]
+    return [host("one"), host("two")]
 
 
 def test_a_session_goes_back_and_forth(hosts: list[Hub]) -> None:

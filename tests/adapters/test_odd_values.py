@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_framework import Message
 from google.adk.events import Event, EventActions
 
-import ortet
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.surface.adk import OrtetSessionService
 from ortet.surface.agent_framework import OrtetHistoryProvider
 from ortet.surface.langgraph import OrtetStore
 from ortet.surface.openai_agents import OrtetSession
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as opened:
-        yield opened
 
 
 def endless() -> Any:

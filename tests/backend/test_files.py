@@ -18,6 +18,8 @@ from ortet.backend.files import FileBucket
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
 from ortet.testing.processes import in_threads
 
+pytestmark = pytest.mark.disk("1m")
+
 WRITER = """
 import itertools, sys
 from pathlib import Path

@@ -19,6 +19,8 @@ from ortet.errors import Conflict, Corrupt, Unavailable
 from ortet.ids import Clock, SystemClock
 from ortet.testing.processes import in_processes, in_threads, oid, raise_head
 
+pytestmark = pytest.mark.disk("1m")
+
 HALF = """
 import sys
 from pathlib import Path

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 WORKER = Path(__file__).with_name("worker.py")
 

@@ -19,13 +19,15 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
 
-from .conftest import Ortet
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux"),
+    pytest.mark.files({"a.txt": "one\n"}),
+]
 
 _CONNECT = """
 import os, socket, sys
@@ -41,23 +43,15 @@ except OSError as error:
 
 
 @pytest.fixture
-def agent(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+def agent(ortet: Ortet, work: Path) -> Iterator[Ortet]:
     """Started, for a workspace with one commit."""
     ortet.env["ORTET_AGENT"] = "on"
-    ortet("init", cwd=proj)
-    ortet("agent", "start", cwd=proj)
-    ortet("commit", "-m", "first", cwd=proj)
+    ortet("init", cwd=work)
+    ortet("agent", "start", cwd=work)
+    ortet("commit", "-m", "first", cwd=work)
     yield ortet
     if ortet.store.exists():
         ortet("agent", "stop", cwd=ortet.home)
-
-
-@pytest.fixture
-def proj(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "a.txt").write_text("one\n")
-    return place
 
 
 def told(ortet: Ortet, place: Path) -> Any:
@@ -110,46 +104,46 @@ def wait_until_busy(ortet: Ortet, place: Path, name: str) -> int:
     return eventually(pid, say=f"nobody works for {name}")
 
 
-def test_a_commit_by_the_agent_prints_the_same_output(agent: Ortet, proj: Path) -> None:
-    (proj / "b.txt").write_text("two\n")
-    status = agent.json("status", cwd=proj)
+def test_a_commit_by_the_agent_prints_the_same_output(agent: Ortet, work: Path) -> None:
+    (work / "b.txt").write_text("two\n")
+    status = agent.json("status", cwd=work)
     assert [change["path"] for change in status["changes"]] == ["b.txt"]
-    made = agent.json("commit", "-m", "second", cwd=proj)
+    made = agent.json("commit", "-m", "second", cwd=work)
     assert made["created"] and made["changed"] == 1
-    again = agent.json("commit", cwd=proj)
+    again = agent.json("commit", cwd=work)
     assert again["oid"] == made["oid"] and not again["created"]
-    assert told(agent, proj)["asked"] == 4
-    log = agent("log", "--json", cwd=proj, env={"ORTET_AGENT": "off"}).data
+    assert told(agent, work)["asked"] == 4
+    log = agent("log", "--json", cwd=work, env={"ORTET_AGENT": "off"}).data
     assert [commit["message"] for commit in log] == ["second", "first"]
-    agent("verify", cwd=proj)
+    agent("verify", cwd=work)
 
 
 def test_the_agent_uses_the_environment_and_directory_of_the_caller(
-    agent: Ortet, proj: Path
+    agent: Ortet, work: Path
 ) -> None:
-    below = proj / "deep" / "er"
+    below = work / "deep" / "er"
     below.mkdir(parents=True)
     agent("commit", "-m", "by zoë", cwd=below, env={"ORTET_AUTHOR": "zoë"})
-    (proj / "c").write_text("c")
+    (work / "c").write_text("c")
     agent("-C", "..", "commit", "-m", "mine", cwd=below)
-    log = agent.json("log", cwd=proj)
+    log = agent.json("log", cwd=work)
     assert [commit["author"] for commit in log] == ["tester", "zoë", "tester"]
-    assert agent.kind("commit", "-w", "nobody", cwd=proj, code=4) == "no_workspace"
-    assert told(agent, proj)["asked"] == 4
+    assert agent.kind("commit", "-w", "nobody", cwd=work, code=4) == "no_workspace"
+    assert told(agent, work)["asked"] == 4
 
 
-def test_the_agent_notices_a_replaced_workspace_directory(agent: Ortet, proj: Path) -> None:
-    proj.rename(proj.with_name("old"))
-    shutil.copytree(proj.with_name("old"), proj)
-    shutil.rmtree(proj.with_name("old"))
-    (proj / "a.txt").write_text("another\n")
-    assert agent.json("commit", cwd=proj)["changed"] >= 1
-    (proj / "a.txt").write_text("and another\n")
-    assert agent.json("commit", cwd=proj)["changed"] == 1
+def test_the_agent_notices_a_replaced_workspace_directory(agent: Ortet, work: Path) -> None:
+    work.rename(work.with_name("old"))
+    shutil.copytree(work.with_name("old"), work)
+    shutil.rmtree(work.with_name("old"))
+    (work / "a.txt").write_text("another\n")
+    assert agent.json("commit", cwd=work)["changed"] >= 1
+    (work / "a.txt").write_text("and another\n")
+    assert agent.json("commit", cwd=work)["changed"] == 1
 
 
-def test_a_moved_directory_keeps_its_history(agent: Ortet, proj: Path) -> None:
-    moved = proj.rename(proj.with_name("moved"))
+def test_a_moved_directory_keeps_its_history(agent: Ortet, work: Path) -> None:
+    moved = work.rename(work.with_name("moved"))
     (moved / "b").write_text("b")
     agent("commit", "-m", "moved", cwd=moved)
     log = agent.json("log", cwd=moved)
@@ -157,26 +151,26 @@ def test_a_moved_directory_keeps_its_history(agent: Ortet, proj: Path) -> None:
 
 
 def test_a_workspace_held_by_the_agent_can_be_restored_and_dropped(
-    agent: Ortet, proj: Path
+    agent: Ortet, work: Path
 ) -> None:
-    (proj / "a.txt").write_text("two\n")
-    agent("commit", "-m", "second", cwd=proj)
-    agent("rewind", cwd=proj)
-    assert (proj / "a.txt").read_text() == "one\n"
-    assert agent.json("status", cwd=proj)["clean"]
-    agent("drop", "proj", cwd=proj)
-    (proj / "a.txt").write_text("three\n")
-    assert agent.json("commit", "-m", "third", cwd=proj)["created"]
-    log = agent.json("log", cwd=proj)
+    (work / "a.txt").write_text("two\n")
+    agent("commit", "-m", "second", cwd=work)
+    agent("rewind", cwd=work)
+    assert (work / "a.txt").read_text() == "one\n"
+    assert agent.json("status", cwd=work)["clean"]
+    agent("drop", "proj", cwd=work)
+    (work / "a.txt").write_text("three\n")
+    assert agent.json("commit", "-m", "third", cwd=work)["created"]
+    log = agent.json("log", cwd=work)
     assert [commit["message"] for commit in log] == ["third", "first"]
 
 
-def test_the_agent_commits_a_session_that_started_later(agent: Ortet, proj: Path) -> None:
+def test_the_agent_commits_a_session_that_started_later(agent: Ortet, work: Path) -> None:
     with library.open(agent.store) as hub:
-        with hub.session("work", workspace=proj) as session:
+        with hub.session("work", workspace=work) as session:
             session.say("user", "hello")
-        (proj / "b").write_text("b")
-        agent("commit", "-m", "with a mind", cwd=proj)
+        (work / "b").write_text("b")
+        agent("commit", "-m", "with a mind", cwd=work)
         with hub.session("work") as session:  # which nobody holds
             assert [message.content for message in session.messages()] == ["hello"]
         made = hub.log("proj", limit=1)[0]
@@ -184,118 +178,118 @@ def test_the_agent_commits_a_session_that_started_later(agent: Ortet, proj: Path
 
 
 def test_the_agent_serves_two_workspaces_at_the_same_time(
-    agent: Ortet, proj: Path, tmp_path: Path
+    agent: Ortet, work: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
     agent("init", cwd=other)
-    with its_turn(agent, proj):
-        waits = begin(agent, "commit", "-m", "later", cwd=proj)
-        wait_until_busy(agent, proj, "proj")
+    with its_turn(agent, work):
+        waits = begin(agent, "commit", "-m", "later", cwd=work)
+        wait_until_busy(agent, work, "proj")
         assert agent.json("commit", "-m", "now", cwd=other)["created"]
         assert waits.poll() is None
     assert waits.wait() == 0
     waits.communicate()
-    assert len(told(agent, proj)["workers"]) == 2
+    assert len(told(agent, work)["workers"]) == 2
 
 
-def test_an_interrupt_reaches_the_agent_which_goes_on(agent: Ortet, proj: Path) -> None:
-    with its_turn(agent, proj):
-        waits = begin(agent, "commit", "-m", "later", cwd=proj)
-        pid = wait_until_busy(agent, proj, "proj")
+def test_an_interrupt_reaches_the_agent_which_goes_on(agent: Ortet, work: Path) -> None:
+    with its_turn(agent, work):
+        waits = begin(agent, "commit", "-m", "later", cwd=work)
+        pid = wait_until_busy(agent, work, "proj")
         waits.send_signal(signal.SIGINT)
         _, error = waits.communicate()
     assert waits.returncode == 130 and error.strip() == b"interrupted"
-    assert agent.json("commit", cwd=proj)["oid"]
-    assert worker(agent, proj) == pid
+    assert agent.json("commit", cwd=work)["oid"]
+    assert worker(agent, work) == pid
 
 
-def test_a_killed_client_does_not_block_the_agent(agent: Ortet, proj: Path) -> None:
-    (proj / "b").write_text("b")
-    with its_turn(agent, proj):
-        waits = begin(agent, "commit", "-m", "nobody's", cwd=proj)
-        wait_until_busy(agent, proj, "proj")
+def test_a_killed_client_does_not_block_the_agent(agent: Ortet, work: Path) -> None:
+    (work / "b").write_text("b")
+    with its_turn(agent, work):
+        waits = begin(agent, "commit", "-m", "nobody's", cwd=work)
+        wait_until_busy(agent, work, "proj")
         waits.kill()
         waits.communicate()
-        eventually(lambda: not told(agent, proj)["workers"][0]["busy"])
-    assert agent.json("commit", "-m", "mine", cwd=proj)["message"] == "mine"
+        eventually(lambda: not told(agent, work)["workers"][0]["busy"])
+    assert agent.json("commit", "-m", "mine", cwd=work)["message"] == "mine"
 
 
-def test_a_killed_agent_is_reported_and_the_next_command_works(agent: Ortet, proj: Path) -> None:
-    (proj / "b").write_text("b")
-    with its_turn(agent, proj):
-        waits = begin(agent, "commit", "-m", "cut", cwd=proj)
-        os.kill(wait_until_busy(agent, proj, "proj"), signal.SIGKILL)
+def test_a_killed_agent_is_reported_and_the_next_command_works(agent: Ortet, work: Path) -> None:
+    (work / "b").write_text("b")
+    with its_turn(agent, work):
+        waits = begin(agent, "commit", "-m", "cut", cwd=work)
+        os.kill(wait_until_busy(agent, work, "proj"), signal.SIGKILL)
         _, error = waits.communicate()
     assert waits.returncode == 7 and b"repeat the command" in error
-    assert agent.json("commit", "-m", "again", cwd=proj)["created"]
-    agent("verify", cwd=proj)
+    assert agent.json("commit", "-m", "again", cwd=work)["created"]
+    agent("verify", cwd=work)
 
 
-def test_without_an_agent_the_command_works_and_starts_one(agent: Ortet, proj: Path) -> None:
-    pid = told(agent, proj)["pid"]
-    with ended_by(worker(agent, proj)):  # which ends with its agent
+def test_without_an_agent_the_command_works_and_starts_one(agent: Ortet, work: Path) -> None:
+    pid = told(agent, work)["pid"]
+    with ended_by(worker(agent, work)):  # which ends with its agent
         os.kill(pid, signal.SIGKILL)
-    (proj / "b").write_text("b")
-    assert agent.json("commit", "-m", "alone", cwd=proj)["created"]
-    eventually(lambda: told(agent, proj)["running"])  # another was started for the next command
-    assert told(agent, proj)["pid"] != pid
-    assert agent.json("commit", cwd=proj)["message"] == "alone"
-    assert told(agent, proj)["asked"] == 1
+    (work / "b").write_text("b")
+    assert agent.json("commit", "-m", "alone", cwd=work)["created"]
+    eventually(lambda: told(agent, work)["running"])  # another was started for the next command
+    assert told(agent, work)["pid"] != pid
+    assert agent.json("commit", cwd=work)["message"] == "alone"
+    assert told(agent, work)["asked"] == 1
 
 
-def test_with_the_agent_off_no_agent_is_started(ortet: Ortet, proj: Path) -> None:
-    ortet("init", cwd=proj)
-    ortet("commit", "-m", "first", cwd=proj)
-    assert told(ortet, proj) == {"running": False}
+def test_with_the_agent_off_no_agent_is_started(ortet: Ortet, work: Path) -> None:
+    ortet("init", cwd=work)
+    ortet("commit", "-m", "first", cwd=work)
+    assert told(ortet, work) == {"running": False}
     assert not (ortet.store / "local" / "agent").exists()
-    assert ortet.json("agent", "stop", cwd=proj) == {"stopped": False}
+    assert ortet.json("agent", "stop", cwd=work) == {"stopped": False}
 
 
-def test_killed_at_any_moment_no_head_is_lost(agent: Ortet, proj: Path) -> None:
+def test_killed_at_any_moment_no_head_is_lost(agent: Ortet, work: Path) -> None:
     dice = random.Random(4)
     done: list[str] = []
     for number in range(12):
         for name in range(40):
-            (proj / f"f{name}").write_text(f"{number} {dice.random()}")
-        commit = begin(agent, "--json", "commit", "-m", f"step {number}", cwd=proj)
+            (work / f"f{name}").write_text(f"{number} {dice.random()}")
+        commit = begin(agent, "--json", "commit", "-m", f"step {number}", cwd=work)
         time.sleep(dice.uniform(0.03, 0.12))  # any moment is as good as another
-        found = told(agent, proj)
+        found = told(agent, work)
         victims = [one["pid"] for one in found.get("workers", ())] + [found.get("pid")]
         with suppress(ProcessLookupError, TypeError):
             os.kill(dice.choice(victims), signal.SIGKILL)
         commit.communicate()
         assert commit.returncode in (0, 7)
-        agent("commit", "-m", f"step {number}", cwd=proj)
+        agent("commit", "-m", f"step {number}", cwd=work)
         done.append(f"step {number}")
-        agent("agent", "start", cwd=proj)
-    log = agent.json("log", cwd=proj)
+        agent("agent", "start", cwd=work)
+    log = agent.json("log", cwd=work)
     assert [one["message"] for one in log if one["message"] != "first"] == done[::-1]
-    agent("verify", cwd=proj)
+    agent("verify", cwd=work)
 
 
-def test_an_idle_agent_ends(ortet: Ortet, proj: Path) -> None:
+def test_an_idle_agent_ends(ortet: Ortet, work: Path) -> None:
     ortet.env |= {"ORTET_AGENT": "on", "ORTET_AGENT_IDLE": "0.5"}
-    ortet("init", cwd=proj)
-    pid = ortet.json("agent", "start", cwd=proj)["pid"]
+    ortet("init", cwd=work)
+    pid = ortet.json("agent", "start", cwd=work)["pid"]
     with suppress(ProcessLookupError), ended_by(pid):  # on a slow host it has already
-        ortet("commit", "-m", "first", cwd=proj)
+        ortet("commit", "-m", "first", cwd=work)
     sock = ortet.store / "local" / "agent" / "sock"
     # where the first had ended before the commit, that has begun another
     eventually(lambda: not sock.exists())
 
 
-def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, proj: Path) -> None:
-    with ended_by(told(agent, proj)["pid"]):
+def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, work: Path) -> None:
+    with ended_by(told(agent, work)["pid"]):
         shutil.rmtree(agent.store)
 
 
 def test_an_agent_ends_when_a_client_of_another_version_connects(
-    agent: Ortet, proj: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Ortet, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ortet.surface.agentlink import frame
 
-    with socket.socket(socket.AF_UNIX) as sock, ended_by(told(agent, proj)["pid"]):
+    with socket.socket(socket.AF_UNIX) as sock, ended_by(told(agent, work)["pid"]):
         monkeypatch.chdir(agent.store / "local" / "agent")
         sock.connect("sock")
         sock.sendall(frame(["verb", "0.0.1 /elsewhere", "", "proj"]))
@@ -303,19 +297,19 @@ def test_an_agent_ends_when_a_client_of_another_version_connects(
 
 
 def test_the_agent_works_with_a_store_path_of_any_length(
-    ortet: Ortet, proj: Path, tmp_path: Path
+    ortet: Ortet, work: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / ("s" * 120) / "store"
     ortet.env["ORTET_AGENT"] = "on"
-    ortet("init", "--store", str(store), cwd=proj)
-    ortet("agent", "start", cwd=proj)
-    ortet("commit", cwd=proj)
-    assert told(ortet, proj)["asked"] == 1
-    ortet("agent", "stop", cwd=proj)
+    ortet("init", "--store", str(store), cwd=work)
+    ortet("agent", "start", cwd=work)
+    ortet("commit", cwd=work)
+    assert told(ortet, work)["asked"] == 1
+    ortet("agent", "stop", cwd=work)
 
 
 @pytest.mark.root
-def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
+def test_another_user_is_refused(agent: Ortet, work: Path) -> None:
     from ortet.surface.agentlink import frame
 
     place = agent.store / "local" / "agent"
@@ -334,7 +328,7 @@ def test_another_user_is_refused(agent: Ortet, proj: Path) -> None:
     place.chmod(0o777)
     (place / "sock").chmod(0o777)
     assert "pid" not in as_nobody()  # it looks at who it is before it reads
-    (proj / "b").write_text("b")
-    agent("commit", cwd=proj)  # nor is an agent trusted whose place is open to others
+    (work / "b").write_text("b")
+    agent("commit", cwd=work)  # nor is an agent trusted whose place is open to others
     place.chmod(0o700)
-    assert told(agent, proj)["asked"] == 1
+    assert told(agent, work)["asked"] == 1

@@ -6,10 +6,9 @@ import base64
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 BYTES = bytes(range(256))
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
 from ortet.surface import wordlist
 
-from .conftest import Commit, Ortet
 from .terminal import Terminal
 
 _BEGIN = {

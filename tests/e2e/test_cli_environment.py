@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 
 @pytest.fixture

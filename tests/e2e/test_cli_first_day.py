@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Commit, Ortet
 
 
 def late(ortet: Ortet, proj: Path, fork: str = "proj/1") -> None:

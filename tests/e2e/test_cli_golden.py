@@ -10,112 +10,103 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
 from ortet.surface.cmd_attach import careful
 
-from .conftest import Ortet
-
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]
 
 _ECHO = "while read line; do echo $line; done < /tmp/in"
 
 
 @pytest.fixture
-def proj(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "page").write_text("first\n")
-    return place
-
-
-@pytest.fixture
-def golden(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+def golden(ortet: Ortet, work: Path) -> Iterator[Ortet]:
     """A directory whose machine has a program that holds a word, committed and tagged."""
     ortet.env["ORTET_AGENT"] = "on"
     if "ORTET_CRIU" in os.environ:
         ortet.env["ORTET_CRIU"] = os.environ["ORTET_CRIU"]
-    ortet("init", cwd=proj)
-    ortet("commit", "-m", "first", cwd=proj)
-    ortet("start", cwd=proj)
-    ortet("run", "-w", "proj-live", "mkfifo /tmp/in", cwd=proj)
-    ortet("spawn", "echo", "--", "sh", "-c", "exec 9<>/tmp/in; word=kept; " + _ECHO, cwd=proj)
-    said = ortet("commit", "-w", "proj-live", "-m", "warm", cwd=proj).out
+    ortet("init", cwd=work)
+    ortet("commit", "-m", "first", cwd=work)
+    ortet("start", cwd=work)
+    ortet("run", "-w", "proj-live", "mkfifo /tmp/in", cwd=work)
+    ortet("spawn", "echo", "--", "sh", "-c", "exec 9<>/tmp/in; word=kept; " + _ECHO, cwd=work)
+    said = ortet("commit", "-w", "proj-live", "-m", "warm", cwd=work).out
     assert "running: echo" in said
-    ortet("tag", "golden", "-w", "proj-live", cwd=proj)
+    ortet("tag", "golden", "-w", "proj-live", cwd=work)
     yield ortet
-    ortet("agent", "stop", "--force", cwd=proj)
+    ortet("agent", "stop", "--force", cwd=work)
 
 
-def jobs(ortet: Ortet, proj: Path) -> dict[str, Any]:
-    return {one["name"]: [j["name"] for j in one["jobs"]] for one in ortet.json("ps", cwd=proj)}
+def jobs(ortet: Ortet, work: Path) -> dict[str, Any]:
+    return {one["name"]: [j["name"] for j in one["jobs"]] for one in ortet.json("ps", cwd=work)}
 
 
-def test_forks_of_a_golden_commit_live_on(golden: Ortet, proj: Path) -> None:
-    assert golden.json("show", "golden", cwd=proj)["running"] == ["echo"]
-    made = golden.json("fork", "golden", "-n", "2", cwd=proj)
+def test_forks_of_a_golden_commit_live_on(golden: Ortet, work: Path) -> None:
+    assert golden.json("show", "golden", cwd=work)["running"] == ["echo"]
+    made = golden.json("fork", "golden", "-n", "2", cwd=work)
     assert [(one["name"], one["engine"]) for one in made] == [
         ("proj/1", "criu"),
         ("proj/2", "criu"),
     ]
-    assert jobs(golden, proj) == {name: ["echo"] for name in ("proj-live", "proj/1", "proj/2")}
-    golden("run", "-w", "proj/1", "echo one > /tmp/in", cwd=proj)
-    eventually(lambda: golden("logs", "echo", "-w", "proj/1", cwd=proj).out == "one\n")
-    golden("logs", "echo", "-w", "proj/2", cwd=proj)
-    golden("stop", "proj/1", cwd=proj)
-    golden("kill", "proj/2", cwd=proj)
-    begun = golden.json("start", "proj/1", "proj/2", cwd=proj)
+    assert jobs(golden, work) == {name: ["echo"] for name in ("proj-live", "proj/1", "proj/2")}
+    golden("run", "-w", "proj/1", "echo one > /tmp/in", cwd=work)
+    eventually(lambda: golden("logs", "echo", "-w", "proj/1", cwd=work).out == "one\n")
+    golden("logs", "echo", "-w", "proj/2", cwd=work)
+    golden("stop", "proj/1", cwd=work)
+    golden("kill", "proj/2", cwd=work)
+    begun = golden.json("start", "proj/1", "proj/2", cwd=work)
     assert [one["name"] for one in begun] == ["proj/1", "proj/2"]
-    assert golden("logs", "echo", "-w", "proj/1", "-n", "1", cwd=proj).out == "one\n"
-    assert golden("logs", "echo", "-w", "proj/2", cwd=proj).out == ""
+    assert golden("logs", "echo", "-w", "proj/1", "-n", "1", cwd=work).out == "one\n"
+    assert golden("logs", "echo", "-w", "proj/2", cwd=work).out == ""
 
 
-def test_without_an_agent_forks_start_only_on_request(golden: Ortet, proj: Path) -> None:
-    golden("fork", "golden", cwd=proj, env={"ORTET_AGENT": "off"})
-    assert "proj/1" not in jobs(golden, proj)
-    golden("start", "proj/1", cwd=proj)
-    assert jobs(golden, proj)["proj/1"] == ["echo"]
+def test_without_an_agent_forks_start_only_on_request(golden: Ortet, work: Path) -> None:
+    golden("fork", "golden", cwd=work, env={"ORTET_AGENT": "off"})
+    assert "proj/1" not in jobs(golden, work)
+    golden("start", "proj/1", cwd=work)
+    assert jobs(golden, work)["proj/1"] == ["echo"]
 
 
-def test_fork_without_criu_names_the_processes_that_are_lost(golden: Ortet, proj: Path) -> None:
+def test_fork_without_criu_names_the_processes_that_are_lost(golden: Ortet, work: Path) -> None:
     weaker = {"ORTET_CRIU": "off", "ORTET_AGENT": "off"}
-    done = golden("fork", "golden", cwd=proj, env=weaker)
+    done = golden("fork", "golden", cwd=work, env=weaker)
     assert "overlay" in done.out
     assert "not in the copies: echo (`ortet start proj/1` starts it there)" in done.err
-    told = golden("doctor", cwd=proj, env=weaker).out
+    told = golden("doctor", cwd=work, env=weaker).out
     assert "ORTET_CRIU=off" in told and "keeps files and environment" in told
 
 
 def test_swarm_attempts_start_with_the_running_processes_of_the_tag(
-    golden: Ortet, proj: Path
+    golden: Ortet, work: Path
 ) -> None:
     task = "pgrep -f 'word=kep[t]' > found"
     words = ["--from", "golden", "-n", "2", "--score", "wc -l < found", "--", task]
-    golden("swarm", "run", *words, cwd=proj)
-    shown = golden.json("swarm", "show", cwd=proj)
+    golden("swarm", "run", *words, cwd=work)
+    shown = golden.json("swarm", "show", cwd=work)
     assert [one["score"] for one in shown["attempts"]] == [1.0, 1.0]
 
 
 def test_a_restart_that_is_not_possible_is_refused_and_changes_nothing(
-    golden: Ortet, proj: Path
+    golden: Ortet, work: Path
 ) -> None:
-    before = golden.json("log", cwd=proj)
-    assert golden.kind("restore", "golden", "--restart", cwd=proj, code=9) == "no_restart"
-    assert golden.json("log", cwd=proj) == before
+    before = golden.json("log", cwd=work)
+    assert golden.kind("restore", "golden", "--restart", cwd=work, code=9) == "no_restart"
+    assert golden.json("log", cwd=work) == before
     to = ("restore", "golden", "--restart", "--to", "../other")
-    assert golden.kind(*to, cwd=proj, code=2) == "bad_usage"
-    done = golden("restore", "golden", "--to", "../other", cwd=proj)
+    assert golden.kind(*to, cwd=work, code=2) == "bad_usage"
+    done = golden("restore", "golden", "--to", "../other", cwd=work)
     assert "echo" in done.err and "--restart" not in done.err
 
 
-def _ended_at_once(golden: Ortet, proj: Path) -> str:
+def _ended_at_once(golden: Ortet, work: Path) -> str:
     """What is told of a program that fails; on a slow host it runs for a moment first."""
     program = ("--", "sh", "-c", "echo no such thing; exit 3")
     numbers = count()
 
     def said() -> str | None:
         name = f"bad{next(numbers)}"
-        told = golden("spawn", name, *program, cwd=proj).out
+        told = golden("spawn", name, *program, cwd=work).out
         if told.startswith(start := f"{name} ended at once in proj-live "):
             return told.removeprefix(start)
         assert told.startswith(f"{name} runs in proj-live as "), told
@@ -124,27 +115,27 @@ def _ended_at_once(golden: Ortet, proj: Path) -> str:
     return eventually(said)
 
 
-def test_machine_commands_report_names_ports_and_exit_codes(golden: Ortet, proj: Path) -> None:
-    assert "proj-live lives: `-w proj-live`" in golden("status", cwd=proj).out
-    assert _ended_at_once(golden, proj) == "with 3: no such thing\n"
-    taken = golden("expose", "3000", "--at", "0", cwd=proj).out.split()[0].rpartition(":")[2]
-    done = golden("expose", "3001", "--at", taken, cwd=proj, code=5)
+def test_machine_commands_report_names_ports_and_exit_codes(golden: Ortet, work: Path) -> None:
+    assert "proj-live lives: `-w proj-live`" in golden("status", cwd=work).out
+    assert _ended_at_once(golden, work) == "with 3: no such thing\n"
+    taken = golden("expose", "3000", "--at", "0", cwd=work).out.split()[0].rpartition(":")[2]
+    done = golden("expose", "3001", "--at", taken, cwd=work, code=5)
     assert done.err.startswith("error: port")  # JSON only where it is asked for
-    assert "(it is" in golden("tag", "golden", cwd=proj, code=5).err
-    assert golden.kind("cp", "proj-live:page", "-", cwd=proj, code=2) == "bad_usage"
+    assert "(it is" in golden("tag", "golden", cwd=work, code=5).err
+    assert golden.kind("cp", "proj-live:page", "-", cwd=work, code=2) == "bad_usage"
 
 
-def test_a_new_machine_of_a_directory_gets_a_free_numbered_name(golden: Ortet, proj: Path) -> None:
-    golden("rm", "proj-live", cwd=proj)  # whose branch stays
-    assert golden.json("start", cwd=proj)["name"] == "proj-live-2"
+def test_a_new_machine_of_a_directory_gets_a_free_numbered_name(golden: Ortet, work: Path) -> None:
+    golden("rm", "proj-live", cwd=work)  # whose branch stays
+    assert golden.json("start", cwd=work)["name"] == "proj-live-2"
 
 
-def test_a_dropped_machine_is_not_reported_as_dead(golden: Ortet, proj: Path) -> None:
-    golden("fork", "golden", cwd=proj)
-    golden("agent", "stop", "--force", cwd=proj)
-    assert golden.json("doctor", cwd=proj)["dead"] == ["proj-live", "proj/1"]
-    golden("drop", "proj/1", cwd=proj)
-    assert list(jobs(golden, proj)) == ["proj-live"]
+def test_a_dropped_machine_is_not_reported_as_dead(golden: Ortet, work: Path) -> None:
+    golden("fork", "golden", cwd=work)
+    golden("agent", "stop", "--force", cwd=work)
+    assert golden.json("doctor", cwd=work)["dead"] == ["proj-live", "proj/1"]
+    golden("drop", "proj/1", cwd=work)
+    assert list(jobs(golden, work)) == ["proj-live"]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 
 @pytest.fixture

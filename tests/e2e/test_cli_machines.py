@@ -18,103 +18,94 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
 
-from .conftest import Ortet
-
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]
 
 _TICKER = "import time\nwhile True: print('tick', flush=True); time.sleep(0.05)"
 
 
 @pytest.fixture
-def proj(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "page").write_text("first\n")
-    return place
-
-
-@pytest.fixture
-def live(ortet: Ortet, proj: Path) -> Iterator[Ortet]:
+def live(ortet: Ortet, work: Path) -> Iterator[Ortet]:
     """A directory with a private machine that lives, called proj-live."""
     ortet.env["ORTET_AGENT"] = "on"
     for name in ("ORTET_CRIU",):
         if name in os.environ:
             ortet.env[name] = os.environ[name]
-    ortet("init", cwd=proj)
-    ortet("commit", "-m", "first", cwd=proj)
-    ortet("start", cwd=proj)
+    ortet("init", cwd=work)
+    ortet("commit", "-m", "first", cwd=work)
+    ortet("start", cwd=work)
     yield ortet
-    ortet("agent", "stop", "--force", cwd=proj)
+    ortet("agent", "stop", "--force", cwd=work)
 
 
-def machines(ortet: Ortet, proj: Path) -> dict[str, Any]:
-    return {one["name"]: one for one in ortet.json("ps", cwd=proj)}
+def machines(ortet: Ortet, work: Path) -> dict[str, Any]:
+    return {one["name"]: one for one in ortet.json("ps", cwd=work)}
 
 
-def test_a_program_goes_on_between_commands(live: Ortet, proj: Path) -> None:
-    assert machines(live, proj)["proj-live"]["jobs"] == []
-    live("spawn", "ticker", "--", "python3", "-c", _TICKER, cwd=proj)
-    one = machines(live, proj)["proj-live"]
+def test_a_program_goes_on_between_commands(live: Ortet, work: Path) -> None:
+    assert machines(live, work)["proj-live"]["jobs"] == []
+    live("spawn", "ticker", "--", "python3", "-c", _TICKER, cwd=work)
+    one = machines(live, work)["proj-live"]
     assert [job["name"] for job in one["jobs"]] == ["ticker"]
     assert one["state"] == "live" and one["memory"] > 0 and one["age"] >= 0
-    eventually(lambda: "tick\ntick\n" in live("logs", "ticker", cwd=proj).out)
-    done = live("run", "-w", "proj-live", "--", "sh", "-c", "echo hi; exit 3", cwd=proj, code=3)
+    eventually(lambda: "tick\ntick\n" in live("logs", "ticker", cwd=work).out)
+    done = live("run", "-w", "proj-live", "--", "sh", "-c", "echo hi; exit 3", cwd=work, code=3)
     assert done.out == "hi\n"
-    assert live.kind("spawn", "ticker", "--", "true", cwd=proj, code=5) == "name_taken"
-    assert live.kind("logs", "nobody", cwd=proj, code=4) == "no_job"
+    assert live.kind("spawn", "ticker", "--", "true", cwd=work, code=5) == "name_taken"
+    assert live.kind("logs", "nobody", cwd=work, code=4) == "no_job"
 
 
-def test_the_directory_stays_as_it_is_until_it_lands(live: Ortet, proj: Path) -> None:
-    live("run", "-w", "proj-live", "echo second > page", cwd=proj)
-    assert (proj / "page").read_text() == "first\n"
-    status = live.json("status", "-w", "proj-live", cwd=proj)
+def test_the_directory_stays_as_it_is_until_it_lands(live: Ortet, work: Path) -> None:
+    live("run", "-w", "proj-live", "echo second > page", cwd=work)
+    assert (work / "page").read_text() == "first\n"
+    status = live.json("status", "-w", "proj-live", cwd=work)
     assert [change["path"] for change in status["changes"]] == ["page"]
-    live("land", "proj-live", cwd=proj)  # done where the machine is
-    assert (proj / "page").read_text() == "second\n"
+    live("land", "proj-live", cwd=work)  # done where the machine is
+    assert (work / "page").read_text() == "second\n"
 
 
-def test_stopped_and_started_its_programs_go_on(live: Ortet, proj: Path) -> None:
+def test_stopped_and_started_its_programs_go_on(live: Ortet, work: Path) -> None:
     counter = "import time\nn = 0\nwhile True: n += 1; print(n, flush=True); time.sleep(0.02)"
-    live("spawn", "counter", "--", "python3", "-c", counter, cwd=proj)
-    eventually(lambda: "\n5\n" in live("logs", "counter", cwd=proj).out)
-    live("stop", "proj-live", cwd=proj)
-    assert machines(live, proj) == {}
-    assert live.kind("logs", "counter", cwd=proj, code=4) == "not_live"
-    live("start", "proj-live", cwd=proj)
-    if machines(live, proj)["proj-live"]["engine"] != "criu":
+    live("spawn", "counter", "--", "python3", "-c", counter, cwd=work)
+    eventually(lambda: "\n5\n" in live("logs", "counter", cwd=work).out)
+    live("stop", "proj-live", cwd=work)
+    assert machines(live, work) == {}
+    assert live.kind("logs", "counter", cwd=work, code=4) == "not_live"
+    live("start", "proj-live", cwd=work)
+    if machines(live, work)["proj-live"]["engine"] != "criu":
         pytest.skip("processes are carried by the criu engine only")
-    said = [int(line) for line in live("logs", "counter", cwd=proj).out.split()]
+    said = [int(line) for line in live("logs", "counter", cwd=work).out.split()]
     assert said == list(range(1, len(said) + 1)) and len(said) >= 5
-    live("verify", cwd=proj)
+    live("verify", cwd=work)
 
 
-def test_forks_of_a_machine_run_and_keep_their_own_files(live: Ortet, proj: Path) -> None:
-    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
-    if machines(live, proj)["proj-live"]["engine"] != "criu":
+def test_forks_of_a_machine_run_and_keep_their_own_files(live: Ortet, work: Path) -> None:
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=work)
+    if machines(live, work)["proj-live"]["engine"] != "criu":
         pytest.skip("processes are carried by the criu engine only")
-    live("fork", "-w", "proj-live", "-n", "2", cwd=proj)
-    found = machines(live, proj)
+    live("fork", "-w", "proj-live", "-n", "2", cwd=work)
+    found = machines(live, work)
     assert sorted(found) == ["proj-live", "proj-live/1", "proj-live/2"]
     assert all(one["jobs"][0]["name"] == "sleeper" for one in found.values())
-    live("run", "-w", "proj-live/1", "echo mine > page", cwd=proj)
-    assert live("run", "-w", "proj-live/2", "cat page", cwd=proj).out == "first\n"
-    live("rm", "proj-live/1", cwd=proj)
-    assert sorted(machines(live, proj)) == ["proj-live", "proj-live/2"]
-    back = proj.with_name("back")
-    live("restore", "proj-live/1", "--to", str(back), cwd=proj)  # it was committed first
+    live("run", "-w", "proj-live/1", "echo mine > page", cwd=work)
+    assert live("run", "-w", "proj-live/2", "cat page", cwd=work).out == "first\n"
+    live("rm", "proj-live/1", cwd=work)
+    assert sorted(machines(live, work)) == ["proj-live", "proj-live/2"]
+    back = work.with_name("back")
+    live("restore", "proj-live/1", "--to", str(back), cwd=work)  # it was committed first
     assert (back / "page").read_text() == "mine\n"
 
 
-def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> None:
-    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
-    live("commit", "-w", "proj-live", "-m", "with a sleeper", cwd=proj)
-    live("run", "-w", "proj-live", "echo later > page", cwd=proj)
-    before = machines(live, proj)["proj-live"]
-    told = live.json("agent", "status", cwd=proj)
+def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, work: Path) -> None:
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=work)
+    live("commit", "-w", "proj-live", "-m", "with a sleeper", cwd=work)
+    live("run", "-w", "proj-live", "echo later > page", cwd=work)
+    before = machines(live, work)["proj-live"]
+    told = live.json("agent", "status", cwd=work)
     pids = [told["pid"], *(worker["pid"] for worker in told["workers"])]
     fds = [os.pidfd_open(pid) for pid in (*pids, before["pid"])]
     for pid in pids:
@@ -124,51 +115,51 @@ def test_a_dead_machine_is_offered_and_comes_back(live: Ortet, proj: Path) -> No
         poll.register(fd, select.POLLIN)
         assert poll.poll(WAIT * 1000)
         os.close(fd)
-    dead = machines(live, proj)["proj-live"]
+    dead = machines(live, work)["proj-live"]
     assert dead["state"] == "dead" and dead["restore"] == "ortet start proj-live"
-    assert dead["head"] == live.json("log", "proj-live", cwd=proj)[0]["oid"]
-    doctor = live.json("doctor", "--clean", cwd=proj)
+    assert dead["head"] == live.json("log", "proj-live", cwd=work)[0]["oid"]
+    doctor = live.json("doctor", "--clean", cwd=work)
     assert {one["what"] for one in doctor["leftovers"]} <= {"socket", "stage", "group"}
-    live("start", "proj-live", cwd=proj)
-    found = machines(live, proj)["proj-live"]
+    live("start", "proj-live", cwd=work)
+    found = machines(live, work)["proj-live"]
     assert [job["name"] for job in found["jobs"]] == ["sleeper"]
-    assert live("run", "-w", "proj-live", "cat page", cwd=proj).out == "first\n"
-    kept = live.json("log", "HEAD@{1}", "-w", "proj-live", cwd=proj)[0]
+    assert live("run", "-w", "proj-live", "cat page", cwd=work).out == "first\n"
+    kept = live.json("log", "HEAD@{1}", "-w", "proj-live", cwd=work)[0]
     assert kept["message"] == "before restore"  # what it had changed since is not lost
 
 
-def test_a_killed_machine_keeps_its_files_and_rm_removes_it(live: Ortet, proj: Path) -> None:
-    live("run", "-w", "proj-live", "echo later > page", cwd=proj)
-    live("kill", "proj-live", cwd=proj)
-    assert machines(live, proj) == {}
-    live("start", "proj-live", cwd=proj)
-    assert live("run", "-w", "proj-live", "cat page", cwd=proj).out == "later\n"
-    assert live.kind("rm", "proj", cwd=proj, code=4) == "not_private"
-    live("rm", "--force", "proj-live", cwd=proj)
-    assert live.kind("run", "-w", "proj-live", "true", cwd=proj, code=4) == "no_workspace"
+def test_a_killed_machine_keeps_its_files_and_rm_removes_it(live: Ortet, work: Path) -> None:
+    live("run", "-w", "proj-live", "echo later > page", cwd=work)
+    live("kill", "proj-live", cwd=work)
+    assert machines(live, work) == {}
+    live("start", "proj-live", cwd=work)
+    assert live("run", "-w", "proj-live", "cat page", cwd=work).out == "later\n"
+    assert live.kind("rm", "proj", cwd=work, code=4) == "not_private"
+    live("rm", "--force", "proj-live", cwd=work)
+    assert live.kind("run", "-w", "proj-live", "true", cwd=work, code=4) == "no_workspace"
 
 
-def test_agent_stop_is_refused_while_machines_run(live: Ortet, proj: Path) -> None:
-    assert live.kind("agent", "stop", cwd=proj, code=5) == "machines_live"
-    assert "proj-live" in machines(live, proj)
-    assert live.json("doctor", cwd=proj)["agent"]["running"]
+def test_agent_stop_is_refused_while_machines_run(live: Ortet, work: Path) -> None:
+    assert live.kind("agent", "stop", cwd=work, code=5) == "machines_live"
+    assert "proj-live" in machines(live, work)
+    assert live.json("doctor", cwd=work)["agent"]["running"]
 
 
-def test_start_without_an_agent_is_refused(live: Ortet, proj: Path) -> None:
-    done = live("--json", "start", "x", cwd=proj, code=4, env={"ORTET_AGENT": "off"})
+def test_start_without_an_agent_is_refused(live: Ortet, work: Path) -> None:
+    done = live("--json", "start", "x", cwd=work, code=4, env={"ORTET_AGENT": "off"})
     assert done.error["kind"] == "no_workspace"
-    live("kill", "proj-live", cwd=proj)
-    done = live("--json", "start", "proj-live", cwd=proj, code=9, env={"ORTET_AGENT": "off"})
+    live("kill", "proj-live", cwd=work)
+    done = live("--json", "start", "proj-live", cwd=work, code=9, env={"ORTET_AGENT": "off"})
     assert done.error["kind"] == "agent_off"
 
 
-def test_a_port_leads_into_it(live: Ortet, proj: Path) -> None:
+def test_a_port_leads_into_it(live: Ortet, work: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ("python3", "-m", "http.server", str(port))
-    live("spawn", "web", "--", *words, cwd=proj)
-    at = live.json("expose", str(port), cwd=proj)["at"]
+    live("spawn", "web", "--", *words, cwd=work)
+    at = live.json("expose", str(port), cwd=work)["at"]
 
     def answers() -> bool:
         try:
@@ -179,26 +170,26 @@ def test_a_port_leads_into_it(live: Ortet, proj: Path) -> None:
             return False
 
     eventually(answers)
-    assert live.kind("expose", "70000", cwd=proj, code=2) == "bad_port"
+    assert live.kind("expose", "70000", cwd=work, code=2) == "bad_port"
 
 
-def test_cp_copies_files_into_and_out_of_a_machine(live: Ortet, proj: Path, tmp_path: Path) -> None:
+def test_cp_copies_files_into_and_out_of_a_machine(live: Ortet, work: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "f").write_bytes(bytes(range(256)) * 1000)
     (tmp_path / "in" / "link").symlink_to("/etc/hostname")
-    live("cp", str(tmp_path / "in"), "proj-live:there", cwd=proj)
-    done = live("run", "-w", "proj-live", "find there | sort", cwd=proj)
+    live("cp", str(tmp_path / "in"), "proj-live:there", cwd=work)
+    done = live("run", "-w", "proj-live", "find there | sort", cwd=work)
     assert done.out.split() == ["there", "there/deep", "there/deep/f", "there/link"]
-    live("cp", "proj-live:there/deep", str(tmp_path / "out"), cwd=proj)
+    live("cp", "proj-live:there/deep", str(tmp_path / "out"), cwd=work)
     assert (tmp_path / "out" / "f").read_bytes() == bytes(range(256)) * 1000
     live("cp", "proj-live:page", ".", cwd=tmp_path, env={"ORTET_URL": str(live.store)})
     assert (tmp_path / "page").read_text() == "first\n"
-    live("cp", str(proj / "page"), "proj-live:/tmp/other", cwd=proj)
-    assert live("run", "-w", "proj-live", "cat /tmp/other", cwd=proj).out == "first\n"
-    assert live.kind("cp", "proj-live:none", ".", cwd=proj, code=4) == "no_file"
-    assert live.kind("cp", "a", "b", cwd=proj, code=2) == "bad_usage"
-    live("run", "-w", "proj-live", "ln -s /etc/hosts evil", cwd=proj)
-    assert live.kind("cp", "proj-live:evil", str(tmp_path / "got"), cwd=proj, code=5)
+    live("cp", str(work / "page"), "proj-live:/tmp/other", cwd=work)
+    assert live("run", "-w", "proj-live", "cat /tmp/other", cwd=work).out == "first\n"
+    assert live.kind("cp", "proj-live:none", ".", cwd=work, code=4) == "no_file"
+    assert live.kind("cp", "a", "b", cwd=work, code=2) == "bad_usage"
+    live("run", "-w", "proj-live", "ln -s /etc/hosts evil", cwd=work)
+    assert live.kind("cp", "proj-live:evil", str(tmp_path / "got"), cwd=work, code=5)
     assert not (tmp_path / "got").is_symlink()
 
 
@@ -240,8 +231,8 @@ class Terminal:
         return code
 
 
-def test_an_attached_shell_can_be_left_and_attached_again(live: Ortet, proj: Path) -> None:
-    first = Terminal(live, "proj-live", cwd=proj)
+def test_an_attached_shell_can_be_left_and_attached_again(live: Ortet, work: Path) -> None:
+    first = Terminal(live, "proj-live", cwd=work)
     first.expect(b"leaves it running")
     first.expect(b"# ")
     first.write(b"x=4$((1+1)); stty size; echo got-$x\r")
@@ -254,64 +245,64 @@ def test_an_attached_shell_can_be_left_and_attached_again(live: Ortet, proj: Pat
     first.write(b"\x1d")
     first.expect(b"comes back")
     assert first.end() == 0
-    live("commit", "-w", "proj-live", "-m", "with a shell", cwd=proj)
-    second = Terminal(live, "proj-live", cwd=proj)
+    live("commit", "-w", "proj-live", "-m", "with a shell", cwd=work)
+    second = Terminal(live, "proj-live", cwd=work)
     second.expect(b"# ")
     second.write(b"echo again-$x\r")
     second.expect(b"again-42")
-    live("commit", "-w", "proj-live", "-m", "while somebody is at it", cwd=proj)
+    live("commit", "-w", "proj-live", "-m", "while somebody is at it", cwd=work)
     second.write(b"echo still-$x\r")
     second.expect(b"still-42")
     second.write(b"\r~.")
     second.expect(b"comes back")
     assert second.end() == 0
-    third = Terminal(live, "proj-live", cwd=proj)
+    third = Terminal(live, "proj-live", cwd=work)
     third.expect(b"# ")
     third.write(b"exit 5\r")
     third.expect(b"ended with 5")
     assert third.end() == 5
 
 
-def test_commands_run_while_the_machine_is_committed(live: Ortet, proj: Path) -> None:
+def test_commands_run_while_the_machine_is_committed(live: Ortet, work: Path) -> None:
     """No connection is on its way while the machine is frozen."""
-    live("spawn", "sleeper", "--", "sleep", "1000", cwd=proj)
+    live("spawn", "sleeper", "--", "sleep", "1000", cwd=work)
 
     def runs(number: int) -> list[str]:
         words = ("run", "-w", "proj-live", f"echo {number}")
-        return [live(*words, cwd=proj).out for _ in range(5)]
+        return [live(*words, cwd=work).out for _ in range(5)]
 
     with ThreadPoolExecutor(2) as pool:
         outs = [pool.submit(runs, number) for number in range(2)]
         for number in range(5):
-            live("commit", "-w", "proj-live", "-m", f"beside {number}", cwd=proj)
+            live("commit", "-w", "proj-live", "-m", f"beside {number}", cwd=work)
         assert [out.result() for out in outs] == [["0\n"] * 5, ["1\n"] * 5]
-    live("verify", cwd=proj)
+    live("verify", cwd=work)
 
 
-def test_a_secret_is_for_one_command(live: Ortet, proj: Path) -> None:
-    live("secret", "set", "TOKEN_A", cwd=proj, stdin=b"a-value-nobody-guesses")
+def test_a_secret_is_for_one_command(live: Ortet, work: Path) -> None:
+    live("secret", "set", "TOKEN_A", cwd=work, stdin=b"a-value-nobody-guesses")
     words = ("run", "-w", "proj-live", "--secret", "TOKEN_A", "echo ${#TOKEN_A}")
-    assert live(*words, cwd=proj).out == "22\n"
-    done = live("run", "-w", "proj-live", "echo ${TOKEN_A:-unset}", cwd=proj)
+    assert live(*words, cwd=work).out == "22\n"
+    done = live("run", "-w", "proj-live", "echo ${TOKEN_A:-unset}", cwd=work)
     assert done.out == "unset\n"
-    live("run", "-w", "proj-live", "--secret", "TOKEN_A", "echo $TOKEN_A > leak", cwd=proj)
-    assert live.kind("commit", "-w", "proj-live", cwd=proj, code=6) == "secret_found"
+    live("run", "-w", "proj-live", "--secret", "TOKEN_A", "echo $TOKEN_A > leak", cwd=work)
+    assert live.kind("commit", "-w", "proj-live", cwd=work, code=6) == "secret_found"
 
 
-def test_attach_needs_a_terminal(live: Ortet, proj: Path) -> None:
-    assert live.kind("attach", cwd=proj, code=2) == "no_terminal"
+def test_attach_needs_a_terminal(live: Ortet, work: Path) -> None:
+    assert live.kind("attach", cwd=work, code=2) == "no_terminal"
 
 
-def test_logs_are_followed_to_the_end(live: Ortet, proj: Path) -> None:
+def test_logs_are_followed_to_the_end(live: Ortet, work: Path) -> None:
     live(
-        "spawn", "short", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done", cwd=proj
+        "spawn", "short", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done", cwd=work
     )
-    assert live("logs", "short", "--follow", cwd=proj).out == "1\n2\n3\n"
+    assert live("logs", "short", "--follow", cwd=work).out == "1\n2\n3\n"
 
 
-def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, proj: Path) -> None:
+def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, work: Path) -> None:
     """Processes among mounts of a home that nobody has open."""
-    live("kill", "proj-live", cwd=proj)
+    live("kill", "proj-live", cwd=work)
     with library.open(live.store) as hub:
         home = live.store / "local" / "machines" / hub.registry.need("proj-live").machine
     for name in ("up", "work", "at"):
@@ -323,25 +314,25 @@ def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, proj: Pat
         assert left.stdout is not None
         if left.stdout.readline() != b"ready\n":
             pytest.skip("no overlay of this directory")
-        found = live.json("doctor", cwd=proj)["leftovers"]
+        found = live.json("doctor", cwd=work)["leftovers"]
         assert {"what": "process", "path": str(home), "pid": left.pid} in found
-        live("doctor", "--clean", cwd=proj)
+        live("doctor", "--clean", cwd=work)
         assert left.wait(WAIT) == -9
-    assert live.json("doctor", cwd=proj)["leftovers"] == []
+    assert live.json("doctor", cwd=work)["leftovers"] == []
 
 
 if sys.platform != "linux":  # pragma: no cover
     pytest.skip("live machines need Linux", allow_module_level=True)
 
 
-def test_the_network_is_chosen_at_a_start(live: Ortet, proj: Path) -> None:
+def test_the_network_is_chosen_at_a_start(live: Ortet, work: Path) -> None:
     names = ("run", "-w", "proj-live", "--", "cat", "/etc/resolv.conf")
-    assert "10.0.2.3" not in live(*names, cwd=proj).out
-    assert live.kind("start", "--network", "outbound", cwd=proj, code=5) == "already_live"
-    live("stop", "proj-live", cwd=proj)
-    live("start", "--network", "outbound", cwd=proj)
-    assert "10.0.2.3" in live(*names, cwd=proj).out
-    live("start", "--network", "outbound", cwd=proj)  # as it is
-    live("stop", "proj-live", cwd=proj)
-    live("start", "proj-live", cwd=proj)  # which is remembered
-    assert "10.0.2.3" in live(*names, cwd=proj).out
+    assert "10.0.2.3" not in live(*names, cwd=work).out
+    assert live.kind("start", "--network", "outbound", cwd=work, code=5) == "already_live"
+    live("stop", "proj-live", cwd=work)
+    live("start", "--network", "outbound", cwd=work)
+    assert "10.0.2.3" in live(*names, cwd=work).out
+    live("start", "--network", "outbound", cwd=work)  # as it is
+    live("stop", "proj-live", cwd=work)
+    live("start", "proj-live", cwd=work)  # which is remembered
+    assert "10.0.2.3" in live(*names, cwd=work).out

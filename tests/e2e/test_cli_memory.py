@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Commit, Ortet
 
 SAID = "the login test fails when the clock jumps"
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 
 from ortet.backend import postgres_schema, sqlite_open
-
-from .conftest import Ortet
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Ortet
 
 from ortet.config import open_hub
 from ortet.errors import Refused
-
-from .conftest import Ortet
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from .conftest import Commit, Ortet
+from tests.fixtures.commands import Commit, Ortet
 
 
 class TestRestore:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
 
-from .conftest import Commit, Ortet
 from .terminal import Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 VALUE = "ghp_do-not-show-me-4711"
 FAR = "4000000000"

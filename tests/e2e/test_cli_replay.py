@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 
 from ortet.config import open_hub
-
-from .conftest import Ortet
 
 PROGRAM = """
 import pathlib, sys

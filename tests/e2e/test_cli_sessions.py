@@ -10,11 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
-
-from .conftest import Commit, Ortet
 
 
 @pytest.fixture

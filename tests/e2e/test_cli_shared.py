@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 from tests.fixtures.s3 import ENVIRON
-
-from .conftest import Ortet
 
 # Runs command lines one after the other, each as a process of its own would, without its start.
 _DRIVER = """

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 
 from ortet.surface.slow import PLACE, Slow, note, slowest, timed
-
-from .conftest import Ortet
 
 
 @pytest.mark.parametrize("kind", ["embedded", "shared"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .conftest import Commit, Ortet
+from tests.fixtures.commands import Commit, Ortet
 
 
 def packs(ortet: Ortet) -> list[Path]:

@@ -14,11 +14,10 @@ from typing import Any
 
 import click
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT
 
 from ortet.surface.cli import SECTIONS, cli
-
-from .conftest import Commit, Ortet
 
 VERBS = [verb for section in SECTIONS.values() for verbs in section.values() for verb in verbs]
 HEAVY = ("apsw", "msgspec", "blake3", "ortet.config", "ortet.session", "ortet.store", "json")

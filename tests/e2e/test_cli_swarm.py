@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
-
-from .conftest import Ortet
+from tests.fixtures.commands import Ortet
 
 
 @pytest.fixture

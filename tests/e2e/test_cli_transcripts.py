@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.adapters.transcripts.checking import check_anthropic, check_openai, check_responses
 from tests.adapters.transcripts.written import CONVERSATION, Claude, rollout, small, text, write
-
-from .conftest import Ortet
+from tests.fixtures.commands import Ortet
 
 NAME = f"claude-code/{CONVERSATION}"
 

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from .conftest import Ortet
+from tests.fixtures.commands import Ortet
 
 BOT = """
 import json, sys

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
-
-from .conftest import Commit, Ortet
 
 
 def text(proj: Path) -> str:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
 from ortet.surface.watcher import told
-
-from .conftest import Commit, Ortet
 
 _NEVER = "100000"  # seconds in which nothing settles
 
@@ -303,27 +302,17 @@ def test_watch_ends_when_its_workspace_is_dropped(
     assert watch.process.wait(WAIT) == 4
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
-
-
 @pytest.mark.root
+@pytest.mark.disk("8m")
 def test_watch_reports_a_full_disk_and_continues(
-    disk: Path, start: Start, ortet: Ortet, proj: Path
+    small_disk: Path, start: Start, ortet: Ortet, proj: Path
 ) -> None:
     (proj / ".ortet").unlink()
-    ortet("init", "--store", str(disk / "store"), cwd=proj)
-    (disk / "store" / "config.toml").write_text("reserve = 0\n")
+    ortet("init", "--store", str(small_disk / "store"), cwd=proj)
+    (small_disk / "store" / "config.toml").write_text("reserve = 0\n")
     watch = start("--settle", "0.1")
     watch.made()
-    filler = disk / "filler"
+    filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while file.write(bytes(4096)):
             pass

@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from .conftest import Commit, Ortet
+from tests.fixtures.commands import Commit, Ortet
 
 
 class TestInit:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -403,26 +403,16 @@ def test_a_second_export_to_the_same_file_is_refused(source: Shelf, tmp_path: Pa
     assert caught.value.kind == "export_busy"
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", path], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
-
-
 @pytest.mark.root
-def test_export_to_a_full_disk_goes_on_when_there_is_room(source: Shelf, disk: Path) -> None:
+@pytest.mark.disk("600k")
+def test_export_to_a_full_disk_goes_on_when_there_is_room(source: Shelf, small_disk: Path) -> None:
     oid = sample(source)
     with pytest.raises(Unavailable) as caught:
-        bundle.export(source, {"main": oid}, references, disk / "b")
+        bundle.export(source, {"main": oid}, references, small_disk / "b")
     assert caught.value.kind == "disk_full"
-    assert os.listdir(disk) == ["b.part"]
-    subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
-    assert exported(source, oid, disk / "b").resumed > 0
+    assert os.listdir(small_disk) == ["b.part"]
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+    assert exported(source, oid, small_disk / "b").resumed > 0
 
 
 # wrong

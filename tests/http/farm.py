@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 import psycopg
+from tests.fixtures.http_server import Client, Reply, Server
 from tests.fixtures.postgres import drop_schema, new_schema, shared
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client, Reply, Server
 
 from ortet.config import open_hub
 

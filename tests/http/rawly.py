@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
+from tests.fixtures.http_server import Server
 from tests.fixtures.waiting import WAIT
-from tests.http.conftest import Server
 
 
 class Raw:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from tests.http.conftest import Reply, Server
+from tests.fixtures.http_server import Reply, Server
 
 import ortet
 from ortet.config import open_hub

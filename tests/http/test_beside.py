@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.http.conftest import Server
+from tests.fixtures.http_server import Server
 
 import ortet
 from ortet.config import open_hub

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.fixtures import forked
+from tests.fixtures.http_server import Client, Serve
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client, Serve
 from tests.http.rawly import Raw, raw
 from tests.http.streaming import streaming
 

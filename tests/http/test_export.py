@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.adapters.transcripts.checking import check_anthropic, check_openai, check_responses
-
-from .conftest import Client
+from tests.fixtures.http_server import Client
 
 
 def test_export_supports_every_format(client: Client) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.http_server import Client, Serve, Server
 from tests.fixtures.waiting import eventually
-from tests.http.conftest import Client, Serve, Server
 from tests.http.rawly import raw
 
 

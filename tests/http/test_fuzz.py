@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
 from tests.fixtures import tally
+from tests.fixtures.http_server import Client, Server
 from tests.fixtures.waiting import WAIT
-from tests.http.conftest import Client, Server
 
 from ortet.surface.http.openapi import document
 

@@ -11,9 +11,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from tests.fixtures.http_server import Client, Server
 from tests.fixtures.valkey import valkey_server
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client, Server
 from tests.http.farm import Farm, said, servers, settled
 from tests.http.test_rooms import Make, begin, is_held, make, say
 

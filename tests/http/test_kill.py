@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import pytest
+from tests.fixtures.http_server import Client, Serve, Server
 from tests.fixtures.waiting import eventually
-from tests.http.conftest import Client, Serve, Server
 
 import ortet
 

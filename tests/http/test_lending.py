@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.fixtures.http_server import Serve, Server
 from tests.fixtures.waiting import WAIT
-from tests.http.conftest import Serve, Server
 
 import ortet
 from ortet.errors import Refused

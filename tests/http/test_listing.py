@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.http.conftest import Client, Server
+from tests.fixtures.http_server import Client, Server
 
 import ortet
 from ortet.surface.http.listing import Sort, in_line

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.http_server import Client, Reply, Serve
 from tests.fixtures.waiting import eventually
-from tests.http.conftest import Client, Reply, Serve
 
 import ortet
 from ortet.backend.patience import ours, patient

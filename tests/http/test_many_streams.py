@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.http.streaming import Stream
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client, Serve, Server
+    from tests.fixtures.http_server import Client, Serve, Server
 
 MANY = 500
 DEAF = 40

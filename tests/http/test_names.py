@@ -8,8 +8,8 @@ import sys
 from http.client import HTTPConnection
 
 from tests.fixtures import forked
+from tests.fixtures.http_server import Client, Serve, Server
 from tests.fixtures.waiting import WAIT
-from tests.http.conftest import Client, Serve, Server
 
 
 def test_a_session_of_any_agent_is_found_by_its_name(client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client
+    from tests.fixtures.http_server import Client
 
 
 def test_idempotency_key_holds_after_other_rows_were_dropped(client: Client) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import schemathesis
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from tests.http.conftest import Client, Serve, Server
+from tests.fixtures.http_server import Client, Serve, Server
 
 from ortet.errors import OrtetError
 from ortet.surface.http.described import ERRORS

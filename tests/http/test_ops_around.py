@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.http.conftest import Client, Serve, Server
+from tests.fixtures.http_server import Client, Serve, Server
 
 VALUE = "swordfish-4711-value"
 TOLD = (

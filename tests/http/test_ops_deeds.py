@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.http.conftest import Client, Serve
+from tests.fixtures.http_server import Client, Serve
 
 
 def begin(client: Client, path: str, **said: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Server
+from tests.fixtures.http_server import Client, Server
 
 import ortet
 from ortet.session.hub import Hub

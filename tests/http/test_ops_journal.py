@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.http.conftest import Client
+from tests.fixtures.http_server import Client
 
 
 def all_of(client: Client, path: str, **query: Any) -> list[Any]:

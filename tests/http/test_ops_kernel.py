@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client
+    from tests.fixtures.http_server import Client
 
 live = pytest.mark.criu
 engines = pytest.mark.parametrize("engine", ["overlay", pytest.param("criu", marks=live)])

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.waiting import WAIT, eventually
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client, Serve
+    from tests.fixtures.http_server import Client, Serve
 
 live = pytest.mark.criu
 engines = pytest.mark.parametrize("engine", ["overlay", pytest.param("criu", marks=live)])

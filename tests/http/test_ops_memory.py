@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.http.conftest import Client, Serve
+from tests.fixtures.http_server import Client, Serve
 from tests.http.test_ops_journal import all_of
 
 

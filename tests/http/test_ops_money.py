@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.http.conftest import Client
+from tests.fixtures.http_server import Client
 
 
 def test_spend_and_budget_report_limits_spent_and_left(client: Client) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Reply, Serve, Server
+from tests.fixtures.http_server import Client, Reply, Serve, Server
 
 import ortet
 from ortet.surface.http.tokens import Tokens
+
+pytestmark = pytest.mark.files({"a.txt": "one\n"})
 
 MOVES = ("commits", "forks", "restore", "rewind", "undo", "redo", "merge", "adopt")
 
@@ -31,15 +32,6 @@ def committed(client: Client, path: str, text: str) -> str:
 
 def etag(client: Client, path: str) -> str:
     return client.ask("GET", path).headers["etag"]
-
-
-@pytest.fixture
-def project(server: Server, tmp_path: Path) -> Iterator[Path]:
-    del server
-    place = tmp_path / "project"
-    place.mkdir()
-    (place / "a.txt").write_text("one\n")
-    yield place
 
 
 def test_a_commit_with_nothing_new_is_the_head(client: Client) -> None:
@@ -100,12 +92,10 @@ def test_what_is_asked_twice_with_one_key_is_done_once(client: Client) -> None:
     assert ask("forks", {"n": 3}, "f1").kind == "key_reused"
 
 
-def test_forks_are_named_start_at_a_commit_and_are_independent(
-    client: Client, project: Path
-) -> None:
-    path = client.new("parent", workspace=str(project))
+def test_forks_are_named_start_at_a_commit_and_are_independent(client: Client, work: Path) -> None:
+    path = client.new("parent", workspace=str(work))
     first = committed(client, path, "one")
-    (project / "a.txt").write_text("two\n")
+    (work / "a.txt").write_text("two\n")
     committed(client, path, "two")
     named = client.post(f"{path}/forks", {"names": ["left", "right"]})["forks"]
     assert [one["name"] for one in named] == ["parent/left", "parent/right"]
@@ -129,13 +119,13 @@ def test_forks_are_named_start_at_a_commit_and_are_independent(
     assert client.ask("POST", f"{path}/forks", {"at": "nonsense"}).status == 404
 
 
-def test_restore_dry_run_reports_what_restore_then_does(client: Client, project: Path) -> None:
-    path = client.new("restored", workspace=str(project))
+def test_restore_dry_run_reports_what_restore_then_does(client: Client, work: Path) -> None:
+    path = client.new("restored", workspace=str(work))
     first = committed(client, path, "one")
-    (project / "a.txt").write_text("two\n")
-    (project / "b.txt").write_text("new\n")
+    (work / "a.txt").write_text("two\n")
+    (work / "b.txt").write_text("new\n")
     head = committed(client, path, "two")
-    (project / "c.txt").write_text("not committed\n")
+    (work / "c.txt").write_text("not committed\n")
     before = client.post(f"{path}/restore", {"ref": first, "dry_run": True})
     assert not before["done"]
     assert (before["to"], before["head"]) == (first, head)
@@ -144,31 +134,31 @@ def test_restore_dry_run_reports_what_restore_then_does(client: Client, project:
     changes = {one["path"]: one["kind"] for one in before["files"]["changes"]}
     assert changes == {"a.txt": "modified", "b.txt": "removed", "c.txt": "removed"}
     assert texts(client, path) == ["one", "two"]
-    assert (project / "c.txt").exists()
+    assert (work / "c.txt").exists()
     done = client.post(f"{path}/restore", {"ref": first})
     assert done["done"]
     assert (done["to"], done["head"]) == (first, first)
     assert done["removed"] >= 2
     assert texts(client, path) == ["one"]
-    assert sorted(one.name for one in project.iterdir()) == ["a.txt"]
-    assert (project / "a.txt").read_text() == "one\n"
+    assert sorted(one.name for one in work.iterdir()) == ["a.txt"]
+    assert (work / "a.txt").read_text() == "one\n"
     client.post(f"{path}/restore", {"ref": "HEAD@{1}"})
-    assert (project / "c.txt").read_text() == "not committed\n"
+    assert (work / "c.txt").read_text() == "not committed\n"
     assert texts(client, path) == ["one", "two"]
     client.post(f"{path}/restore", {"ref": first, "only": ["files"]})
-    assert (project / "a.txt").read_text() == "one\n"
+    assert (work / "a.txt").read_text() == "one\n"
     assert texts(client, path) == ["one", "two"]
     mind = client.post(f"{path}/restore", {"ref": first, "only": ["mind"], "dry_run": True})
     assert mind["files"]["total"] == 0
 
 
-def test_fork_at_an_event_contains_messages_up_to_it(client: Client, project: Path) -> None:
-    path = client.new("at-events", workspace=str(project))
+def test_fork_at_an_event_contains_messages_up_to_it(client: Client, work: Path) -> None:
+    path = client.new("at-events", workspace=str(work))
     seqs = [
         client.post(f"{path}/messages", {"role": "user", "content": word})["seq"]
         for word in ("one", "two", "three")
     ]
-    (project / "a.txt").write_text("later\n")
+    (work / "a.txt").write_text("later\n")
     client.post(f"{path}/commits", {})
     (fork,) = client.post(f"{path}/forks", {"event": seqs[1], "machine": False})["forks"]
     assert texts(client, f"/sessions/{fork['id']}") == ["one", "two"]
@@ -180,14 +170,14 @@ def test_fork_at_an_event_contains_messages_up_to_it(client: Client, project: Pa
 
 
 def test_dry_run_of_restore_rewind_and_undo_changes_nothing(
-    server: Server, client: Client, project: Path
+    server: Server, client: Client, work: Path
 ) -> None:
     """Its journal stays as it was, and whoever has it open keeps it."""
     with ortet.open(server.store) as hub:
-        with hub.session("looked-at", workspace=project) as session:
+        with hub.session("looked-at", workspace=work) as session:
             for word in ("one", "two"):
                 session.say("user", word)
-                (project / "a.txt").write_text(word)
+                (work / "a.txt").write_text(word)
                 session.commit(word)
         path = f"/sessions/{session.id}"
         before = client.get(f"{path}/events")["items"]
@@ -250,8 +240,8 @@ def test_rewind_undo_and_redo_move_the_head(client: Client) -> None:
     assert client.ask("POST", f"{empty}/rewind", {"dry_run": True}).kind == "no_commit"
 
 
-def test_merge_and_adopt_bring_in_a_fork(client: Client, project: Path) -> None:
-    path = client.new("ours", workspace=str(project))
+def test_merge_and_adopt_bring_in_a_fork(client: Client, work: Path) -> None:
+    path = client.new("ours", workspace=str(work))
     committed(client, path, "base")
     (fork,) = client.post(f"{path}/forks", {"names": ["try"]})["forks"]
     there = f"/sessions/{fork['id']}"
@@ -275,14 +265,14 @@ def test_merge_and_adopt_bring_in_a_fork(client: Client, project: Path) -> None:
     assert client.ask("POST", f"{path}/merge", {}).status == 422
 
 
-def test_a_conflict_of_files_changes_nothing(server: Server, project: Path, client: Client) -> None:
+def test_a_conflict_of_files_changes_nothing(server: Server, work: Path, client: Client) -> None:
     with ortet.open(server.store) as hub:
-        session = hub.session("sides", workspace=project, engine="folder")
+        session = hub.session("sides", workspace=work, engine="folder")
         session.commit("base")
         (kid,) = session.fork(1)
         (kid.path / "a.txt").write_text("theirs\n")
         kid.commit("theirs")
-        (project / "a.txt").write_text("ours\n")
+        (work / "a.txt").write_text("ours\n")
         session.commit("ours")
         path, other = f"/sessions/{session.id}", kid.row.branch
     head = etag(client, path)
@@ -291,21 +281,21 @@ def test_a_conflict_of_files_changes_nothing(server: Server, project: Path, clie
     assert etag(client, path) == head
     settled = client.post(f"{path}/merge", {"other": other, "favor": "theirs"})
     assert [one["path"] for one in settled["conflicts"]] == ["a.txt"]
-    assert (project / "a.txt").read_text() == "theirs\n"
+    assert (work / "a.txt").read_text() == "theirs\n"
 
 
 def test_land_of_a_fork_writes_its_files_to_the_directory(
-    server: Server, project: Path, client: Client
+    server: Server, work: Path, client: Client
 ) -> None:
     with ortet.open(server.store) as hub:
-        session = hub.session("home", workspace=project, engine="folder")
+        session = hub.session("home", workspace=work, engine="folder")
         session.commit("base")
         (kid,) = session.fork(1)
         (kid.path / "new.txt").write_text("from the fork\n")
         kid.commit("new")
     landed = client.post(f"/sessions/{kid.id}/land", {})
     assert landed["written"] == 1
-    assert (project / "new.txt").read_text() == "from the fork\n"
+    assert (work / "new.txt").read_text() == "from the fork\n"
     assert client.ask("POST", f"/sessions/{session.id}/land", {}).status == 422
 
 

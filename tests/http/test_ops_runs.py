@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.http.conftest import Client, Serve
+from tests.fixtures.http_server import Client, Serve
 
 
 def spoken(client: Client, name: str, *texts: str, **options: Any) -> str:

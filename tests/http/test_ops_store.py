@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Serve, Server
+from tests.fixtures.http_server import Client, Serve, Server
 
 import ortet
 from ortet.surface.http.tokens import Tokens

@@ -14,7 +14,7 @@ from tests.fixtures.waiting import WAIT, eventually
 from tests.http.streaming import Stream, streaming
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client, Serve, Server
+    from tests.fixtures.http_server import Client, Serve, Server
 
 TASK = "echo attempt $ORTET_ATTEMPT > made; echo $ORTET_ATTEMPT >> tried"
 SCORE = "cat tried"

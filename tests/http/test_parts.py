@@ -15,10 +15,10 @@ from urllib.parse import quote
 import apsw
 import psycopg
 import pytest
+from tests.fixtures.http_server import Client, Reply, Serve, Server
 from tests.fixtures.postgres import Server as Postgres
 from tests.fixtures.s3 import ENVIRON, make_bucket, s3_server
 from tests.fixtures.waiting import WAIT, aeventually, eventually
-from tests.http.conftest import Client, Reply, Serve, Server
 
 from ortet.surface.http import parts
 from ortet.surface.http.logs import Log

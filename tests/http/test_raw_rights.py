@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
-from tests.http.conftest import Server
+from tests.fixtures.http_server import Server
 from tests.http.rawly import raw
 
 import ortet

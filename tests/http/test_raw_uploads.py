@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.fixtures.http_server import Server
 from tests.fixtures.waiting import eventually
-from tests.http.conftest import Server
 from tests.http.rawly import Raw, raw
 
 from ortet.config import open_hub

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from tests.fixtures.http_server import Client, Server
 from tests.fixtures.waiting import WAIT
-from tests.http.conftest import Client, Server
 from tests.http.rawly import raw
 from tests.http.streaming import streaming
 from tests.http.test_terminal import live, shown, terminal, type_

@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from tests.fixtures.http_server import Client
 from tests.fixtures.postgres import Server as Postgres
 from tests.fixtures.s3 import ENVIRON
 from tests.fixtures.valkey import valkey_server
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client
 from tests.http.farm import Farm, said, servers, settled
 from tests.http.streaming import Stream, streaming
 

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.fixtures.http_server import Client
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client
 from tests.http.farm import TENANT, Farm, said, servers, settled
 
 pytestmark = pytest.mark.postgres

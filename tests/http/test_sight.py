@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from tests.http.conftest import Client, Server
+from tests.fixtures.http_server import Client, Server
 
 import ortet
 from ortet.surface.http.tokens import Tokens

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Client, Serve, Server
+    from tests.fixtures.http_server import Client, Serve, Server
 
 live = pytest.mark.criu
 

@@ -6,8 +6,8 @@ from http.client import HTTPException
 from typing import Any
 
 import pytest
+from tests.fixtures.http_server import Client, Reply, Serve
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client, Reply, Serve
 
 import ortet
 

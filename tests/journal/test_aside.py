@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ortet
 from ortet.errors import Invalid
 from ortet.journal.aside import changed, is_aside, joined
 from ortet.session.hub import Hub
@@ -36,12 +34,6 @@ def test_span_operations_agree_with_sets_of_numbers(
     assert {seq for seq in range(50) if is_aside(found, seq)} == wanted
     assert found == joined(found)
     assert changed(known, None) is known
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 def aside(session: Session, **data: Any) -> None:

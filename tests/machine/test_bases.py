@@ -6,18 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.fixtures.machines import Shop, read_tree
 
 from ortet.graph.records import Image
 from ortet.machine import bases as module
 from ortet.machine.bases import Bases, Stack
 from ortet.machine.plan import Side
-
-from .conftest import Shop, read_tree
-
-
-@pytest.fixture
-def bases(shop: Shop, place: Path) -> Bases:
-    return Bases(shop.objects, shop.trees, place / "bases")
 
 
 @pytest.fixture

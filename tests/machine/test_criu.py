@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 from tests.fixtures.waiting import WAIT
 
-import ortet
 from ortet.errors import Conflict, Unavailable
 from ortet.machine import liveguard
 from ortet.machine.client import readable
@@ -26,7 +24,7 @@ from ortet.machine.liveguard import LAZY
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.files({"file": "one\n"})]
 
 _URING = """
 import ctypes, time
@@ -47,17 +45,9 @@ _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(hub: Hub, tmp_path: Path) -> Workspace:
-    place = tmp_path / "work"
-    place.mkdir()
-    (place / "file").write_text("one\n")
-    return hub.workspace(place, engine="criu")
+def ws(hub: Hub, work: Path) -> Workspace:
+    """A workspace with the process engine."""
+    return hub.workspace(work, engine="criu")
 
 
 def machine_of(workspace: Workspace) -> CriuMachine:
@@ -76,10 +66,10 @@ def count(workspace: Workspace) -> int:
 
 
 @pytest.fixture
-def counting(work: Workspace) -> Workspace:
-    work.spawn("count", _COUNT)
-    work.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
-    return work
+def counting(ws: Workspace) -> Workspace:
+    ws.spawn("count", _COUNT)
+    ws.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
+    return ws
 
 
 class TestWhatCannotBeFrozen:
@@ -92,23 +82,23 @@ class TestWhatCannotBeFrozen:
         ],
     )
     def test_a_process_that_cannot_be_dumped_is_named_before_the_snapshot(
-        self, work: Workspace, command: list[str], said: str, helps: str
+        self, ws: Workspace, command: list[str], said: str, helps: str
     ) -> None:
-        job = work.spawn("bad", command)
+        job = ws.spawn("bad", command)
         if said == "io_uring":
             first = job.read(0, WAIT)
             assert first.data.startswith(b"ring"), (first, job.logs())
         else:
             until = "until pgrep -x sleep; do :; done; readlink /proc/$(pgrep -x sleep)/ns/user"
-            work.run(until, timeout=2 * WAIT)
+            ws.run(until, timeout=2 * WAIT)
         with pytest.raises(Conflict) as caught:
-            work.commit("no")
+            ws.commit("no")
         assert caught.value.kind == "cannot_freeze"
         assert said in str(caught.value)
         assert helps in str(caught.value)
-        assert work.run("cat file").stdout == "one\n"  # it goes on as if nothing had been
+        assert ws.run("cat file").stdout == "one\n"  # it goes on as if nothing had been
         job.kill()
-        work.commit("yes")
+        ws.commit("yes")
 
 
 class TestWhatDies:
@@ -246,8 +236,7 @@ class TestRestore:
         first, second = counting.fork(2)
         point = count(counting)
         threads = [
-            threading.Thread(target=work.restore, args=[f"{counting.name}"])
-            for work in (first, second)
+            threading.Thread(target=ws.restore, args=[f"{counting.name}"]) for ws in (first, second)
         ]
         for thread in threads:
             thread.start()
@@ -282,14 +271,14 @@ class TestRestore:
         subprocess.run(["mount", "-t", "tmpfs", "ortet-test", disk], check=True)
         try:
             (disk / "note").write_text("mounted")
-            work = hub.workspace(place, engine="criu")
-            assert work.run(f"cat {disk}/note").stdout == "mounted"
-            work.spawn("count", _COUNT)
-            work.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
-            work.commit("mounted")
+            ws = hub.workspace(place, engine="criu")
+            assert ws.run(f"cat {disk}/note").stdout == "mounted"
+            ws.spawn("count", _COUNT)
+            ws.run("until [ -s count ]; do :; done", timeout=2 * WAIT)
+            ws.commit("mounted")
         finally:
             subprocess.run(["umount", disk], check=True)
-        (fork,) = work.fork(1)
+        (fork,) = ws.fork(1)
         assert count(fork) > 0
 
     def test_restore_by_the_folder_engine_reports_lost_processes(
@@ -304,12 +293,12 @@ class TestRestore:
 
 
 class TestMuchMemory:
-    def test_a_copy_whose_memory_is_still_coming_is_committed_whole(self, work: Workspace) -> None:
+    def test_a_copy_whose_memory_is_still_coming_is_committed_whole(self, ws: Workspace) -> None:
         """CRIU would dump such a process without complaint, and without the rest of its memory."""
-        work.spawn("holder", [sys.executable, "-c", _HOLDER], stdin=True)
-        original = _digest(work)
-        assert memory_of(work) > LAZY
-        (fork,) = work.fork(1)
+        ws.spawn("holder", [sys.executable, "-c", _HOLDER], stdin=True)
+        original = _digest(ws)
+        assert memory_of(ws) > LAZY
+        (fork,) = ws.fork(1)
         (grandchild,) = fork.fork(1)  # at once
         assert _digest(grandchild) == original
         assert _digest(fork) == original

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,19 @@ from ortet.machine.jobs import Job
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.files({})]
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(hub: Hub, tmp_path: Path) -> Workspace:
-    (tmp_path / "work").mkdir()
-    return hub.workspace(tmp_path / "work", engine="criu")
+def ws(hub: Hub, work: Path) -> Workspace:
+    """A workspace with the process engine."""
+    return hub.workspace(work, engine="criu")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", "\0", "\udcff", "x" * 101])
-def test_an_invalid_program_name_is_refused(work: Workspace, name: str) -> None:
+def test_an_invalid_program_name_is_refused(ws: Workspace, name: str) -> None:
     with pytest.raises(Invalid, match="cannot name a program"):
-        work.spawn(name, "true")
+        ws.spawn(name, "true")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +48,9 @@ def test_an_invalid_program_name_is_refused(work: Workspace, name: str) -> None:
     ],
 )
 def test_invalid_job_arguments_are_refused_and_the_job_goes_on(
-    work: Workspace, deed: Callable[[Any], object]
+    ws: Workspace, deed: Callable[[Any], object]
 ) -> None:
-    job = work.spawn("cat", ["cat"], stdin=True)
+    job = ws.spawn("cat", ["cat"], stdin=True)
     with pytest.raises(Invalid):
         deed(job)
     job.write("text\n")
@@ -64,33 +58,33 @@ def test_invalid_job_arguments_are_refused_and_the_job_goes_on(
 
 
 @pytest.mark.parametrize("at", [None, -1, 70_000, "80"])
-def test_an_invalid_port_is_refused(work: Workspace, at: Any) -> None:
+def test_an_invalid_port_is_refused(ws: Workspace, at: Any) -> None:
     with pytest.raises(Invalid, match="no port"):
-        work.expose(80, at=at)
+        ws.expose(80, at=at)
 
 
-def test_a_program_argument_that_is_not_utf8_does_not_prevent_commits(work: Workspace) -> None:
-    job: Job = work.spawn("odd", ["sh", "-c", "sleep 1000; :", "\udcff\n"])
-    work.commit("odd")
-    (copy,) = work.fork(1)
+def test_a_program_argument_that_is_not_utf8_does_not_prevent_commits(ws: Workspace) -> None:
+    job: Job = ws.spawn("odd", ["sh", "-c", "sleep 1000; :", "\udcff\n"])
+    ws.commit("odd")
+    (copy,) = ws.fork(1)
     assert copy.job("odd").wait(0) is None
     job.kill()
-    work.commit("ended")
+    ws.commit("ended")
 
 
-def test_an_environment_larger_than_the_system_limit_is_refused(work: Workspace) -> None:
+def test_an_environment_larger_than_the_system_limit_is_refused(ws: Workspace) -> None:
     with pytest.raises(Invalid, match="put it into a file") as caught:
-        work.run("true", env={f"V{n}": "x" * 100_000 for n in range(100)})
+        ws.run("true", env={f"V{n}": "x" * 100_000 for n in range(100)})
     assert caught.value.kind == "too_large"
-    assert work.run("echo on").stdout == "on\n"
+    assert ws.run("echo on").stdout == "on\n"
 
 
-def test_expose_on_a_dead_machine_reports_that_it_is_gone(work: Workspace) -> None:
-    machine = work._machine
+def test_expose_on_a_dead_machine_reports_that_it_is_gone(ws: Workspace) -> None:
+    machine = ws._machine
     assert isinstance(machine, CriuMachine)
     machine._guard.close()
     with pytest.raises(Unavailable) as caught:
-        work.expose(80)
+        ws.expose(80)
     assert caught.value.kind == "machine_gone"
 
 
@@ -98,9 +92,9 @@ def test_a_closed_hub_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     hub = ortet.open(tmp_path / "store")
     before = set(keepers())
-    work = hub.workspace(tmp_path / "work", engine="criu")
-    work.spawn("goes", "sleep 1000")
+    ws = hub.workspace(tmp_path / "work", engine="criu")
+    ws.spawn("goes", "sleep 1000")
     assert set(keepers()) > before
     hub.close()
     assert set(keepers()) == before
-    assert work.name  # which lives on here: it is not the collector that ended it
+    assert ws.name  # which lives on here: it is not the collector that ended it

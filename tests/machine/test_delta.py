@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fixtures.machines import Shop
 
 from ortet.codec import decode
 from ortet.graph.records import Image
@@ -17,20 +18,11 @@ from ortet.ids import Oid
 from ortet.machine.client import Zygote
 from ortet.machine.delta import carried, difference, distance, write
 from ortet.machine.materialise import materialise
-from ortet.machine.mounts import privileged
 from ortet.machine.plan import Side
 
-from .conftest import Shop
 from .overlays import Overlay, disturb, remove_tree
 
 pytestmark = pytest.mark.overlay
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote(user=not privileged())
-    yield zygote
-    zygote.close()
 
 
 def side(shop: Shop, image: Image) -> Side:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fixtures.machines import Shop
 
 from ortet.ids import SystemClock
 from ortet.machine import doctor
@@ -16,8 +17,6 @@ from ortet.machine.doctor import examine
 from ortet.machine.folder import FolderEngine
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.probe import probe_overlay
-
-from .conftest import Shop
 
 
 def by_name(found: list[Capability]) -> dict[str, Capability]:

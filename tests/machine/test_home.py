@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.fixtures.machines import Shop
 
 from ortet.errors import Conflict, Corrupt
 from ortet.machine import home as module
 from ortet.machine.bases import Bases, Stack
 from ortet.machine.home import Home, Standing, layer_name
-
-from .conftest import Shop
-
-
-@pytest.fixture
-def bases(shop: Shop, place: Path) -> Bases:
-    return Bases(shop.objects, shop.trees, place / "bases")
 
 
 @pytest.fixture

@@ -19,13 +19,7 @@ from ortet.machine.abc import Result
 from ortet.machine.command import run_command
 from ortet.machine.indoors import Indoors
 
-from .inits import ENV, Init, ordinary, pid_one
-
-
-@pytest.fixture
-def init(tmp_path: Path) -> Iterator[Init]:
-    with ordinary(tmp_path) as init:
-        yield init
+from .inits import ENV, Init, pid_one
 
 
 @pytest.fixture

@@ -19,13 +19,7 @@ from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.machine import wire
 
-from .inits import ENV, Init, Line, ordinary, pid_one, text
-
-
-@pytest.fixture
-def init(tmp_path: Path) -> Iterator[Init]:
-    with ordinary(tmp_path) as init:
-        yield init
+from .inits import ENV, Init, Line, pid_one, text
 
 
 @pytest.fixture

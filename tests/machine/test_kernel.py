@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.kernels import PYTHON
+from tests.fixtures.machines import Shop
 from tests.fixtures.waiting import WAIT
-from tests.machine.conftest import Shop
 from tests.machine.nobody import pass_as_nobody
 
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
@@ -34,7 +34,6 @@ from ortet.machine.overlay import OverlayEngine
 from ortet.machine.seat import python_of
 
 # an ordinary user's machine does not see what lies below root's home, this interpreter perhaps
-PYTHON = None if os.geteuid() == 0 else shutil.which("python3", path="/usr/bin:/bin")
 
 
 def engine_of(shop: Shop, name: str) -> Engine:
@@ -46,6 +45,7 @@ def engine_of(shop: Shop, name: str) -> Engine:
 
 @pytest.fixture(params=["overlay", "folder"])
 def machine(shop: Shop, place: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A machine of either engine, with one file."""
     work = place / "work"
     work.mkdir()
     (work / "a.txt").write_text("alpha")
@@ -61,14 +61,10 @@ def machine(shop: Shop, place: Path, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def kernels(machine: Machine) -> Iterator[Kernels]:
+    """Kernels in the seat of the machine, because a machine of a folder is no overlay."""
     made = Kernels(machine.seat(), looking=nullcontext, safe=lambda _: None)
     yield made
     made.close()
-
-
-@pytest.fixture
-def kernel(kernels: Kernels) -> Kernel:
-    return kernels.get("main", python=PYTHON)[0]
 
 
 # what it answers

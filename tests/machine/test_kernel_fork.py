@@ -4,79 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.fixtures import forked
+from tests.fixtures.kernels import HUB, OWN, PYTHON, files_of
+from tests.fixtures.machines import Shop
 from tests.fixtures.waiting import WAIT
-from tests.machine.conftest import Shop
-from tests.machine.test_kernel import PYTHON
 
 from ortet.errors import Conflict, Invalid, Unavailable, Unsupported
 from ortet.graph.tree import Trees
-from ortet.ids import Oid, SystemClock
+from ortet.ids import SystemClock
 from ortet.machine.abc import Spec
 from ortet.machine.folder import FolderEngine
 from ortet.machine.kernel import Kernel
 from ortet.machine.kernels import Kernels
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.overlaymachine import OverlayMachine
-
-SCOPES = ["workspace", "host"] if os.geteuid() == 0 else ["workspace"]
-
-
-@pytest.fixture
-def engine(shop: Shop) -> OverlayEngine:
-    return OverlayEngine(shop.objects, Trees(shop.objects), SystemClock(), root=shop.path)
-
-
-@pytest.fixture
-def spec(shop: Shop, place: Path, engine: OverlayEngine) -> Iterator[Spec]:
-    work = place / "work"
-    (work / "dir").mkdir(parents=True)
-    (work / "a.txt").write_text("alpha")
-    (work / "dir/b.txt").write_text("beta")
-    os.link(work / "a.txt", work / "twin")
-    home = place / "home"
-    home.mkdir()
-    image = Oid(bytes.fromhex(shop.put(shop.freeze(work))))
-    yield Spec(id="m", home=home, path=work, image=image)
-    engine.remove(home)  # as only an engine can
-
-
-@pytest.fixture(params=SCOPES)
-def machine(
-    engine: OverlayEngine, spec: Spec, request: pytest.FixtureRequest
-) -> Iterator[OverlayMachine]:
-    made = engine.open(replace(spec, scope=request.param))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def kernels(machine: OverlayMachine) -> Iterator[Kernels]:
-    made = Kernels(machine, looking=nullcontext, safe=lambda _: None)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def kernel(kernels: Kernels) -> Kernel:
-    return kernels.get("main", python=PYTHON)[0]
-
-
-def files_of(kernel: Kernel) -> dict[str, str]:
-    code = "import os\n{n: open(n).read() for n in sorted(os.listdir('.')) if os.path.isfile(n)}"
-    found = kernel.run(code).value
-    assert isinstance(found, dict)
-    return found
-
-
-OWN = {"a.txt": "alpha", "twin": "alpha"}
 
 
 def test_forks_share_the_state_of_their_parent_and_diverge(
@@ -336,35 +282,6 @@ def test_files_of_a_kept_fork_are_there_at_the_next_open(
     assert not (again.path / "lost").exists()
     assert again.freeze() == before
     again.close()
-
-
-HUB = """
-import json, os, sys
-from contextlib import nullcontext
-from pathlib import Path
-from ortet.backend.files import FileBucket
-from ortet.codec import Hasher
-from ortet.graph.tree import Trees
-from ortet.ids import Oid, SystemClock
-from ortet.machine.abc import Spec
-from ortet.machine.kernels import Kernels
-from ortet.machine.overlay import OverlayEngine
-from ortet.store.objects import LocalObjects
-
-store, work, home, image, python, verb = sys.argv[1:]
-path = Path(store)
-objects = LocalObjects(path, FileBucket(path / "bucket"), hasher=Hasher(), clock=SystemClock())
-engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=path)
-spec = Spec(id="m", home=Path(home), path=Path(work), image=Oid(bytes.fromhex(image)))
-kernels = Kernels(engine.open(spec), looking=nullcontext, safe=lambda _: None)
-kernel, _ = kernels.get("main", python=python or None)
-kernel.run("open('before', 'w').write('b'); import os; os.remove('twin')")
-(fork,) = kernel.fork()
-fork.run("open('mine', 'w').write('m')")
-if verb == "keep":
-    kernel.keep(fork)
-print("done", flush=True)
-"""
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,8 @@ import sys
 
 import pytest
 from tests.fixtures import forked
-from tests.machine.conftest import Shop
-from tests.machine.test_kernel import PYTHON
-from tests.machine.test_kernel_fork import (  # noqa: F401 - fixtures
-    HUB,
-    OWN,
-    engine,
-    files_of,
-    kernel,
-    kernels,
-    machine,
-    spec,
-)
+from tests.fixtures.kernels import HUB, OWN, PYTHON, files_of
+from tests.fixtures.machines import Shop
 
 from ortet.errors import Conflict
 from ortet.machine.abc import Spec
@@ -37,7 +27,7 @@ sorted(
 """Code that lists the living processes of a machine."""
 
 
-def grow(kernel: Kernel, name: str) -> Kernel:  # noqa: F811
+def grow(kernel: Kernel, name: str) -> Kernel:
     """A fork that has something of its own in memory and in its files."""
     (fork,) = kernel.fork()
     error = fork.run(f"way = [*globals().get('way', []), '{name}']").error
@@ -47,8 +37,8 @@ def grow(kernel: Kernel, name: str) -> Kernel:  # noqa: F811
 
 
 def test_a_fork_of_a_fork_starts_with_the_state_of_its_parent(
-    kernel: Kernel,  # noqa: F811
-    machine: OverlayMachine,  # noqa: F811
+    kernel: Kernel,
+    machine: OverlayMachine,
 ) -> None:
     kernel.run("way = []; log = open('log', 'w'); log.write('0'); log.flush()")
     one = grow(kernel, "one")
@@ -70,7 +60,7 @@ def test_a_fork_of_a_fork_starts_with_the_state_of_its_parent(
     assert len(numbers) == 4
 
 
-def test_forks_nest_deeper_than_the_overlay_depth_limit(kernel: Kernel) -> None:  # noqa: F811
+def test_forks_nest_deeper_than_the_overlay_depth_limit(kernel: Kernel) -> None:
     line = [kernel]
     for depth in range(12):
         line.append(grow(line[-1], f"f{depth:02}"))
@@ -84,7 +74,7 @@ def test_forks_nest_deeper_than_the_overlay_depth_limit(kernel: Kernel) -> None:
     assert line[6].fork()[0].run("len(way)").value == 6
 
 
-def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:  # noqa: F811
+def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:
     one = grow(kernel, "one")
     two = grow(one, "two")
     one.close()
@@ -94,9 +84,9 @@ def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:  # noqa: F8
 
 
 def test_keep_of_a_nested_fork_lands_its_files_and_state(
-    kernel: Kernel,  # noqa: F811
-    kernels: Kernels,  # noqa: F811
-    machine: OverlayMachine,  # noqa: F811
+    kernel: Kernel,
+    kernels: Kernels,
+    machine: OverlayMachine,
     shop: Shop,
 ) -> None:
     two = grow(grow(kernel, "one"), "two")
@@ -111,9 +101,9 @@ def test_keep_of_a_nested_fork_lands_its_files_and_state(
 
 
 def test_a_fork_keeps_one_of_its_own_forks(
-    kernel: Kernel,  # noqa: F811
-    kernels: Kernels,  # noqa: F811
-    machine: OverlayMachine,  # noqa: F811
+    kernel: Kernel,
+    kernels: Kernels,
+    machine: OverlayMachine,
 ) -> None:
     one = grow(kernel, "one")
     two = grow(one, "two")
@@ -128,7 +118,7 @@ def test_a_fork_keeps_one_of_its_own_forks(
 
 
 def test_a_fork_with_running_processes_keeps_its_files_when_it_forks(
-    kernel: Kernel,  # noqa: F811
+    kernel: Kernel,
     shop: Shop,
 ) -> None:
     """What it started goes on writing where it was, and shows in none of the copies."""
@@ -158,7 +148,7 @@ def test_a_fork_with_running_processes_keeps_its_files_when_it_forks(
     assert files_of(one.fork()[0])["a.tmp"] == "t"
 
 
-def test_a_nested_fork_with_threads_or_deleted_files_is_refused(kernel: Kernel) -> None:  # noqa: F811
+def test_a_nested_fork_with_threads_or_deleted_files_is_refused(kernel: Kernel) -> None:
     one = grow(kernel, "one")
     one.run("import threading; stop = threading.Event()")
     one.run("t = threading.Thread(target=stop.wait, name='the-watcher'); t.start()")
@@ -171,7 +161,7 @@ def test_a_nested_fork_with_threads_or_deleted_files_is_refused(kernel: Kernel) 
     assert one.fork()[0].run("1").value == 1
 
 
-def test_a_kernel_whose_working_directory_was_deleted_can_fork(kernel: Kernel) -> None:  # noqa: F811
+def test_a_kernel_whose_working_directory_was_deleted_can_fork(kernel: Kernel) -> None:
     kernel.run("import os; os.mkdir('sub'); os.chdir('sub'); os.rmdir('../sub')")
     assert kernel.fork()[0].run("os.getcwd()").value
     kernel.run("os.chdir('/tmp')")
@@ -180,9 +170,9 @@ def test_a_kernel_whose_working_directory_was_deleted_can_fork(kernel: Kernel) -
 
 @pytest.mark.parametrize("point", ["bases.adopted:kill:2", "kernel.branchlayer:kill", "none:kill"])
 def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
-    engine: OverlayEngine,  # noqa: F811
+    engine: OverlayEngine,
     shop: Shop,
-    spec: Spec,  # noqa: F811
+    spec: Spec,
     point: str,
 ) -> None:
     """What lies below a fork is never the machine's: it is as if the fork had not been."""
@@ -199,7 +189,7 @@ def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
         check=False,
     )
     assert (done.stdout == "done\n") == point.startswith("none"), done.stderr
-    machine = engine.open(spec)  # noqa: F811
+    machine = engine.open(spec)
     assert sorted(os.listdir(machine.path)) == ["a.txt", "before", "dir"]
     assert shop.image(machine.freeze().hex()).root == shop.freeze(machine.path).root
     assert not [name for name in os.listdir(spec.home) if name.startswith("branch")]

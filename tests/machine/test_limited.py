@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ pytestmark = [
         not all(line.ok for line in probe_limits(Groups())),
         reason="limits need control groups",
     ),
+    pytest.mark.files({}),
 ]
 
 _BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
@@ -43,19 +43,6 @@ time.sleep(1000)
 _HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
-    place.mkdir()
-    return place
-
-
 def group_of(workspace: Workspace, controller: str) -> Path:
     machine = workspace._machine
     assert isinstance(machine, CriuMachine)
@@ -67,55 +54,55 @@ def limit_of(workspace: Workspace, name: str = "pids.max") -> str:
 
 
 class TestProcesses:
-    def test_a_fork_bomb_ends_in_its_machine(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place, engine="criu", limits={"pids": 60})
-        job = work.spawn("bomb", ["bash", "-c", _BOMB])
-        events = group_of(work, "pids") / "pids.events"
+    def test_a_fork_bomb_ends_in_its_machine(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work, engine="criu", limits={"pids": 60})
+        job = ws.spawn("bomb", ["bash", "-c", _BOMB])
+        events = group_of(ws, "pids") / "pids.events"
         eventually(lambda: events.read_text() != "max 0\n")
         assert (
             forked.run([sys.executable, "-c", ""], check=False).returncode == 0
         )  # the host has enough
-        assert len(work.ps()) <= 60
+        assert len(ws.ps()) <= 60
         job.kill()
-        assert work.run("echo on").stdout == "on\n"
-        work.run("echo kept > file")
-        commit = work.commit("after the bomb")
-        (fork,) = work.fork(1)
+        assert ws.run("echo on").stdout == "on\n"
+        ws.run("echo kept > file")
+        commit = ws.commit("after the bomb")
+        (fork,) = ws.fork(1)
         assert fork.run("cat file").stdout == "kept\n"
         assert fork.head is not None
         assert commit.oid
 
-    def test_a_command_at_the_pids_limit_fails_with_the_reason(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place, engine="criu", limits={"pids": 20})
-        job = work.spawn("many", [sys.executable, "-c", _MANY])
+    def test_a_command_at_the_pids_limit_fails_with_the_reason(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work, engine="criu", limits={"pids": 20})
+        job = ws.spawn("many", [sys.executable, "-c", _MANY])
         assert job.read(0, WAIT).data.startswith(b"full")
-        told = work.run("true")
+        told = ws.run("true")
         assert told.exit_code != 0
         assert "as many processes as its limit allows, 20" in told.stderr
         job.kill()
-        assert work.run("true").exit_code == 0
+        assert ws.run("true").exit_code == 0
 
-    def test_a_machine_has_a_default_pids_limit(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place, engine="criu")
-        assert limit_of(work) == str(PIDS)
-        assert work.losses == []
+    def test_a_machine_has_a_default_pids_limit(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work, engine="criu")
+        assert limit_of(ws) == str(PIDS)
+        assert ws.losses == []
 
 
 class TestMemory:
     def test_a_job_over_the_memory_limit_is_killed_and_reported_as_oom(
-        self, hub: Hub, place: Path
+        self, hub: Hub, work: Path
     ) -> None:
-        work = hub.workspace(place, engine="criu", limits={"memory": "64M"})
-        told = work.run([sys.executable, "-c", _HOG], timeout=2 * WAIT)
+        ws = hub.workspace(work, engine="criu", limits={"memory": "64M"})
+        told = ws.run([sys.executable, "-c", _HOG], timeout=2 * WAIT)
         assert (told.exit_code, told.oom) == (137, True)
         assert f"memory limit of {64 << 20} bytes" in told.stderr
-        told = work.run("echo on")  # pid 1 has survived
+        told = ws.run("echo on")  # pid 1 has survived
         assert (told.stdout, told.oom) == ("on\n", False)
-        assert work.commit("after").oid
+        assert ws.commit("after").oid
 
-    def test_a_recorded_run_keeps_its_oom_flag(self, hub: Hub, place: Path) -> None:
+    def test_a_recorded_run_keeps_its_oom_flag(self, hub: Hub, work: Path) -> None:
         limits = {"memory": "64M"}
-        with hub.session("s", workspace=place, engine="criu", limits=limits) as session:
+        with hub.session("s", workspace=work, engine="criu", limits=limits) as session:
             assert session.run([sys.executable, "-c", _HOG], timeout=2 * WAIT, key="hog").oom
             assert session.run(
                 [sys.executable, "-c", _HOG], timeout=2 * WAIT, key="hog"
@@ -124,23 +111,23 @@ class TestMemory:
 
 class TestTheyStay:
     def test_limits_survive_forks_restores_and_reopening(
-        self, hub: Hub, place: Path, tmp_path: Path
+        self, hub: Hub, work: Path, tmp_path: Path
     ) -> None:
         asked = {"memory": "256M", "cpu": 0.5, "pids": 100}
-        work = hub.workspace(place, engine="criu", limits=asked)
-        work.spawn("sleeper", ["sleep", "1000"])
-        commit = work.commit("running")
-        (fork,) = work.fork(1)
-        assert group_of(fork, "pids") != group_of(work, "pids")
-        work.restore(commit.oid)
-        for one in (work, fork):
+        ws = hub.workspace(work, engine="criu", limits=asked)
+        ws.spawn("sleeper", ["sleep", "1000"])
+        commit = ws.commit("running")
+        (fork,) = ws.fork(1)
+        assert group_of(fork, "pids") != group_of(ws, "pids")
+        ws.restore(commit.oid)
+        for one in (ws, fork):
             assert limit_of(one) == "100"
             pids = (group_of(one, "pids") / "cgroup.procs").read_text().split()
             assert len(pids) == 2  # pid 1 and what was restored, and no CRIU
             assert [job.code for job in one.jobs()] == [None]
         hub.close()
         with ortet.open(tmp_path / "store") as again:
-            assert limit_of(again.workspace(place, engine="criu")) == "100"
+            assert limit_of(again.workspace(work, engine="criu")) == "100"
             other = again.workspace(name=fork.name, limits={"pids": 50})
             assert limit_of(other) == "50"
 
@@ -158,36 +145,36 @@ class TestTheyStay:
 
 
 class TestRefused:
-    def test_limits_are_refused_by_an_engine_without_limits(self, hub: Hub, place: Path) -> None:
+    def test_limits_are_refused_by_an_engine_without_limits(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Unsupported) as caught:
-            hub.workspace(place, limits={"pids": 50})
+            hub.workspace(work, limits={"pids": 50})
         assert caught.value.kind == "no_limits"
         with pytest.raises(Unsupported):
-            hub.session("s", workspace=place, limits={"pids": 50})
+            hub.session("s", workspace=work, limits={"pids": 50})
         assert hub.sessions() == []
 
-    def test_invalid_limits_are_refused(self, hub: Hub, place: Path) -> None:
+    def test_invalid_limits_are_refused(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Invalid):
-            hub.workspace(place, engine="criu", limits={"pids": "many"})
+            hub.workspace(work, engine="criu", limits={"pids": "many"})
         with pytest.raises(Invalid):
             hub.session("s", engine="criu", limits={"speed": 1})
 
 
 class TestNothingIsLeft:
-    def test_closing_the_hub_removes_the_control_groups(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place, engine="criu", limits={"memory": "256M", "cpu": 1})
-        work.spawn("sleeper", "sleep 1000")
-        work.commit("running")
-        (fork,) = work.fork(1)
-        work.restore(work.name)
-        paths = [group_of(one, c) for one in (work, fork) for c in ("memory", "cpu", "pids")]
+    def test_closing_the_hub_removes_the_control_groups(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work, engine="criu", limits={"memory": "256M", "cpu": 1})
+        ws.spawn("sleeper", "sleep 1000")
+        ws.commit("running")
+        (fork,) = ws.fork(1)
+        ws.restore(ws.name)
+        paths = [group_of(one, c) for one in (ws, fork) for c in ("memory", "cpu", "pids")]
         assert all(path.is_dir() for path in paths)
         hub.close()
         assert not any(path.exists() for path in paths)
 
     @pytest.mark.parametrize("keeper", [False, True])
     def test_control_groups_of_a_killed_process_are_removed_as_leftovers(
-        self, place: Path, tmp_path: Path, *, keeper: bool
+        self, work: Path, tmp_path: Path, *, keeper: bool
     ) -> None:
         program = (
             "import ortet, sys\n"
@@ -196,7 +183,7 @@ class TestNothingIsLeft:
             "print(*work._machine._guard.group.paths, flush=True)\n"
             "input()\n"
         )
-        command = [sys.executable, "-c", program, str(tmp_path / "store"), str(place)]
+        command = [sys.executable, "-c", program, str(tmp_path / "store"), str(work)]
         with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
             assert one.stdout is not None
             paths = [Path(path) for path in one.stdout.readline().split()]

@@ -156,7 +156,7 @@ def test_an_entry_that_could_not_be_created_on_disk_is_no_conflict(
 
 @pytest.mark.root
 def test_a_file_that_cannot_be_read_is_not_replaced_unseen(
-    shop: Any, bench: Any, work: Callable[..., Any]
+    shop: Any, bench: Any, worker: Callable[..., Any]
 ) -> None:
     (bench.root / "f").write_text("target")
     target = shop.put(bench.freeze())
@@ -170,6 +170,6 @@ def test_a_file_that_cannot_be_read_is_not_replaced_unseen(
     os.chown(bench.root.with_name("index"), 65534, 65534)
     (bench.root / "f").chmod(0)  # since the freeze, by its owner
     shop.objects.close()
-    done = work("thaw", target, bench.root, bench.root.with_name("stage"), uid=65534)
+    done = worker("thaw", target, bench.root, bench.root.with_name("stage"), uid=65534)
     assert done.value["kind"] == "unreadable", done.text
     assert (bench.root / "f").read_text() == "current"

@@ -74,14 +74,14 @@ def test_a_missing_object_leaves_nothing(shop: Any, place: Path) -> None:
 
 
 def test_an_unprivileged_restore_reports_every_attribute_it_cannot_set(
-    shop: Any, place: Path, torture: Torture, see: Eye, work: Callable[..., Any]
+    shop: Any, place: Path, torture: Torture, see: Eye, worker: Callable[..., Any]
 ) -> None:
     torture(place / "from")
     oid = shop.put(shop.freeze(place / "from"))
     shop.objects.close()
     (place / "theirs").mkdir()
     os.chown(place / "theirs", 65534, 65534)
-    done = work("materialise", oid, place / "theirs" / "to", uid=65534)
+    done = worker("materialise", oid, place / "theirs" / "to", uid=65534)
     assert done.code == 0, done.text
     before, after = see(place / "from"), see(place / "theirs" / "to")
     told = {(os.fsencode(path), what) for path, what in done.value["losses"]}
@@ -131,13 +131,13 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_killed_restore_leaves_at_most_a_stage_that_the_next_removes(
-    shop: Any, place: Path, torture: Torture, *, see: Eye, work: Callable[..., Any], fault: str
+    shop: Any, place: Path, torture: Torture, *, see: Eye, worker: Callable[..., Any], fault: str
 ) -> None:
     torture(place / "from")
     oid = shop.put(shop.freeze(place / "from"))
     shop.objects.close()
     (place / "room").mkdir()
-    done = work("materialise", oid, place / "room" / "to", fault=f"{fault}:kill")
+    done = worker("materialise", oid, place / "room" / "to", fault=f"{fault}:kill")
     assert done.code == -signal.SIGKILL
     left = _names(place / "room")
     if fault == "stage.renamed":
@@ -145,6 +145,6 @@ def test_a_killed_restore_leaves_at_most_a_stage_that_the_next_removes(
     else:
         assert len(left) == 1
         assert left[0].startswith(".ortet.stage.")
-        assert work("materialise", oid, place / "room" / "to").code == 0
+        assert worker("materialise", oid, place / "room" / "to").code == 0
     assert not [n for n in _names(place / "room") if n not in ("to", "index")]
     assert see(place / "room" / "to") == see(place / "from")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.fixtures.machines import Shop
 
 from ortet.errors import Invalid
 from ortet.graph.records import Processes
@@ -22,7 +23,6 @@ from ortet.machine.memoryrestore import recall, restore_to
 from ortet.store.abc import Kind, Link
 from ortet.store.sweep import sweep
 
-from .conftest import Shop
 from .images import PAGE, Memory, contents, pagemap, random_memory, write_images
 
 HOST = Host("4.2.1", "6.18.3", "x86_64", PAGE, ["avx2", "sse2"])

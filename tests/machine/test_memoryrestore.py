@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.machines import Bench, Shop
 
 from ortet.backend.files import FileBucket
 from ortet.codec import Hasher, encode
@@ -32,7 +33,6 @@ from ortet.store.objects import LocalObjects
 from ortet.store.sweep import sweep
 from ortet.store.verify import verify
 
-from .conftest import Bench, Shop
 from .images import PAGE, contents, random_memory, write_images
 
 HEAP = 0x7F0000000000

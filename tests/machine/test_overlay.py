@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.machines import Shop
 from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.errors import Conflict, Invalid, Unavailable
@@ -25,7 +26,6 @@ from ortet.machine.overlay import OverlayEngine
 from ortet.machine.overlaymachine import OverlayMachine
 from ortet.machine.view import Mounted, Step, places_to_cover, steps
 
-from .conftest import Shop
 from .nobody import pass_as_nobody
 
 pytestmark = pytest.mark.overlay

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.machines import Shop
 
 from ortet.ids import SystemClock, from_hex
 from ortet.machine.abc import Spec
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.view import View
-
-from .conftest import Shop
 
 pytestmark = pytest.mark.overlay
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fixtures.machines import Shop, read_tree
 
 from ortet.errors import Conflict
 from ortet.machine.bases import Bases
 from ortet.machine.rethaw import rethaw, tally
-
-from .conftest import Shop, read_tree
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_a_mount_is_filled_from_inside(
 
 @pytest.mark.root
 def test_materialise_below_an_unwritable_parent_needs_an_existing_directory(
-    shop: Any, place: Path, work: Callable[..., Any], see: Eye
+    shop: Any, place: Path, worker: Callable[..., Any], see: Eye
 ) -> None:
     (place / "from" / "closed").mkdir(parents=True)
     (place / "from" / "closed" / "f").write_text("x")
@@ -85,9 +85,9 @@ def test_materialise_below_an_unwritable_parent_needs_an_existing_directory(
     parent = place / "parent"
     (parent / "mine").mkdir(parents=True)
     os.chown(parent / "mine", 65534, 65534)
-    refused = work("materialise", oid, parent / "to", uid=65534)
+    refused = worker("materialise", oid, parent / "to", uid=65534)
     assert refused.value["kind"] == "not_permitted"
-    done = work("materialise", oid, parent / "mine", uid=65534)
+    done = worker("materialise", oid, parent / "mine", uid=65534)
     assert done.code == 0, done.text
     assert done.value["again"] == oid
     assert see(parent / "mine") == see(place / "from")
@@ -101,7 +101,7 @@ def test_a_killed_restore_into_a_mount_is_cleaned_too(
     *,
     torture: Torture,
     see: Eye,
-    work: Callable[..., Any],
+    worker: Callable[..., Any],
     count: int,
 ) -> None:
     torture(place / "from")
@@ -109,10 +109,10 @@ def test_a_killed_restore_into_a_mount_is_cleaned_too(
     shop.objects.close()
     (place / "volume").mkdir()
     volume = mount("bound", "--bind", str(place / "volume"))
-    done = work("materialise", oid, volume, fault=f"stage.moved:kill:{count}")
+    done = worker("materialise", oid, volume, fault=f"stage.moved:kill:{count}")
     assert done.code == -signal.SIGKILL
     assert len(_names(volume)) > count
-    assert work("materialise", oid, volume).code == 0
+    assert worker("materialise", oid, volume).code == 0
     assert see(volume) == see(place / "from")
 
 

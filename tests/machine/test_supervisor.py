@@ -24,6 +24,7 @@ pytestmark = pytest.mark.overlay
 
 @pytest.fixture
 def zygote() -> Iterator[Zygote]:
+    """A zygote for each test, instead of one for the module."""
     zygote = Zygote(user=not privileged())
     yield zygote
     zygote.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.fixtures.machines import Shop
 
 from ortet.codec import encode
 from ortet.errors import Conflict
@@ -16,8 +17,6 @@ from ortet.machine.abc import Machine, Spec
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.system import fingerprint
 from ortet.store.abc import Kind
-
-from .conftest import Shop
 
 pytestmark = pytest.mark.overlay
 

@@ -278,7 +278,7 @@ def test_another_mount_inside_is_refused_and_nothing_changes(
 
 
 def test_an_unprivileged_user_goes_back_and_forth(
-    shop: Any, bench: Any, torture: Torture, *, place: Path, work: Callable[..., Any]
+    shop: Any, bench: Any, torture: Torture, *, place: Path, worker: Callable[..., Any]
 ) -> None:
     torture(bench.root)
     target = shop.put(bench.freeze())
@@ -293,11 +293,11 @@ def test_an_unprivileged_user_goes_back_and_forth(
     home = place / "theirs"
     home.mkdir()
     os.chown(home, 65534, 65534)
-    first = work("materialise", other, home / "root", uid=65534)
+    first = worker("materialise", other, home / "root", uid=65534)
     assert first.value["again"] == other, first.text
     # each process finds the index of the one before: it knows what could not be applied
     for oid in (target, other, target):
-        done = work("thaw", oid, home / "root", home / "stage", uid=65534)
+        done = worker("thaw", oid, home / "root", home / "stage", uid=65534)
         assert done.code == 0, done.text
         assert done.value["again"] == oid
     assert sorted(os.listdir(home)) == ["index", "root", "stage"]

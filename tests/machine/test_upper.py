@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fixtures.machines import Shop
 
 from ortet.codec import decode, encode
 from ortet.graph.records import Entry, Image
@@ -21,17 +22,9 @@ from ortet.machine.mounts import privileged
 from ortet.machine.upper import Upper
 from ortet.store.abc import Kind
 
-from .conftest import Shop
 from .overlays import Overlay, disturb, remove_tree
 
 pytestmark = pytest.mark.overlay
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote(user=not privileged())
-    yield zygote
-    zygote.close()
 
 
 class Pair:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mcp_types as types
 import pytest
-from tests.mcp.conftest import ERAS, WAYS, Agent, Project, drive
+from tests.fixtures.mcp_project import ERAS, WAYS, Agent, Project, drive
 
 
 async def three_commits(project: Project, agent: Agent) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.conftest import Project
+from tests.fixtures.mcp_project import Project
 
 
 class Claude:

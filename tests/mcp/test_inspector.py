@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.conftest import Project
+from tests.fixtures.mcp_project import Project
 
 VERSION = "0.15.0"  # the last for the Node.js of Debian
 PREPARED = Path(sys.prefix) / "share" / f"mcp-inspector-{VERSION}"

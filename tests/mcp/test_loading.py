@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.mcp.conftest import Project
+from tests.fixtures.mcp_project import Project
 
 
 def loaded(project: Project, code: str) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.mcp.conftest import Project, drive
+from tests.fixtures.mcp_project import Project, drive
 from tests.mcp.wire import Wire
 
 HUGE = "x" * (2 << 20)

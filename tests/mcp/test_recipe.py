@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.mcp.conftest import Project
+from tests.fixtures.mcp_project import Project
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "mcp.md").read_text()
 

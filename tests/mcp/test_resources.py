@@ -7,7 +7,7 @@ import json
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.mcp.conftest import WAYS, Project, drive
+from tests.fixtures.mcp_project import WAYS, Project, drive
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fixtures.mcp_project import WAYS, Agent, Project, drive
 from tests.fixtures.waiting import WAIT, aeventually, eventually
-from tests.mcp.conftest import WAYS, Agent, Project, drive
 from tests.mcp.wire import Wire
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import mcp_types as types
 import pytest
 from tests.fixtures import forked
-from tests.mcp.conftest import ERAS, WAYS, Agent, Project, drive
+from tests.fixtures.mcp_project import ERAS, WAYS, Agent, Project, drive
 
 from ortet.surface.mcp.catalogue import TOOLS
 

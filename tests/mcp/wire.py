@@ -6,7 +6,7 @@ import json
 import threading
 from typing import Any
 
-from tests.mcp.conftest import Answer, Project
+from tests.fixtures.mcp_project import Answer, Project
 
 
 class Wire:

@@ -45,11 +45,6 @@ class Journal:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def journal(clock: ManualClock) -> Journal:
     return Journal(clock)
 

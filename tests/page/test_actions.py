@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
-from tests.http.conftest import Client, Server
-from tests.page.conftest import Look, phone
+from tests.fixtures.browser import Look, phone
+from tests.fixtures.http_server import Client, Server
 
 import ortet
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
 
 
 def begin(page: Page, name: str) -> Locator:

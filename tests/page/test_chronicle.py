@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from playwright.sync_api import Page, expect
-from tests.http.conftest import Server
-from tests.page.conftest import Look, phone
+from tests.fixtures.browser import Look, phone
+from tests.fixtures.http_server import Server
 from tests.page.sample import Sample
 
 

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.http.conftest import Serve, Server
-from tests.page.conftest import PATIENCE, Look, phone
+from tests.fixtures.browser import PATIENCE, Look, phone
+from tests.fixtures.http_server import Serve, Server
 from tests.page.sample import Sample
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page
-from tests.http.conftest import Server
-from tests.page.conftest import PATIENCE, PHONE, Look
+from tests.fixtures.browser import PATIENCE, PHONE, Look
+from tests.fixtures.http_server import Server
 
 import ortet
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-import pytest
 from playwright.sync_api import Page, expect
-from tests.http.conftest import Client, Server
-from tests.page.conftest import Look, phone
+from tests.fixtures.browser import Look, phone
+from tests.fixtures.http_server import Client
 from tests.page.sample import Sample
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d4944415478da63f8"
     "cfc0f01f0005000201d8b4e22b0000000049454e44ae426082"
 )
-
-
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
 
 
 def keep(client: Client, path: str, name: str, data: bytes) -> None:

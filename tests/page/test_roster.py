@@ -4,8 +4,8 @@ none."""
 from __future__ import annotations
 
 from playwright.sync_api import Browser, Page, expect
-from tests.http.conftest import Serve, Server
-from tests.page.conftest import PATIENCE, Look, phone
+from tests.fixtures.browser import PATIENCE, Look, phone
+from tests.fixtures.http_server import Serve, Server
 from tests.page.sample import Sample
 
 

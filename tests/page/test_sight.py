@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.http.conftest import Serve
+from tests.fixtures.http_server import Serve
 from tests.page.sample import Sample
 
 import ortet

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.http.conftest import Server
-from tests.page.conftest import PATIENCE, PHONE, Look, phone
+from tests.fixtures.browser import PATIENCE, PHONE, Look, phone
+from tests.fixtures.http_server import Server
 from tests.page.sample import HOSTILE, Sample
 
 import ortet

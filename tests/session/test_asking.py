@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -20,12 +19,6 @@ from ortet.session.lifecycle import ASKS, SessionRow
 from ortet.session.view import View
 
 OLD = Path(__file__).parent.parent / "format" / "stores" / "0.1.0.tar.xz"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as opened:
-        yield opened
 
 
 def names(hub: Hub) -> list[str]:

@@ -23,8 +23,8 @@ import psycopg
 import pytest
 from tests.fixtures.postgres import shared
 from tests.fixtures.s3 import ENVIRON
+from tests.fixtures.stores import OpenAs as Open
 from tests.session import migrant
-from tests.session.conftest import Host as Open
 
 pytestmark = pytest.mark.root
 

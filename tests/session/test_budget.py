@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Thread
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.stores import Open
 
 from ortet.codec import encode
 from ortet.config import open_hub
@@ -26,19 +27,9 @@ HOUR = 3600 * 10**9
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def hub(store: Path, clock: ManualClock) -> Iterator[Hub]:
-    with open_hub(store, clock=clock) as hub:
-        yield hub
+def hub(opened: Open, clock: ManualClock) -> Hub:
+    """A hub whose clock the test moves."""
+    return opened(clock=clock)
 
 
 def refused(verb: Any, *args: Any, **amounts: float) -> Refused:

@@ -13,6 +13,8 @@ import ortet
 from ortet.errors import Conflict, Invalid, Refused
 from ortet.surface.aio import act
 
+pytestmark = pytest.mark.files({"login.py": "print('one')\n", "report.md": "# all well\n"})
+
 HOW = [("folder", "inplace"), ("folder", "private"), ("overlay", "private")]
 
 
@@ -20,25 +22,16 @@ def search(word: str) -> list[str]:
     return [f"{word}.py"]
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    place = tmp_path / "project"
-    place.mkdir()
-    (place / "login.py").write_text("print('one')\n")
-    (place / "report.md").write_text("# all well\n")
-    return place
-
-
 @pytest.mark.parametrize(("engine", "files"), HOW)
 def test_public_api_example_of_the_design_works(
-    tmp_path: Path, project: Path, engine: str, files: Any
+    tmp_path: Path, work: Path, engine: str, files: Any
 ) -> None:
     hub = ortet.open(tmp_path / "store")
     with hub.session(
         "fix-42",
         agent="default",
         goal="make the suite green",
-        workspace=project,
+        workspace=work,
         files=files,
         engine=engine,
         budget={"usd": 5.0, "tokens": 2_000_000},
@@ -83,9 +76,9 @@ def test_public_api_example_of_the_design_works(
         assert [m.content for m in s.messages()][-1] == "one is better"
         assert (s.path / "one").read_text() == "one\n"
         if files == "private":
-            assert not (project / "one").exists()
+            assert not (work / "one").exists()
             s.land()
-        assert (project / "one").read_text() == "one\n"
+        assert (work / "one").read_text() == "one\n"
         s.compact(keep_last=20)
         assert "make the suite green" in str(s.briefing(tokens=2000))
         assert s.context("…", tokens=8000).messages

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.projects import Git
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound
@@ -20,6 +20,8 @@ from ortet.session.rooted import Rooted, Seen
 from ortet.session.surroundings import surroundings
 from ortet.session.variables import variables
 
+pytestmark = pytest.mark.files({"a": "one"})
+
 PATH = os.environ["PATH"]
 
 
@@ -29,40 +31,9 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, environ: dict[str, str]) -> Iterator[Hub]:
-    with open_hub(tmp_path / "store", environ=environ) as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "a").write_text("one")
-    return place
-
-
-Git = Callable[..., str]
-
-
-@pytest.fixture
-def git(work: Path, environ: dict[str, str]) -> Git:
-    """git in the workspace, which is a repository with one commit."""
-
-    def run(*words: str, at: Path = work) -> str:
-        return subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
-            cwd=at,
-            env=environ,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-
-    run("init", "-q", "-b", "main")
-    run("add", ".")
-    run("commit", "-qm", "one")
-    return run
+def hub_environ(environ: dict[str, str]) -> dict[str, str]:
+    """The dict that tests change while a hub is open."""
+    return environ
 
 
 def install(work: Path, *names: str) -> Path:

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Server
+from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import WAIT, eventually
-from tests.session.conftest import environ
 
 from ortet.config import open_hub
 
@@ -43,7 +43,7 @@ class Writer:
         self.name, self.done = name, -1
         self._process = forked.Popen(
             [sys.executable, "-c", _WRITER, url, name],
-            env=environ(tmp_path, name),
+            env=host_environ(tmp_path, name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,7 +97,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_said_twice(
     hosts = f"{primary.root},{standby.root}"
     url = f"postgresql://postgres@/postgres?host={hosts}&target_session_attrs=read-write"
     url += f"&bucket=file://{tmp_path}/bucket"
-    with open_hub(url, environ=environ(tmp_path, "first")):
+    with open_hub(url, environ=host_environ(tmp_path, "first")):
         pass
     writers = [Writer(url, name, tmp_path) for name in ("a", "b")]
     try:
@@ -112,7 +112,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_said_twice(
     finally:
         for writer in writers:
             writer.kill()
-    with open_hub(url, environ=environ(tmp_path, "fresh")) as hub:
+    with open_hub(url, environ=host_environ(tmp_path, "fresh")) as hub:
         for writer in writers:
             with hub.session(writer.name) as s:
                 said = [str(turn) for turn in range(writer.done + 1)]

@@ -22,7 +22,7 @@ from ortet.session.hub import Hub
 from ortet.testing.clock import ManualClock
 
 if TYPE_CHECKING:
-    from tests.session.conftest import Open
+    from tests.fixtures.stores import Open
 
 HOUR = 3600 * 10**9
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,31 +13,19 @@ from ortet.ids import from_hex
 from ortet.session.foreseeing import foresee, foresee_rewind, foresee_undo
 from ortet.session.hub import Hub
 
+pytestmark = pytest.mark.files({"file": "one\n"})
+
 _SLEEP = ["sleep", "1000"]
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "file").write_text("one\n")
-    return place
-
-
-def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         s.say("user", "first")
         target = from_hex(s.commit("first").oid)
         clean = foresee(s, target)
         assert (clean.changes, clean.uncommitted, clean.forgotten) == ([], False, 0)
-        (place / "file").write_text("two\n")
-        (place / "new").write_text("new\n")
+        (work / "file").write_text("two\n")
+        (work / "new").write_text("new\n")
         s.say("user", "second")
         s.say("user", "third")
         found = foresee(s, target)
@@ -49,7 +36,7 @@ def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, place
         assert found.uncommitted
         assert found.forgotten == 2
         assert (found.starts, found.ends, found.lost) == ([], [], [])
-        assert (place / "new").exists()
+        assert (work / "new").exists()
         assert len(s.messages()) == 3
         assert foresee(s, target, {"files"}).forgotten == 0
         assert foresee(s, target, {"mind"}).changes == []
@@ -76,9 +63,9 @@ def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
 
 
 @pytest.mark.root
-def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, place: Path) -> None:
+def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, work: Path) -> None:
     """An engine that does not carry processes says what does not come back."""
-    with hub.session("s", workspace=place, engine="overlay") as s:
+    with hub.session("s", workspace=work, engine="overlay") as s:
         s.machine.run("true")
         bare = from_hex(s.commit("bare").oid)
         s.spawn("service", _SLEEP)
@@ -93,8 +80,8 @@ def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, place: Pa
 
 
 @pytest.mark.criu
-def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place, engine="criu") as s:
+def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work, engine="criu") as s:
         s.spawn("service", _SLEEP)
         target = from_hex(s.commit("running").oid)
         s.job("service").kill()
@@ -104,16 +91,16 @@ def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, place: Pa
         assert s.restore(found.to).files.started == found.starts
 
 
-def test_restore_preview_needs_no_lease_and_records_no_event(hub: Hub, place: Path) -> None:
+def test_restore_preview_needs_no_lease_and_records_no_event(hub: Hub, work: Path) -> None:
     """No lease, no event: also while another has the session open, or nobody has."""
-    with hub.session("s", workspace=place) as s:
+    with hub.session("s", workspace=work) as s:
         for word in ("one", "two"):
             s.say("user", word)
-            (place / "file").write_text(word)
+            (work / "file").write_text(word)
             target = s.commit(word).oid
         s.say("user", "three")
         id_ = s.id
-    (place / "file").write_text("three")
+    (work / "file").write_text("three")
     before = [(one.seq, one.hash) for one in hub.get(id_).events()]
     view = hub.get(id_)
     found = [foresee(view, from_hex(target)), foresee_undo(view, "undo", 1)]
@@ -149,9 +136,9 @@ def test_rewind_undo_and_dry_run_report_the_same_event_count(hub: Hub) -> None:
 
 @pytest.mark.root
 def test_restore_preview_of_a_private_machine_open_elsewhere_uses_its_head(
-    hub: Hub, place: Path
+    hub: Hub, work: Path
 ) -> None:
-    with hub.session("s", workspace=place, engine="overlay") as s:
+    with hub.session("s", workspace=work, engine="overlay") as s:
         s.run("echo one > file")
         first = from_hex(s.commit("one").oid)
         s.run("echo two > file")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.session.conftest import Host
+from tests.fixtures.stores import OpenAs
 
 from ortet.config import open_hub
 from ortet.errors import OrtetError, Refused, Unavailable
@@ -59,7 +59,7 @@ def refused(commit: Callable[[], object]) -> OrtetError:
 
 
 def test_full_cache_disk_allows_reads_and_remote_commits(
-    host: Host, small: Open, small_disk: Path, tmp_path: Path
+    host: OpenAs, small: Open, small_disk: Path, tmp_path: Path
 ) -> None:
     other, hub = host("other"), small(reserve=0)
     data, work = os.urandom(300_000), tmp_path / "work"
@@ -92,7 +92,7 @@ def test_full_cache_disk_allows_reads_and_remote_commits(
         assert not one.verify().problems
 
 
-def test_local_commit_that_would_use_the_disk_reserve_is_refused(host: Host, small: Open) -> None:
+def test_local_commit_that_would_use_the_disk_reserve_is_refused(host: OpenAs, small: Open) -> None:
     """Which is more than all of this disk."""
     other, hub = host("other"), small()
     with hub.session("s") as s:
@@ -106,7 +106,7 @@ def test_local_commit_that_would_use_the_disk_reserve_is_refused(host: Host, sma
 
 
 def test_host_with_a_full_cache_disk_can_open_read_and_commit(
-    host: Host, small: Open, small_disk: Path
+    host: OpenAs, small: Open, small_disk: Path
 ) -> None:
     """Where it was used before: what it needs to begin with is there."""
     other = host("other")
@@ -124,7 +124,7 @@ def test_host_with_a_full_cache_disk_can_open_read_and_commit(
 
 
 def test_many_commits_on_a_full_cache_disk_succeed_without_merging_indexes(
-    host: Host, small: Open, small_disk: Path
+    host: OpenAs, small: Open, small_disk: Path
 ) -> None:
     """For which there is no room, and no need."""
     other, hub = host("other"), small(reserve=0)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from tests.fixtures.clouds import Cloud
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
-from tests.session.conftest import Host
+from tests.fixtures.stores import OpenAs
 
 from ortet.store import remotesweep
 from ortet.store.abc import Kind
@@ -25,7 +25,7 @@ def url(postgres: Shared, cloud: Cloud, request: pytest.FixtureRequest) -> Itera
 
 
 def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
-    host: Host, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
     big = os.urandom(400_000)

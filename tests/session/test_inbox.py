@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,6 @@ from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.journal.events import Chain, Tip
 from ortet.session.hub import Hub
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
 
 
 def comments(hub: Hub, session: str) -> list[tuple[str, bool]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from ortet.machine.jobs import Job
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]
 
 # A client that keeps one connection open and asks again when told to.
 _CLIENT = """
@@ -27,20 +26,6 @@ for line in sys.stdin:
     said = talk.getresponse().read().decode().strip()
     print(said, talk.sock.getsockname()[1] == port, flush=True)
 """
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "page").write_text("first\n")
-    return place
 
 
 def expect(job: Job, text: str, cursor: int = 0) -> int:
@@ -64,8 +49,8 @@ def ask(session: Session, line: str) -> str:
 
 class TestWholeMachine:
     @pytest.fixture
-    def session(self, hub: Hub, place: Path) -> Session:
-        session = hub.session("web", workspace=place, engine="criu", files="private")
+    def session(self, hub: Hub, work: Path) -> Session:
+        session = hub.session("web", workspace=work, engine="criu", files="private")
         session.spawn(
             "server", "exec python3 -m http.server 3000 --bind 127.0.0.1 --protocol HTTP/1.1"
         )
@@ -151,9 +136,9 @@ def _get(port: int) -> str:
 
 class TestCopies:
     def test_each_live_fork_has_its_own_host_name_machine_id_and_runs_fork_hooks(
-        self, hub: Hub, place: Path
+        self, hub: Hub, work: Path
     ) -> None:
-        session = hub.session("own", workspace=place, engine="criu", files="private")
+        session = hub.session("own", workspace=work, engine="criu", files="private")
         hooks = ".ortet-hooks/on-fork"
         session.run(
             f"mkdir -p {hooks}; echo 'echo forked >> hooked' > {hooks}/a; chmod +x {hooks}/a"
@@ -169,9 +154,9 @@ class TestCopies:
         assert session.run("cat hooked").exit_code != 0
 
     def test_live_fork_includes_system_files_changed_after_the_commit(
-        self, hub: Hub, place: Path
+        self, hub: Hub, work: Path
     ) -> None:
-        workspace = hub.workspace(place, engine="criu")
+        workspace = hub.workspace(work, engine="criu")
         workspace.spawn("sleeper", "sleep 1000")
         workspace.commit("before")
         for number in range(2):
@@ -179,10 +164,8 @@ class TestCopies:
             (fork,) = workspace.fork(1)
             assert fork.run(f"cat /etc/ortet-test-{number}").stdout == f"{number}\n"
 
-    def test_host_name_of_a_live_fork_does_not_change_its_state(
-        self, hub: Hub, place: Path
-    ) -> None:
-        workspace = hub.workspace(place, engine="criu")
+    def test_host_name_of_a_live_fork_does_not_change_its_state(self, hub: Hub, work: Path) -> None:
+        workspace = hub.workspace(work, engine="criu")
         before = workspace.commit("as it is")
         (fork,) = workspace.fork(1)
         assert fork.run("hostname").stdout != workspace.run("hostname").stdout

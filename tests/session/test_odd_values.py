@@ -11,7 +11,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from tests.session.conftest import Start
+from tests.fixtures.workers import Start
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, OrtetError

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
+from tests.fixtures.stores import OpenAs, host_environ
 from tests.fixtures.waiting import WAIT
-from tests.session.conftest import Host, environ
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Refused
@@ -22,7 +22,7 @@ from ortet.session import lending
 from ortet.testing.clock import ManualClock
 
 
-def test_a_session_goes_from_host_to_host(host: Host) -> None:
+def test_a_session_goes_from_host_to_host(host: OpenAs) -> None:
     with host("one").session("s", goal="move") as s:
         s.say("user", "the door is green")
         then = s.commit("first")
@@ -44,19 +44,19 @@ def test_a_session_goes_from_host_to_host(host: Host) -> None:
     assert other.catalog.check() == []
 
 
-def test_a_hub_is_shown_without_its_options(host: Host) -> None:
+def test_a_hub_is_shown_without_its_options(host: OpenAs) -> None:
     hub = host("one")
     assert "?" in hub.url
     assert "?" not in repr(hub)
 
 
 def test_session_request_is_seen_and_expires_despite_clock_skew(
-    host: Host, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender = host("one")
     requests = lending.Requests(lender)
     ahead = ManualClock(lender.clock.now_ns() + 600 * 10**9)
-    with open_hub(url, environ=environ(tmp_path, "two"), clock=ahead) as asker:
+    with open_hub(url, environ=host_environ(tmp_path, "two"), clock=ahead) as asker:
         with lending.Request(asker, "some") as request:
             request.ask()
             assert requests.sessions() == set()  # a signal comes first
@@ -72,7 +72,7 @@ def test_session_request_is_seen_and_expires_despite_clock_skew(
     assert lender.catalog.rows("wanted") == []
 
 
-def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
+def test_files_go_from_host_to_host(host: OpenAs, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content " * 1000)
     with host("one").session("s", workspace=tmp_path / "work") as s:
@@ -81,7 +81,7 @@ def test_files_go_from_host_to_host(host: Host, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "content " * 1000
 
 
-def test_second_host_is_refused_while_a_session_is_open(host: Host) -> None:
+def test_second_host_is_refused_while_a_session_is_open(host: OpenAs) -> None:
     with host("one").session("s") as s:
         s.say("user", "mine")
         with pytest.raises(Refused) as caught:
@@ -103,11 +103,11 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_messages_before_kill_9_are_kept_when_the_lease_is_taken_over(
-    host: Host, tmp_path: Path, url: str, schema: str, name: str
+    host: OpenAs, tmp_path: Path, url: str, schema: str, name: str
 ) -> None:
     writer = forked.Popen(
         [sys.executable, "-c", _WRITER, url],
-        env=environ(tmp_path, "one"),
+        env=host_environ(tmp_path, "one"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -128,13 +128,13 @@ def test_messages_before_kill_9_are_kept_when_the_lease_is_taken_over(
         s.say("user", "3")
 
 
-def test_a_bucket_belongs_to_one_store(tmp_path: Path, url: str, schema: str, host: Host) -> None:
+def test_a_bucket_belongs_to_one_store(tmp_path: Path, url: str, schema: str, host: OpenAs) -> None:
     with host("one").session("s") as s:
         s.commit("c")
     other = new_schema()
     try:
         with pytest.raises(Invalid) as caught:
-            open_hub(url.replace(schema, other), environ=environ(tmp_path, "one"))
+            open_hub(url.replace(schema, other), environ=host_environ(tmp_path, "one"))
         assert caught.value.kind == "wrong_bucket"
     finally:
         drop_schema(shared().url(), other)
@@ -142,7 +142,7 @@ def test_a_bucket_belongs_to_one_store(tmp_path: Path, url: str, schema: str, ho
 
 @pytest.mark.parametrize("old", [False, True], ids=["new", "made_before"])
 def test_a_store_belongs_to_one_bucket(
-    tmp_path: Path, url: str, schema: str, host: Host, *, old: bool
+    tmp_path: Path, url: str, schema: str, host: OpenAs, *, old: bool
 ) -> None:
     """A typing error in its prefix, and no host would find what another commits."""
     with host("one").session("s") as s:
@@ -154,21 +154,21 @@ def test_a_store_belongs_to_one_bucket(
     assert wrong != url
     for name in ("one", "two"):
         with pytest.raises(Invalid, match="correct bucket=") as caught:
-            open_hub(wrong, environ=environ(tmp_path, name))
+            open_hub(wrong, environ=host_environ(tmp_path, name))
         assert caught.value.kind == "wrong_bucket"
     with host("two").session("s") as s:
         s.commit("d")
 
 
 def test_unmounted_bucket_directory_is_refused_by_a_known_host(
-    tmp_path: Path, url: str, host: Host
+    tmp_path: Path, url: str, host: OpenAs
 ) -> None:
     """An empty directory in its place is not filled by a host that knew the full one."""
     with host("one").session("s") as s:
         s.commit("c")
     (tmp_path / "bucket").rename(tmp_path / "unmounted")
     with pytest.raises(Invalid, match="has to be mounted") as caught:
-        open_hub(url, environ=environ(tmp_path, "one"))
+        open_hub(url, environ=host_environ(tmp_path, "one"))
     assert caught.value.kind == "wrong_bucket"
     shutil.rmtree(tmp_path / "bucket")
     (tmp_path / "unmounted").rename(tmp_path / "bucket")
@@ -178,20 +178,20 @@ def test_unmounted_bucket_directory_is_refused_by_a_known_host(
 
 def test_opening_without_create_makes_no_store(tmp_path: Path, url: str) -> None:
     with pytest.raises(NotFound) as caught:
-        open_hub(url, create=False, environ=environ(tmp_path, "one"))
+        open_hub(url, create=False, environ=host_environ(tmp_path, "one"))
     assert caught.value.kind == "no_store"
 
 
 def test_a_bucket_must_be_named(postgres: Shared, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="bucket=") as caught:
-        open_hub(shared().url(), environ=environ(tmp_path, "one"))
+        open_hub(shared().url(), environ=host_environ(tmp_path, "one"))
     assert caught.value.kind == "bad_url"
 
 
 @pytest.mark.parametrize("url", ["postgresql://a:secret@h/d", "postgresql://h/d?password=secret"])
 def test_a_password_is_kept_out_of_addresses(tmp_path: Path, url: str) -> None:
     with pytest.raises(Invalid, match="PGPASSWORD") as caught:
-        open_hub(url, environ=environ(tmp_path, "one"))
+        open_hub(url, environ=host_environ(tmp_path, "one"))
     assert "secret" not in caught.value.message
 
 

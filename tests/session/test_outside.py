@@ -38,11 +38,6 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def open_at(store: Path, env: dict[str, str], clock: ManualClock) -> Iterator[OpenAt]:
     hubs: list[Hub] = []
 
@@ -57,6 +52,7 @@ def open_at(store: Path, env: dict[str, str], clock: ManualClock) -> Iterator[Op
 
 @pytest.fixture
 def hub(open_at: OpenAt) -> Hub:
+    """A hub whose clock the test moves, of a user who may have keys."""
     return open_at()
 
 

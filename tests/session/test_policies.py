@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.stores import Open
 
-from ortet.config import open_hub
 from ortet.errors import Invalid, Unavailable
 from ortet.session import policies
 from ortet.session.hub import Hub
@@ -20,14 +19,9 @@ MINUTE = 60 * SECOND
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def hub(tmp_path: Path, clock: ManualClock) -> Any:
-    with open_hub(tmp_path / "store", clock=clock) as hub:
-        yield hub
+def hub(opened: Open, clock: ManualClock) -> Hub:
+    """A hub whose clock the test moves."""
+    return opened(clock=clock)
 
 
 def commits(hub: Hub, s: Session) -> list[str]:

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fixtures.waiting import WAIT
 
-import ortet
 from ortet.errors import Conflict, Unsupported
 from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
-pytestmark = pytest.mark.overlay
+pytestmark = [pytest.mark.overlay, pytest.mark.files({"file": "one\n"})]
 
 _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
-    place.mkdir()
-    (place / "file").write_text("one\n")
-    return place
-
-
-@pytest.fixture
-def work(hub: Hub, place: Path) -> Workspace:
-    return hub.workspace(place, engine="overlay")
+def ws(hub: Hub, work: Path) -> Workspace:
+    """A workspace with the overlay engine."""
+    return hub.workspace(work, engine="overlay")
 
 
 def counting(workspace: Workspace) -> bool:
@@ -44,39 +29,39 @@ def counting(workspace: Workspace) -> bool:
 
 
 class TestOverlay:
-    def test_a_service_goes_on_between_commands(self, work: Workspace) -> None:
-        work.spawn("count", _COUNT)
-        assert counting(work)
-        assert [(job.name, job.code) for job in work.jobs()] == [("count", None)]
-        assert any(_COUNT in process.cmdline for process in work.ps())
-        work.job("count").kill()
-        assert work.job("count").wait(WAIT) == 137
+    def test_a_service_goes_on_between_commands(self, ws: Workspace) -> None:
+        ws.spawn("count", _COUNT)
+        assert counting(ws)
+        assert [(job.name, job.code) for job in ws.jobs()] == [("count", None)]
+        assert any(_COUNT in process.cmdline for process in ws.ps())
+        ws.job("count").kill()
+        assert ws.job("count").wait(WAIT) == 137
 
-    def test_shell_keeps_its_variables_between_writes(self, work: Workspace) -> None:
-        shell = work.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
+    def test_shell_keeps_its_variables_between_writes(self, ws: Workspace) -> None:
+        shell = ws.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
         shell.write(b"answer=42\n")
-        work.shell("main").write(b"echo it-is-$answer\n")
+        ws.shell("main").write(b"echo it-is-$answer\n")
         seen, cursor = b"", 0
         while b"it-is-42" not in seen:
             piece = shell.read(cursor, WAIT)
             assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
 
-    def test_overlay_commit_reports_a_running_process_as_a_loss(self, work: Workspace) -> None:
-        work.spawn("count", _COUNT)
-        assert counting(work)
-        work.commit("running")
-        assert [(loss.path, loss.what) for loss in work.losses] == [("count", "process")]
-        assert counting(work)
+    def test_overlay_commit_reports_a_running_process_as_a_loss(self, ws: Workspace) -> None:
+        ws.spawn("count", _COUNT)
+        assert counting(ws)
+        ws.commit("running")
+        assert [(loss.path, loss.what) for loss in ws.losses] == [("count", "process")]
+        assert counting(ws)
 
     def test_overlay_program_ends_with_the_machine_and_restarts_only_on_request(
-        self, work: Workspace, hub: Hub, place: Path
+        self, ws: Workspace, hub: Hub, work: Path
     ) -> None:
-        work.spawn("count", _COUNT, cwd="")
-        assert counting(work)
-        commit = work.commit("running")
-        work.close()
-        again = hub.workspace(place, engine="overlay")
+        ws.spawn("count", _COUNT, cwd="")
+        assert counting(ws)
+        commit = ws.commit("running")
+        ws.close()
+        again = hub.workspace(work, engine="overlay")
         assert again.run("echo later > file").exit_code == 0
         plain = again.restore(commit.oid)
         assert [loss.path for loss in plain.losses] == ["count"]
@@ -87,28 +72,28 @@ class TestOverlay:
         assert counting(again)
 
     def test_restarted_service_with_the_same_command_gives_the_same_commit(
-        self, work: Workspace
+        self, ws: Workspace
     ) -> None:
-        work.spawn("sleeper", "sleep 1000")
-        first = work.commit("running")
-        work.job("sleeper").kill()
-        work.job("sleeper").wait(WAIT)
-        work.spawn("sleeper", "sleep 1000")
-        assert work.commit("running again").oid == first.oid
+        ws.spawn("sleeper", "sleep 1000")
+        first = ws.commit("running")
+        ws.job("sleeper").kill()
+        ws.job("sleeper").wait(WAIT)
+        ws.spawn("sleeper", "sleep 1000")
+        assert ws.commit("running again").oid == first.oid
 
-    def test_spawn_with_the_name_of_a_running_program_is_refused(self, work: Workspace) -> None:
-        work.spawn("one", "sleep 1000")
+    def test_spawn_with_the_name_of_a_running_program_is_refused(self, ws: Workspace) -> None:
+        ws.spawn("one", "sleep 1000")
         with pytest.raises(Conflict) as caught:
-            work.spawn("one", "sleep 1000")
+            ws.spawn("one", "sleep 1000")
         assert caught.value.kind == "name_taken"
 
-    def test_overlay_ports_are_host_ports_and_cannot_be_mapped(self, work: Workspace) -> None:
-        assert work.expose(3000) == 3000
+    def test_overlay_ports_are_host_ports_and_cannot_be_mapped(self, ws: Workspace) -> None:
+        assert ws.expose(3000) == 3000
         with pytest.raises(Conflict):
-            work.expose(3000, at=3001)
+            ws.expose(3000, at=3001)
 
 
-def test_folder_engine_refuses_to_spawn_programs(hub: Hub, place: Path) -> None:
-    with hub.workspace(place, engine="folder") as work, pytest.raises(Unsupported) as caught:
-        work.spawn("one", "sleep 1")
+def test_folder_engine_refuses_to_spawn_programs(hub: Hub, work: Path) -> None:
+    with hub.workspace(work, engine="folder") as ws, pytest.raises(Unsupported) as caught:
+        ws.spawn("one", "sleep 1")
     assert caught.value.kind == "no_processes"

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 from tests.fixtures.postgres import shared
+from tests.fixtures.stores import OpenAs, host_environ
 from tests.fixtures.waiting import eventually
 from tests.memory.embedding import Hashing
-from tests.session.conftest import Host, environ
 from tests.session.test_recall import TALK
 
 from ortet.config import open_hub
@@ -100,7 +100,7 @@ def test_recall_on_postgres_equals_recall_on_a_directory_store(tmp_path: Path, u
     found = []
     for store in (str(tmp_path / "store"), url):
         clock = ManualClock()
-        with open_hub(store, environ=environ(tmp_path, "one"), clock=clock) as hub:
+        with open_hub(store, environ=host_environ(tmp_path, "one"), clock=clock) as hub:
             live(hub)
             found.append(answers(hub))
     assert found[0] == found[1]
@@ -108,7 +108,7 @@ def test_recall_on_postgres_equals_recall_on_a_directory_store(tmp_path: Path, u
 
 
 def test_events_indexed_by_one_host_are_not_indexed_again_by_others(
-    host: Host, schema: str, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = host("one")
     live(one)
@@ -127,7 +127,7 @@ def test_events_indexed_by_one_host_are_not_indexed_again_by_others(
 
 
 def test_recall_reads_all_found_events_in_one_query(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = host("one")
     with hub.session("s") as s:
@@ -146,7 +146,7 @@ def test_recall_reads_all_found_events_in_one_query(
     assert sum("FROM events" in one for one in seen) == 1
 
 
-def test_hosts_that_fill_it_at_once_double_nothing(host: Host, schema: str) -> None:
+def test_hosts_that_fill_it_at_once_double_nothing(host: OpenAs, schema: str) -> None:
     one = host("one")
     live(one)
     hubs = [host(name) for name in ("two", "three", "four")]
@@ -179,7 +179,7 @@ HARM = [
 ]
 
 
-def test_damaged_recall_rows_are_rebuilt(host: Host, schema: str) -> None:
+def test_damaged_recall_rows_are_rebuilt(host: OpenAs, schema: str) -> None:
     hub = host("one")
     live(hub)
     first = [answers(hub, QUESTIONS[:2]), rows(schema), rows(schema, "memory_terms")]
@@ -189,7 +189,7 @@ def test_damaged_recall_rows_are_rebuilt(host: Host, schema: str) -> None:
         assert again == first, harm
 
 
-def test_a_session_that_is_removed_leaves_nothing(host: Host, schema: str) -> None:
+def test_a_session_that_is_removed_leaves_nothing(host: OpenAs, schema: str) -> None:
     hub = host("one")
     live(hub)
     with hub.session("gone") as s:
@@ -207,7 +207,7 @@ def test_a_session_that_is_removed_leaves_nothing(host: Host, schema: str) -> No
 
 
 def test_hub_recall_needs_the_same_number_of_queries_for_any_session_count(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = host("one")
     numbers = []
@@ -223,11 +223,11 @@ def test_hub_recall_needs_the_same_number_of_queries_for_any_session_count(
     assert numbers[0] == numbers[1], seen
 
 
-def test_stores_in_one_database_stay_apart(tmp_path: Path, host: Host, schema: str) -> None:
+def test_stores_in_one_database_stay_apart(tmp_path: Path, host: OpenAs, schema: str) -> None:
     live(host("one"))
     other = f"{shared().url()}&bucket=file://{tmp_path}/other&schema={schema}_b"
     try:
-        with open_hub(other, environ=environ(tmp_path, "one")) as hub:
+        with open_hub(other, environ=host_environ(tmp_path, "one")) as hub:
             with hub.session("s") as s:
                 s.say("user", "nothing about fish")
             assert [h.text for h in hub.recall("sardines fish")] == ["nothing about fish"]
@@ -242,7 +242,7 @@ def test_meanings_are_made_once_for_all_hosts(tmp_path: Path, url: str) -> None:
     for store, name in ((str(tmp_path / "store"), "one"), (url, "one"), (url, "two")):
         embedder = Hashing(size=16)
         given = {"clock": ManualClock(), "embedder": embedder}
-        with open_hub(store, environ=environ(tmp_path, name), **given) as hub:  # type: ignore[arg-type]
+        with open_hub(store, environ=host_environ(tmp_path, name), **given) as hub:  # type: ignore[arg-type]
             if name == "one":
                 live(hub)
 

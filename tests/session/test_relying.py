@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.session.conftest import Host
+from tests.fixtures.stores import OpenAs
 
 from ortet.config import open_hub
 from ortet.errors import NotFound
@@ -128,7 +128,7 @@ VERBS = [
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_commit_named_just_before_deletion_survives_a_concurrent_sweep(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+    host: OpenAs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     one, two = host("one"), host("two")
     oid = lost_commit(one, tmp_path)
@@ -142,7 +142,7 @@ def test_commit_named_just_before_deletion_survives_a_concurrent_sweep(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_branch_created_at_any_point_of_a_sweep_stays_restorable(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    host: OpenAs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     one, two = host("one"), host("two")
     oid = lost_commit(one, tmp_path)
@@ -159,7 +159,7 @@ def test_branch_created_at_any_point_of_a_sweep_stays_restorable(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_naming_a_commit_after_it_was_swept_is_refused(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+    host: OpenAs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     """Nor what is there in parts: then a branch would lead to a commit that cannot be restored."""
     one, two = host("one"), host("two")
@@ -235,7 +235,7 @@ def undo(hub: Hub, oid: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [*VERBS, pull, import_, behind, record, undo])
 def test_verb_interrupted_by_sweeps_is_retried_until_it_succeeds(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
+    host: OpenAs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., None]
 ) -> None:
     """One before each of the first things that it writes and that name objects."""
     one, two = host("one"), host("two")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.session.conftest import Open
+from tests.fixtures.stores import Open
 
 from ortet.errors import NotFound
 from ortet.journal.line import Line

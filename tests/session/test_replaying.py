@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,6 @@ from ortet.errors import (
 from ortet.journal.events import Chain, Tip
 from ortet.session.hub import Hub
 from ortet.session.session import Session
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
 
 
 class World:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-import ortet
 from ortet.errors import NotFound
 from ortet.journal.events import Draft
 from ortet.session.hub import Hub
 from ortet.session.rewinding import go_before
 from ortet.session.view import View
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as opened:
-        yield opened
 
 
 def said(view: View) -> list[object]:

@@ -22,6 +22,8 @@ from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.workspace import Workspace
 
+pytestmark = pytest.mark.files({"file": "one\n"})
+
 VALUE = "correct-horse-battery-9f27"
 needs_root = pytest.mark.criu
 _ENGINES = ["folder", "overlay", pytest.param("criu", marks=needs_root)]
@@ -43,6 +45,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub of this process's environment, with a secret in its vault."""
     monkeypatch.setenv("ORTET_VAULT_KEY", "ab" * 32)
     with ortet.open(tmp_path / "store") as hub:
         hub.vault.put("DEPLOY", VALUE)
@@ -50,16 +53,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
-    place.mkdir()
-    (place / "file").write_text("one\n")
-    return place
-
-
-@pytest.fixture
-def live(hub: Hub, place: Path) -> Workspace:
-    return hub.workspace(place, engine="criu")
+def live(hub: Hub, work: Path) -> Workspace:
+    return hub.workspace(work, engine="criu")
 
 
 def in_store(tmp_path: Path) -> list[str]:
@@ -68,8 +63,8 @@ def in_store(tmp_path: Path) -> list[str]:
         objects = [one for digit in "0123456789abcdef" for one in hub.objects.find(digit)]
         assert objects
         found = [kind.name for oid, kind in objects if VALUE.encode() in hub.objects.get(oid)]
-    for place, _, names in os.walk(tmp_path / "store"):
-        for path in (Path(place, name) for name in names):
+    for work, _, names in os.walk(tmp_path / "store"):
+        for path in (Path(work, name) for name in names):
             with suppress(FileNotFoundError):  # a live machine's hub keeps notes there meanwhile
                 if path.is_file() and VALUE.encode() in path.read_bytes():
                     found.append(str(path))
@@ -89,43 +84,43 @@ def refused(workspace: Workspace) -> Refused:
 class TestOneCommand:
     @pytest.mark.parametrize("engine", _ENGINES)
     def test_secret_is_given_to_one_command_and_not_to_the_next(
-        self, hub: Hub, place: Path, engine: str
+        self, hub: Hub, work: Path, engine: str
     ) -> None:
-        work = hub.workspace(place, engine=engine)
-        assert work.run("echo $DEPLOY", secrets=["DEPLOY"]).stdout == f"{VALUE}\n"
-        assert work.run("echo $DEPLOY").stdout == "\n"
-        assert work.run(["printenv", "T"], secrets={"T": "DEPLOY"}).stdout == f"{VALUE}\n"
-        told = work.run(["no-such-program"], secrets=["DEPLOY"])
+        ws = hub.workspace(work, engine=engine)
+        assert ws.run("echo $DEPLOY", secrets=["DEPLOY"]).stdout == f"{VALUE}\n"
+        assert ws.run("echo $DEPLOY").stdout == "\n"
+        assert ws.run(["printenv", "T"], secrets={"T": "DEPLOY"}).stdout == f"{VALUE}\n"
+        told = ws.run(["no-such-program"], secrets=["DEPLOY"])
         assert told.exit_code == 127
         assert "command not found" in told.stderr
-        assert work.run("cat; exit 7", stdin="x", secrets=["DEPLOY"]).exit_code == 7
+        assert ws.run("cat; exit 7", stdin="x", secrets=["DEPLOY"]).exit_code == 7
 
     @pytest.mark.parametrize("engine", _ENGINES)
     def test_commit_and_fork_are_refused_while_a_command_has_secrets(
-        self, hub: Hub, place: Path, engine: str
+        self, hub: Hub, work: Path, engine: str
     ) -> None:
-        work = hub.workspace(place, engine=engine)
-        work.commit("before")
+        ws = hub.workspace(work, engine=engine)
+        ws.commit("before")
         began = threading.Event()
         thread = threading.Thread(
-            target=work.run,
+            target=ws.run,
             args=["echo begun; until [ -e go ]; do sleep 0.05; done"],
             kwargs={"secrets": ["DEPLOY"], "output": lambda *_: began.set(), "timeout": 60},
         )
         thread.start()
         assert began.wait(WAIT)
-        for verb in (work.commit, work.fork):
+        for verb in (ws.commit, ws.fork):
             with pytest.raises(Conflict) as caught:
                 verb()
             assert caught.value.kind == "secret_in_use"
-        (work.path / "go").touch()
+        (ws.path / "go").touch()
         thread.join()
-        assert work.commit("after").message == "after"
+        assert ws.commit("after").message == "after"
 
     def test_a_session_records_names_and_no_value(
-        self, hub: Hub, place: Path, tmp_path: Path
+        self, hub: Hub, work: Path, tmp_path: Path
     ) -> None:
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             told = session.run("echo a $DEPLOY b", secrets=["DEPLOY"], key="k")
             assert told.stdout == f"a {VALUE} b\n"
             again = session.run("echo a $DEPLOY b", secrets=["DEPLOY"], key="k")
@@ -137,87 +132,85 @@ class TestOneCommand:
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_unknown_or_invalid_secret_names_are_refused(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place)
+    def test_unknown_or_invalid_secret_names_are_refused(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work)
         with pytest.raises(NotFound):
-            work.run("true", secrets=["NONE"])
+            ws.run("true", secrets=["NONE"])
         with pytest.raises(Invalid):
-            work.run("true", secrets=["deploy-token"])
+            ws.run("true", secrets=["deploy-token"])
         with pytest.raises(Invalid):
-            work.run("true", secrets="DEPLOY")
+            ws.run("true", secrets="DEPLOY")
 
 
 class TestFiles:
     @pytest.mark.parametrize("engine", _ENGINES)
     def test_commit_of_a_file_with_a_secret_is_refused_and_stores_nothing(
-        self, hub: Hub, place: Path, tmp_path: Path, engine: str
+        self, hub: Hub, work: Path, tmp_path: Path, engine: str
     ) -> None:
-        work = hub.workspace(place, engine=engine)
-        work.commit("before")
-        work.run("mkdir -p deep; echo token=$DEPLOY > deep/config", secrets=["DEPLOY"])
-        error = refused(work)
+        ws = hub.workspace(work, engine=engine)
+        ws.commit("before")
+        ws.run("mkdir -p deep; echo token=$DEPLOY > deep/config", secrets=["DEPLOY"])
+        error = refused(ws)
         assert "deep/config" in str(error)
         assert "'DEPLOY'" in str(error)
-        work.run("rm -r deep; echo two > file")
-        assert work.commit("clean").oid
+        ws.run("rm -r deep; echo two > file")
+        assert ws.commit("clean").oid
         hub.close()
         assert in_store(tmp_path) == []
 
-    def test_secret_across_block_and_window_boundaries_is_found(
-        self, hub: Hub, place: Path
-    ) -> None:
-        work = hub.workspace(place)
+    def test_secret_across_block_and_window_boundaries_is_found(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work)
         for edge in (128 << 10, 1 << 20):
             for before in (1, len(VALUE) // 2, len(VALUE) - 1, len(VALUE)):
                 data = b"x" * (edge - before) + VALUE.encode()
-                (place / "large").write_bytes(data + b"y" * (1 << 20))
-                assert "large" in str(refused(work))
+                (work / "large").write_bytes(data + b"y" * (1 << 20))
+                assert "large" in str(refused(ws))
 
-    def test_allow_secrets_permits_a_commit_with_a_secret(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place)
-        (place / "config").write_text(VALUE)
-        refused(work)
-        commit = work.commit("on purpose", allow_secrets=True)
-        assert work.commit("nothing new").oid == commit.oid
-        with hub.session("s", workspace=place) as session:
-            (place / "config").write_text(f"again {VALUE}")
+    def test_allow_secrets_permits_a_commit_with_a_secret(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work)
+        (work / "config").write_text(VALUE)
+        refused(ws)
+        commit = ws.commit("on purpose", allow_secrets=True)
+        assert ws.commit("nothing new").oid == commit.oid
+        with hub.session("s", workspace=work) as session:
+            (work / "config").write_text(f"again {VALUE}")
             with pytest.raises(Refused):
                 session.commit("no")
             assert session.commit("yes", allow_secrets=True).message == "yes"
 
-    def test_ignored_files_and_short_secrets_are_not_checked(self, hub: Hub, place: Path) -> None:
+    def test_ignored_files_and_short_secrets_are_not_checked(self, hub: Hub, work: Path) -> None:
         hub.vault.put("SHORT", "abc")
-        (place / ".ortetignore").write_text(".env\n")
-        (place / ".env").write_text(VALUE)
-        (place / "file").write_text("abc")
-        assert hub.workspace(place).commit("fine").oid
+        (work / ".ortetignore").write_text(".env\n")
+        (work / ".env").write_text(VALUE)
+        (work / "file").write_text("abc")
+        assert hub.workspace(work).commit("fine").oid
 
-    def test_replaced_secret_value_is_no_longer_checked(self, hub: Hub, place: Path) -> None:
-        work = hub.workspace(place)
-        (place / "config").write_text(VALUE)
-        refused(work)
+    def test_replaced_secret_value_is_no_longer_checked(self, hub: Hub, work: Path) -> None:
+        ws = hub.workspace(work)
+        (work / "config").write_text(VALUE)
+        refused(ws)
         hub.vault.put("DEPLOY", "another-value-1234")
-        assert work.commit("rotated").oid
+        assert ws.commit("rotated").oid
 
     def test_secret_in_an_environment_variable_is_found_in_files(
-        self, hub: Hub, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         token = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
         monkeypatch.setenv("GITHUB_TOKEN", token)
         with ortet.open(tmp_path / "other") as other:
-            work = other.workspace(place)
-            (place / "file").write_text(f"push with {token}")
+            ws = other.workspace(work)
+            (work / "file").write_text(f"push with {token}")
             with pytest.raises(Refused) as caught:
-                work.commit("no")
+                ws.commit("no")
             assert "'GITHUB_TOKEN'" in str(caught.value)
-            assert work.run("echo $T", secrets={"T": "GITHUB_TOKEN"}).stdout == f"{token}\n"
+            assert ws.run("echo $T", secrets={"T": "GITHUB_TOKEN"}).stdout == f"{token}\n"
 
 
 class TestEnvironment:
     def test_variable_containing_a_secret_refuses_the_commit(
-        self, hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             session.commit("before")
             hub.vault.put("WORD", "swordfish and chips")
             monkeypatch.setenv("GREETING", "hello swordfish and chips")
@@ -282,26 +275,26 @@ class TestProcesses:
         assert fork.run("echo on").stdout == "on\n"
 
     def test_secrets_of_this_process_do_not_get_in(
-        self, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         token = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
         monkeypatch.setenv("GITHUB_TOKEN", token)
         with ortet.open(tmp_path / "other") as other:
-            work = other.workspace(place, engine="criu")
-            work.spawn("server", ["sleep", "1000"])
-            assert work.run("echo $GITHUB_TOKEN").stdout == "\n"
-            seen = work.kernel().run("import os; os.environ.get('GITHUB_TOKEN')")
+            ws = other.workspace(work, engine="criu")
+            ws.spawn("server", ["sleep", "1000"])
+            assert ws.run("echo $GITHUB_TOKEN").stdout == "\n"
+            seen = ws.kernel().run("import os; os.environ.get('GITHUB_TOKEN')")
             assert seen.value is None
-            assert work.commit("clean").oid
+            assert ws.commit("clean").oid
 
 
 class TestJournal:
     """What is said, done and learned is recorded before any commit: names stand for secrets."""
 
     def test_recorded_events_contain_secret_names_instead_of_values(
-        self, hub: Hub, place: Path, tmp_path: Path
+        self, hub: Hub, work: Path, tmp_path: Path
     ) -> None:
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             session.say("user", f"deploy with {VALUE}!")
             session.say("user", [{"type": "text", "text": VALUE}], note={VALUE: 1})
             session.note("token", VALUE)
@@ -385,8 +378,8 @@ class TestJournal:
             session.say("user", "put-elsewhere-4711")
             assert session.messages()[0].content == "[OTHER]"
 
-    def test_secret_in_a_commit_message_refuses_the_commit(self, hub: Hub, place: Path) -> None:
-        with hub.session("s", workspace=place) as session:
+    def test_secret_in_a_commit_message_refuses_the_commit(self, hub: Hub, work: Path) -> None:
+        with hub.session("s", workspace=work) as session:
             session.learn("a")
             with pytest.raises(Refused, match="the message of this commit"):
                 session.commit(f"with {VALUE}")
@@ -409,16 +402,16 @@ class TestJournal:
 
 class TestArtifacts:
     def test_artifact_with_a_secret_is_refused_before_it_is_stored(
-        self, hub: Hub, place: Path, tmp_path: Path
+        self, hub: Hub, work: Path, tmp_path: Path
     ) -> None:
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             for data in (f"a {VALUE}", f"b {VALUE}".encode(), VALUE.encode().hex()):
                 with pytest.raises(Refused, match="'DEPLOY' is in artifact report"):
                     session.artifact("report", data=data)
-            (place / "large").write_bytes(b"x" * (1 << 20) + VALUE.encode())
+            (work / "large").write_bytes(b"x" * (1 << 20) + VALUE.encode())
             with pytest.raises(Refused, match="file large"):
                 session.artifact("large")
-            (place / "large").unlink()
+            (work / "large").unlink()
             assert session.artifacts() == []
             assert session.artifact("report", data="clean").version == 1
             session.commit("clean")
@@ -443,9 +436,9 @@ class TestArtifacts:
         assert in_store(tmp_path) == []
 
     def test_secret_in_a_declared_kernel_variable_refuses_the_commit(
-        self, hub: Hub, place: Path, tmp_path: Path
+        self, hub: Hub, work: Path, tmp_path: Path
     ) -> None:
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             session.commit("before")
             kernel = session.kernel(keep=["x"])
             kernel.run("x = ['correct-horse-', 'battery-9f27']; x = ''.join(x)")
@@ -460,56 +453,56 @@ class TestArtifacts:
 class TestServices:
     @pytest.mark.root
     def test_secret_in_the_command_of_a_service_refuses_the_commit(
-        self, hub: Hub, place: Path
+        self, hub: Hub, work: Path
     ) -> None:
-        work = hub.workspace(place, engine="overlay")
-        job = work.spawn("server", ["sh", "-c", "sleep 1000", VALUE])
-        assert "service 'server'" in str(refused(work))
+        ws = hub.workspace(work, engine="overlay")
+        job = ws.spawn("server", ["sh", "-c", "sleep 1000", VALUE])
+        assert "service 'server'" in str(refused(ws))
         job.kill()
         job.wait()
-        assert work.commit("ended").oid
+        assert ws.commit("ended").oid
 
     def test_secret_in_a_link_target_or_file_name_refuses_the_commit(
-        self, hub: Hub, place: Path
+        self, hub: Hub, work: Path
     ) -> None:
-        work = hub.workspace(place)
-        (place / "link").symlink_to(f"https://{VALUE}@host.example/")
-        assert "link link" in str(refused(work))
-        (place / "link").unlink()
-        (place / VALUE).touch()
-        assert "file [DEPLOY]" in str(refused(work))
+        ws = hub.workspace(work)
+        (work / "link").symlink_to(f"https://{VALUE}@host.example/")
+        assert "link link" in str(refused(ws))
+        (work / "link").unlink()
+        (work / VALUE).touch()
+        assert "file [DEPLOY]" in str(refused(ws))
 
 
 class TestExpiry:
-    def test_an_expired_one_is_not_given(self, hub: Hub, place: Path, tmp_path: Path) -> None:
+    def test_an_expired_one_is_not_given(self, hub: Hub, work: Path, tmp_path: Path) -> None:
         hub.vault.put("SHORT_LIVED", "ends-very-soon-4711", expires=timedelta(milliseconds=1))
-        work = hub.workspace(place)
+        ws = hub.workspace(work)
         eventually(lambda: hub.clock.now_ns() >= hub.vault.expires("SHORT_LIVED"))
         with pytest.raises(Refused) as caught:
-            work.run("true", secrets=["SHORT_LIVED"])
+            ws.run("true", secrets=["SHORT_LIVED"])
         assert caught.value.kind == "secret_expired"
         assert "ortet secret set SHORT_LIVED" in str(caught.value)
-        (place / "config").write_text("ends-very-soon-4711")
-        refused(work)  # it is known all the same
+        (work / "config").write_text("ends-very-soon-4711")
+        refused(ws)  # it is known all the same
         hub.vault.put("SHORT_LIVED", "another-value-4711", expires="90d")
-        assert work.run("echo $SHORT_LIVED", secrets=["SHORT_LIVED"]).exit_code == 0
+        assert ws.run("echo $SHORT_LIVED", secrets=["SHORT_LIVED"]).exit_code == 0
         until = hub.vault.expires("SHORT_LIVED")
         hub.vault.rotate()
         assert hub.vault.expires("SHORT_LIVED") == until
         assert hub.vault.get("SHORT_LIVED") == "another-value-4711"
 
     def test_restore_reports_missing_and_expired_secrets(
-        self, hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MY_API_TOKEN", "ghp_16C7e42F292c6912E7710c838347Ae178B4a")
-        with hub.session("s", workspace=place) as session:
+        with hub.session("s", workspace=work) as session:
             for name in ("GONE", "OVER", "FINE"):
                 hub.vault.put(name, f"value-of-{name}")
             session.run("true", secrets=["GONE", "FINE"])
             session.run("true", secrets={"TOKEN": "OVER"})
             session.token("host.example", "OVER")
             commit = session.commit("with all of them")
-            (place / "file").write_text("two\n")
+            (work / "file").write_text("two\n")
             session.act(lambda: 1, name="publish")
             session.commit("later")
             assert session.restore(commit.oid).secrets == []

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,6 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unsettled
 from ortet.journal.events import Chain, Tip
 from ortet.session.hub import Hub
 from ortet.testing.clock import ManualClock
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
 
 
 def check_chain(hub: Hub, session: str) -> int:

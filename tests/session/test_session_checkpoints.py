@@ -19,17 +19,6 @@ from ortet.session.session import Session
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Iterator[Hub]:
     with open_hub(tmp_path / "other") as hub:
         yield hub

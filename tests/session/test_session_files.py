@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,24 +13,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = tmp_path / "proj"
-    work.mkdir()
-    (work / "a").write_text("one")
-    return work
+pytestmark = pytest.mark.files({"a": "one"})
 
 
 def said(session: Session) -> list[str]:

@@ -22,17 +22,6 @@ from ortet.session.hub import Hub
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
-
-
 def killed(store: Path, code: str, fault: str = "") -> int:
     code = f"import ortet, os, signal\ns = ortet.open({str(store)!r}).session('s')\n{code}"
     env = {**os.environ, **({"ORTET_FAULT": fault} if fault else {})}

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.fixtures.postgres import shared
-from tests.session.conftest import Host
+from tests.fixtures.stores import OpenAs
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound, Refused, Unsupported
@@ -22,7 +22,7 @@ def packs(hub: Hub) -> set[str]:
 
 
 def test_a_removed_session_is_gone_on_every_host(
-    host: Host, schema: str, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", -3600.0)  # an hour later
     one, two = host("one"), host("two")
@@ -52,7 +52,7 @@ def test_a_removed_session_is_gone_on_every_host(
     one.verify()
 
 
-def test_erase_in_a_shared_store_is_unsupported_and_names_the_alternative(host: Host) -> None:
+def test_erase_in_a_shared_store_is_unsupported_and_names_the_alternative(host: OpenAs) -> None:
     hub = host("one")
     with hub.session("s") as s:
         s.say("user", WORDS)
@@ -68,7 +68,7 @@ def test_erase_in_a_shared_store_is_unsupported_and_names_the_alternative(host: 
     assert [m.content for m in hub.get("s").messages()] == [WORDS]
 
 
-def test_carry_signed_on_one_host_is_accepted_on_another(host: Host) -> None:
+def test_carry_signed_on_one_host_is_accepted_on_another(host: OpenAs) -> None:
     with host("one").session("s") as s:
         s.say("user", "hello")
         text = s.carry()
@@ -79,7 +79,7 @@ def test_carry_signed_on_one_host_is_accepted_on_another(host: Host) -> None:
         host("two").from_carry(changed)
 
 
-def test_pushed_session_keeps_its_erased_events_erased(host: Host, tmp_path: Path) -> None:
+def test_pushed_session_keeps_its_erased_events_erased(host: OpenAs, tmp_path: Path) -> None:
     with open_hub(tmp_path / "laptop") as laptop:
         with laptop.session("s") as s:
             s.say("user", WORDS)

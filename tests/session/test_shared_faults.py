@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
-from tests.session.conftest import Open
+from tests.fixtures.stores import Open
 from tests.session.test_scopes import texts
 
 from ortet.config import open_hub

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import shared
+from tests.fixtures.stores import OpenAs, host_environ
 from tests.fixtures.waiting import WAIT, eventually
-from tests.session.conftest import Host, environ
 
 from ortet.errors import Conflict, Refused, Unavailable
 from ortet.session.hub import Hub
@@ -48,7 +48,7 @@ def commit(hub: Hub, name: str, words: str) -> None:
         s.commit(words)
 
 
-def test_garbage_goes_and_what_is_committed_stays(host: Host, tmp_path: Path) -> None:
+def test_garbage_goes_and_what_is_committed_stays(host: OpenAs, tmp_path: Path) -> None:
     one, two = host("one"), host("two")
     commit(one, "a", "kept")
     commit(two, "b", "kept too")
@@ -65,7 +65,7 @@ def test_garbage_goes_and_what_is_committed_stays(host: Host, tmp_path: Path) ->
 
 
 def test_sweep_keeps_garbage_younger_than_the_grace_period(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", 3600.0)
     hub = host("one")
@@ -78,7 +78,7 @@ def test_sweep_keeps_garbage_younger_than_the_grace_period(
         assert report.bytes_freed == 0 < report.bytes_after
 
 
-def test_a_write_that_relies_on_what_was_before_a_sweep_is_refused(host: Host) -> None:
+def test_a_write_that_relies_on_what_was_before_a_sweep_is_refused(host: OpenAs) -> None:
     one, two = host("one"), host("two")
     leave_garbage(one)
     with pytest.raises(Conflict) as caught, two.writing():
@@ -89,7 +89,7 @@ def test_a_write_that_relies_on_what_was_before_a_sweep_is_refused(host: Host) -
         two.catalog.put_row("test", "key", b"names an object")
 
 
-def test_a_sweep_waits_for_writes_that_began_before(host: Host, schema: str) -> None:
+def test_a_sweep_waits_for_writes_that_began_before(host: OpenAs, schema: str) -> None:
     """And who waits for it meanwhile reads the new epoch."""
     one, two = host("one"), host("two")
     leave_garbage(one)
@@ -140,7 +140,7 @@ def until_waiting(look: psycopg.Connection, schema: str, count: int) -> None:
     eventually(are_waiting)
 
 
-def test_second_sweep_is_refused_while_one_runs(host: Host) -> None:
+def test_second_sweep_is_refused_while_one_runs(host: OpenAs) -> None:
     one, two = host("one"), host("two")
     leave_garbage(one)
 
@@ -155,7 +155,7 @@ def test_second_sweep_is_refused_while_one_runs(host: Host) -> None:
 
 
 def test_a_sweep_that_was_taken_over_deletes_nothing(
-    host: Host, tmp_path: Path, schema: str
+    host: OpenAs, tmp_path: Path, schema: str
 ) -> None:
     hub = host("one")
     leave_garbage(hub)
@@ -182,14 +182,14 @@ ortet.open(sys.argv[1]).sweep(min_garbage=0.0)
 
 @pytest.mark.parametrize("point", ["sweep.after-marks", "sweep.after-epoch", "sweep.after-delete"])
 def test_a_killed_sweep_is_ended_by_the_next(
-    host: Host, tmp_path: Path, url: str, point: str
+    host: OpenAs, tmp_path: Path, url: str, point: str
 ) -> None:
     hub = host("one")
     commit(hub, "a", "kept")
     leave_garbage(hub)
     done = forked.run(
         [sys.executable, "-c", _SWEEPER, url],
-        env={**environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
+        env={**host_environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
         timeout=WAIT,
         check=False,
     )
@@ -205,7 +205,7 @@ def test_a_killed_sweep_is_ended_by_the_next(
 
 
 def test_a_commit_that_met_a_sweep_is_repeated(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: OpenAs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of files, one of which was found in a pack that goes, and of a mind."""
     one, two = host("one"), host("two")
@@ -236,7 +236,7 @@ def test_a_commit_that_met_a_sweep_is_repeated(
     assert (tmp_path / "out" / "file").read_bytes() == data
 
 
-def test_nothing_is_lost_that_is_committed_while_sweeps_run(host: Host, tmp_path: Path) -> None:
+def test_nothing_is_lost_that_is_committed_while_sweeps_run(host: OpenAs, tmp_path: Path) -> None:
     one, two = host("one"), host("two")
     work, begun, over = tmp_path / "work", threading.Event(), threading.Event()
     work.mkdir()

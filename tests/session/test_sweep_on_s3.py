@@ -16,8 +16,8 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.s3 import set_environ
+from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import WAIT
-from tests.session.conftest import environ
 
 from ortet.config import open_hub
 from ortet.session.hub import Hub
@@ -77,7 +77,7 @@ class Writer:
         self.forks: list[int] = []
         self._process = forked.Popen(
             [sys.executable, "-c", _WRITER, url, name, str(tmp_path / f"work-{name}")],
-            env=environ(tmp_path, name),
+            env=host_environ(tmp_path, name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -133,7 +133,7 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
     url: str, writers: list[Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
-    with open_hub(url, environ=environ(tmp_path, "one")) as hub:
+    with open_hub(url, environ=host_environ(tmp_path, "one")) as hub:
         garbage = []
         for point in POINTS:
             for writer in writers:
@@ -141,7 +141,7 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
             garbage.append(leave_garbage(hub))
             done = forked.run(
                 [sys.executable, "-c", _SWEEPER, url],
-                env={**environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
+                env={**host_environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
                 timeout=WAIT,
                 check=False,
             )
@@ -151,7 +151,7 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
         hub.sweep(min_garbage=0.0, expire_ns=0)
         left = {found.key for found in hub.bucket.list("packs/")}
     assert not any(key.endswith(GONE) for key in left)
-    with open_hub(url, environ=environ(tmp_path, "fresh")) as fresh:
+    with open_hub(url, environ=host_environ(tmp_path, "fresh")) as fresh:
         assert not fresh.verify().problems
         assert not any(fresh.objects.find(oid.hex()) for oid in garbage)
         for writer in writers:

@@ -16,26 +16,22 @@ from ortet.session.deeds import deeds_of
 from ortet.session.hub import Hub
 from ortet.session.retelling import retell
 
+pytestmark = pytest.mark.files({})
+
 VALUE = "correct-horse-battery-9f27"
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub of this process's environment, with a secret in its vault."""
     monkeypatch.setenv("ORTET_VAULT_KEY", "ab" * 32)
     with ortet.open(tmp_path / "store") as hub:
         hub.vault.put("DEPLOY", VALUE)
         yield hub
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
-    place.mkdir()
-    return place
-
-
-def test_effects_and_briefing_show_the_command_that_was_run(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_effects_and_briefing_show_the_command_that_was_run(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         first = s.commit("before").oid
         s.run("echo one > file")
         s.run(["touch", "a b"], why="a name with a space")
@@ -83,8 +79,8 @@ def shell(command: str) -> str:
     return command
 
 
-def test_secrets_in_commands_are_masked(hub: Hub, place: Path, tmp_path: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_secrets_in_commands_are_masked(hub: Hub, work: Path, tmp_path: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         s.run(f"echo {VALUE}", why=f"to see {VALUE}")
         (only,) = s.effects()
         assert (only.command, only.why) == ("echo [DEPLOY]", "to see [DEPLOY]")
@@ -93,21 +89,21 @@ def test_secrets_in_commands_are_masked(hub: Hub, place: Path, tmp_path: Path) -
     assert not [one for one in files if VALUE.encode() in one.read_bytes()]
 
 
-def test_long_command_is_cut_to_500_characters(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_long_command_is_cut_to_500_characters(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         s.run("true " + "x" * 5000)
         assert len(s.effects()[0].command) == 500
 
 
-def test_erasing_a_session_erases_its_commands(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_erasing_a_session_erases_its_commands(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         s.run("echo something private")
     hub.erase(s.id)
     assert told_commands(hub, s.id) == [""]
 
 
-def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, place: Path) -> None:
-    with hub.session("s", workspace=place) as s:
+def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, work: Path) -> None:
+    with hub.session("s", workspace=work) as s:
         s.run("echo one")
     (deed,) = deeds_of(hub.catalog, s.row.family)
     old = msgspec.structs.replace(deed, effect=msgspec.structs.replace(deed.effect, command=""))

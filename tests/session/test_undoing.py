@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,7 @@ from ortet.session.session import Session
 from ortet.session.undoing import WORK, Trail
 from ortet.session.workspace import Workspace
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def hub(store: Path) -> Iterator[Hub]:
-    with open_hub(store) as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = tmp_path / "proj"
-    work.mkdir()
-    return work
+pytestmark = pytest.mark.files({})
 
 
 @pytest.fixture

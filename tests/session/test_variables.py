@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.session.variables import Variables
 from ortet.session.workspace import Workspace
+
+pytestmark = pytest.mark.files({"a": "one"})
 
 Environ = pytest.MonkeyPatch
 LONG = 32 * 1024
@@ -33,18 +35,10 @@ def environ(monkeypatch: Environ) -> Environ:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, environ: Environ) -> Iterator[Hub]:
+def hub_environ(environ: Environ) -> Mapping[str, str]:
+    """The environment of this process, as a program has it."""
     del environ
-    with open_hub(tmp_path / "store") as hub:
-        yield hub
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    place = tmp_path / "proj"
-    place.mkdir()
-    (place / "a").write_text("one")
-    return place
+    return os.environ
 
 
 def sees(session: Session | Workspace, name: str = "MODE", **env: str | None) -> str:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound
 from ortet.journal.events import Chain, Event, Tip
 from ortet.session.hub import Hub
 from ortet.session.session import Session
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with open_hub(tmp_path / "store") as hub:
-        yield hub
 
 
 def run(s: Session) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.fixtures.postgres import Server
+from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import eventually
-from tests.session.conftest import environ
 
 from ortet.backend.patience import patient
 from ortet.config import open_hub
@@ -105,7 +105,7 @@ def test_message_sent_during_a_database_pause_is_recorded_once(tmp_path: Path) -
     server = Server()
     url = f"{server.url()}&connect_timeout=5&bucket=file://{tmp_path}/bucket"
     try:
-        with open_hub(url, environ=environ(tmp_path, "one")) as hub, hub.session("a") as a:
+        with open_hub(url, environ=host_environ(tmp_path, "one")) as hub, hub.session("a") as a:
             a.say("user", "one")
             server.pause()
             try:

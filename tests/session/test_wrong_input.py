@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.session.hub import Hub
 
@@ -36,12 +34,6 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "pause": lambda s: s.pause(5),
     "close": lambda s: s.close(None),
 }
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with open_hub(tmp_path / "store") as hub:
-        yield hub
 
 
 class TestText:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import ortet
 from ortet.session.hub import Hub
 from ortet.session.session import Session
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.http_server import Client, Server
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 from tests.fixtures.ray import RayCluster
 from tests.fixtures.waiting import WAIT, eventually
-from tests.http.conftest import Client, Server
 from tests.swarm import tasks
 
 from ortet.config import open_hub

@@ -21,8 +21,8 @@ from agent_framework.exceptions import WorkflowCheckpointException
 from pydantic import BaseModel
 from tests.adapters.agent_framework.flow import Order, workflow
 from tests.adapters.agent_framework.worker import ALLOWED
-from tests.adapters.conftest import Start
 from tests.fixtures.waiting import WAIT
+from tests.fixtures.workers import StartScript as Start
 
 import ortet
 from ortet.errors import Invalid, Refused

@@ -20,15 +20,9 @@ from ortet.session.hub import Hub
 from ortet.surface.claude import OrtetSessionStore
 from ortet.surface.claude.listing import name_of
 
+pytestmark = pytest.mark.files({"src/app.py": "print('one')\n"})
+
 ENTRIES = list[dict[str, Any]]
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    place = tmp_path / "work"
-    (place / "src").mkdir(parents=True)
-    (place / "src" / "app.py").write_text("print('one')\n")
-    return place
 
 
 @pytest.fixture

@@ -4,17 +4,13 @@ know, and nothing is asked of the database that the lease has said already."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage
-from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
-from tests.session.conftest import environ
+from tests.fixtures.stores import OpenAs
 
 from ortet.backend.postgres_open import Link
-from ortet.config import open_hub
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
 
@@ -24,15 +20,8 @@ SIZE = 40
 
 
 @pytest.fixture
-def hosts(postgres: Shared, tmp_path: Path) -> Iterator[list[Hub]]:
-    schema = new_schema()
-    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
-    with (
-        open_hub(url, environ=environ(tmp_path, "one")) as one,
-        open_hub(url, environ=environ(tmp_path, "two")) as two,
-    ):
-        yield [one, two]
-    drop_schema(shared().url(), schema)
+def hosts(host: OpenAs) -> list[Hub]:
+    return [host("one"), host("two")]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, TypedDict
@@ -49,12 +48,6 @@ def nested() -> Any:
     builder.add_node("inner", answer)
     builder.add_edge(START, "inner")
     return builder.compile()
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 def ask(mine: Any, text: str, on: Any = OF) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -18,7 +16,6 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 from tests.fixtures.waiting import loop_turns
 
-import ortet
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
 
@@ -29,12 +26,6 @@ class Chat(TypedDict):
 
 def of(thread: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread}}
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from ortet.surface.langgraph import OrtetSaver, latest
 from ortet.testing.clock import ManualClock
 
 OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

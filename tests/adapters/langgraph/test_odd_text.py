@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +10,11 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-import ortet
 from ortet.errors import Invalid
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
 
 HALF = "\ud800"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as opened:
-        yield opened
 
 
 def of(thread: str = "t", **conf: Any) -> Any:

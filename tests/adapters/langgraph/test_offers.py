@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver, offers
 
 OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

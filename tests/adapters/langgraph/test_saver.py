@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -21,16 +19,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Send
 
-import ortet
 from ortet.errors import Conflict, Invalid, Refused
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

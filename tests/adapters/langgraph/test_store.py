@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -28,12 +27,6 @@ import ortet
 from ortet.surface.langgraph import OrtetStore
 
 DATED = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[ortet.Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 @pytest.fixture

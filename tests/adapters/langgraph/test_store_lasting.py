@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ for number in range(int(sys.argv[3])):
     store.put(("shared",), "last", {"by": sys.argv[2], "n": number})
     print(number, flush=True)
 """
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[ortet.Hub]:
-    with ortet.open(tmp_path / "store") as hub:
-        yield hub
 
 
 def writer(tmp_path: Path, who: str, count: int) -> subprocess.Popen[str]:

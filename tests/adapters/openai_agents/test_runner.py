@@ -8,9 +8,9 @@ from typing import IO, Any
 
 import pytest
 from agents import Agent, RunConfig, Runner, SessionSettings
-from tests.adapters.conftest import Start
 from tests.adapters.openai_agents.model import Scripted, agent, call, look, text
 from tests.fixtures.waiting import WAIT
+from tests.fixtures.workers import StartScript as Start
 
 import ortet
 from ortet.errors import Refused
