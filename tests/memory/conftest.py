@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
-from ortet.backend.postgres import PostgresCatalog
 from ortet.memory.abc import WordIndex
 from ortet.memory.index import Index
-from ortet.memory.postgres_index import PostgresIndex
+
+if TYPE_CHECKING:  # the quick run has no psycopg
+    from ortet.backend.postgres import PostgresCatalog
+    from ortet.memory.postgres_index import PostgresIndex
 
 
 @pytest.fixture(scope="session")
 def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
-    """Of a schema of its own."""
+    """A catalog in a schema of its own."""
+    from ortet.backend.postgres import PostgresCatalog
+
     schema = new_schema()
     made = PostgresCatalog(shared().url(), schema=schema)
     yield made
@@ -26,6 +31,8 @@ def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
 
 @pytest.fixture
 def in_database(catalog: PostgresCatalog) -> PostgresIndex:
+    from ortet.memory.postgres_index import PostgresIndex
+
     made = PostgresIndex(catalog.link)
     made.forget(None)
     return made

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path as Directory
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from ortet.memory.abc import Page, WordIndex
 from ortet.memory.candidates import Effort
 from ortet.memory.index import Index, Lost
-from ortet.memory.postgres_index import PostgresIndex
 from ortet.memory.records import Answer, Doc, End, Found, Path, Query, Span, Tier
 from ortet.memory.scoring import Counted, Weights, Window, bm25, rarity
 from ortet.memory.search import Near, search
+
+if TYPE_CHECKING:  # the quick run has no psycopg
+    from ortet.memory.postgres_index import PostgresIndex
 
 MAIN, LEFT, RIGHT, SHARED, OTHER = (character * 32 for character in "12345")
 ALL = 1 << 30

@@ -12,6 +12,7 @@ from ortet.errors import NotFound
 from ortet.machine.dirs import directory, failure, remove
 from ortet.machine.steps import Step, undo
 from ortet.store.faults import reach
+from ortet.store.tail import sync_data
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class Journal:
         with fresh.open("wb") as file:
             file.write(encode(record))
             file.flush()
-            os.fdatasync(file.fileno())
+            sync_data(file.fileno())
         fresh.rename(self._home / name)
 
     def _read(self, name: str, kind: type[T]) -> T | None:

@@ -11,7 +11,7 @@ from ortet.machine.dirs import OPEN_DIR, Dirs
 from ortet.machine.uppernode import Node, Stamp
 
 _DIRS = 128  # directories kept open
-_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Spare:

@@ -40,7 +40,8 @@ class Gate:
         lock = File(_open(self._local / "gc.lock"))
         with suppress(OSError):
             # Room for the epoch from the start: a full disk must not keep a sweep from freeing it.
-            os.posix_fallocate(lock.fd, 0, len(_EPOCH % 0))
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(lock.fd, 0, len(_EPOCH % 0))
         return lock, File(_open(self._local / "gc.gate"))
 
     @property

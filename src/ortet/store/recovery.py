@@ -16,7 +16,15 @@ from ortet.errors import Corrupt, NotFound, Unsupported
 from ortet.store import frame
 from ortet.store.faults import reach
 from ortet.store.source import File
-from ortet.store.tail import PART, SUFFIX, Tail, pack_key, storage_error, sync_directory
+from ortet.store.tail import (
+    PART,
+    SUFFIX,
+    Tail,
+    pack_key,
+    storage_error,
+    sync_data,
+    sync_directory,
+)
 
 
 def follow(path: Path, *, key_id: bytes) -> Tail | None:
@@ -75,7 +83,7 @@ def adopt(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
         if _lock(fd) and _same_file(path, fd) and not _left_over(path, bucket):
             _recover(tail, fd)
             # Its last owner may have been killed before its sync; what we append is synced apart.
-            os.fdatasync(fd)
+            sync_data(fd)
             sync_directory(path.parent)
             tail.own()
             return tail

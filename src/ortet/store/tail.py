@@ -45,6 +45,14 @@ def storage_error(error: OSError, doing: str) -> OrtetError:
     )
 
 
+def sync_data(fd: int) -> None:
+    """Return when what was written to a file is on its disk."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:  # macOS, where fsync leaves it in the cache of the drive
+        fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC"))  # noqa: B009
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -228,7 +236,7 @@ class Tail(Source):
                 # The kernel reports a failed write once, perhaps to another thread.
                 if self._broken is not None:
                     raise self._broken
-                os.fdatasync(self._file.fd)
+                sync_data(self._file.fd)
                 if not self.synced:
                     sync_directory(self.path.parent)
             except OSError as error:
@@ -241,7 +249,7 @@ class Tail(Source):
     def settle(self) -> None:
         """Make durable what another writer appended and we rely on."""
         try:
-            os.fdatasync(self._file.fd)
+            sync_data(self._file.fd)
         except OSError as error:
             raise storage_error(error, "syncing objects of another process") from error
 
