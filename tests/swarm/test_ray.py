@@ -333,7 +333,7 @@ def kill_the_head(cluster: RayCluster, tmp_path: Path) -> None:
     assert all("again with its name" in str(error) for error in told.values())
     with open_hub(tmp_path / "store") as hub:
         sessions = {name: hub.session(name) for name in places}
-        with pytest.raises(Unavailable, match="no Ray cluster answers at .*nobody within 2 s"):
+        with pytest.raises(Unavailable, match=r"no Ray cluster answers at .*nobody within 2 s"):
             sessions["node"].swarm(stall, n=1, name="on", on="ray")
         for session in sessions.values():
             result = session.swarm(stall, n=1, name="on")

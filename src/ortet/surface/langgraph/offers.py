@@ -99,7 +99,7 @@ class Offers:
             raise
 
     async def ataken(self, tid: str, offer: Offer) -> bool:
-        """Wait as `taken` does, in the loop: its pool has few threads, and the checkpoint needs one.
+        """Wait as `taken` does, in the loop: its pool is small, and the checkpoint needs a thread.
 
         The caller has read the thread, so one that is not known has no checkpoint yet.
         """
