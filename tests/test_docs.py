@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,8 +131,7 @@ def servers(
 ) -> Iterator[dict[str, str]]:
     """What a page of many hosts finds in its environment: real servers of its own."""
     if "ray" in NEEDS.get(page.name, ()):
-        with closing(ray.RayCluster()) as cluster:
-            yield {"RAY_ADDRESS": cluster.address}
+        yield {"RAY_ADDRESS": ray.shared().address}
         return
     if "postgres" not in NEEDS.get(page.name, ()):
         yield {}

@@ -32,11 +32,15 @@ from ortet.swarm.place import CLIENT, Cluster
 
 _LEAVE = 10.0
 """Seconds for good-byes to a cluster that may be gone."""
-_CONNECT, _DEAF = 120.0, 15.0
-"""Seconds for Ray to find a cluster, and where nobody listens at its address: it would go on
-looking for a quarter of an hour."""
+_CONNECT, _DEAF, _REFUSED = 120.0, 15.0, 2.0
+"""Seconds for Ray to find a cluster; where nobody answers at its address, since it would go on
+looking for a quarter of an hour; and where a host answers that nobody listens there."""
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "GRPC_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+"""Variables by which gRPC may reach an address that this host cannot."""
 _PULSE, _SILENT = 10.0, 120.0
 """Seconds between two questions to a cluster far away, and for an answer."""
+_GLANCE = 0.5
+"""Seconds between two looks whether Ray itself has noticed that its connection is over."""
 _LOOK = 120.0
 """Seconds for a node to load the task and open the store."""
 _THE_SAME = "install the same ortet[ray] on every node"
@@ -83,7 +87,9 @@ class RayServer:
         """In a thread: whether the cluster is still there. A client whose server was killed may
         wait for it for ever, where a process of a node is ended by Ray."""
         while True:
-            time.sleep(_PULSE)
+            asked = time.monotonic()
+            while time.monotonic() < asked + _PULSE and self._ray.is_initialized():
+                time.sleep(_GLANCE)
             limit = threading.Timer(_SILENT, self._fall, [f"no answer within {_SILENT:g} s"])
             limit.daemon = True
             limit.start()
@@ -113,7 +119,7 @@ class RayServer:
                 "give the address of one that runs",
             )
 
-        patience = _CONNECT if _listens(where) else _DEAF
+        patience = _patience(where)
 
         def give_up() -> NoReturn:
             with suppress(wire.Closed, OSError):
@@ -233,17 +239,22 @@ class _Told(Exception):
         self.found = found
 
 
-def _listens(address: str) -> bool:
-    """Whether somebody is at the address of a cluster. Only a hint: Ray may know a way round."""
+def _patience(address: str) -> float:
+    """Return the seconds that Ray gets to connect to a cluster.
+
+    Whether somebody listens at the address is only a hint: Ray may know another way to it.
+    """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     found = urlsplit(named if "://" in named else f"//{named}")
     try:
         if not found.hostname or not found.port:
-            return True  # which is for Ray to say
+            return _CONNECT  # which is for Ray to say
         with socket.create_connection((found.hostname, found.port), timeout=_DEAF):
-            return True
+            return _CONNECT
+    except ConnectionRefusedError:
+        return _DEAF if any(os.environ.get(name) for name in _PROXIES) else _REFUSED
     except (OSError, ValueError):
-        return False
+        return _DEAF
 
 
 def _end_with(sock: socket.socket) -> None:

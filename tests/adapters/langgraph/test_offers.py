@@ -122,6 +122,29 @@ def test_async_writes_wait_without_a_thread(hub: Hub, appends: list[int]) -> Non
     assert writes(saver, first) == [("task", "n", 7)]
 
 
+def test_async_writes_to_a_new_thread_leave_the_pool_to_its_first_checkpoint(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "LATE", WAIT)
+    saver = OrtetSaver(hub)
+    made: Any = {**empty_checkpoint(), "id": str(uuid6())}
+    meta: Any = {"source": "loop", "step": 0, "parents": {}}
+    of_it: RunnableConfig = {"configurable": {**OF["configurable"], "checkpoint_id": made["id"]}}
+
+    async def write_first() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        tasks = [saver.aput_writes(of_it, [("n", i)], f"task-{i}") for i in range(5)]
+        waiting = asyncio.gather(*tasks)
+        await aeventually(lambda: len(saver._threads.offers._waiting.get("t", ())) == 5)
+        await asyncio.sleep(5 * offers.GATHER)
+        assert len(saver._threads.offers._waiting["t"]) == 5  # in the loop: no thread waits
+        await saver.aput(OF, made, meta, {})
+        await waiting
+
+    asyncio.run(write_first())
+    assert len(writes(saver, of_it)) == 5
+
+
 def test_a_cancelled_write_is_not_stored_later(hub: Hub) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)

@@ -49,10 +49,18 @@ class Offer:
 
 
 class Offers:
-    """Those of all threads. Where one is `taken` all that is left is to `settle` it."""
+    """Those of all threads. Where one is `taken` all that is left is to `settle` it.
 
-    def __init__(self, is_here: Callable[[str, Spot], bool]) -> None:
-        self._is_here = is_here
+    Args:
+        is_known: Whether this process has read a thread.
+        is_stored: Whether a checkpoint of such a thread is there, or was refused.
+    """
+
+    def __init__(
+        self, is_known: Callable[[str], bool], is_stored: Callable[[str, Spot], bool]
+    ) -> None:
+        self._is_known = is_known
+        self._is_stored = is_stored
         self._lock = Lock()
         self._waiting: dict[str, list[Offer]] = {}
 
@@ -91,7 +99,10 @@ class Offers:
             raise
 
     async def ataken(self, tid: str, offer: Offer) -> bool:
-        """The same without a thread that waits: a loop has few, and the checkpoint may need one."""
+        """Wait as `taken` does, in the loop: its pool is small, and the checkpoint needs a thread.
+
+        The caller has read the thread, so one that is not known has no checkpoint yet.
+        """
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
 
@@ -106,15 +117,18 @@ class Offers:
         offer.told = told
         self._add(tid, offer)
         try:
-            last, until = self._is_here(tid, offer.spot), loop.time() + LATE
+            last, until = self._is_stored(tid, offer.spot), loop.time() + LATE
             while not (await asyncio.wait({gate}, timeout=GATHER))[0]:
                 if (last or loop.time() > until) and self._withdraw(tid, offer):
                     return False
-                last = last or self._is_here(tid, offer.spot)
+                last = last or self._is_stored(tid, offer.spot)
             return True
         except asyncio.CancelledError:
             self._withdraw(tid, offer)
             raise
+
+    def _is_here(self, tid: str, spot: Spot) -> bool:
+        return not self._is_known(tid) or self._is_stored(tid, spot)
 
     def _add(self, tid: str, offer: Offer) -> None:
         with self._lock:

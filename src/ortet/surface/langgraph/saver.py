@@ -199,6 +199,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         tid, offer = self._offer(config, writes, task_id, task_path)
         if not self._threads.offers.taken(tid, offer):
+            self._threads.wait_for(tid, offer.spot)
             self._write(tid, offer)
         elif not offer.is_stored:
             offer.settle()
@@ -232,7 +233,6 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
     def _write(self, tid: str, offer: Offer) -> None:
         """Writes that no checkpoint took along, with those of other tasks."""
-        self._threads.wait_for(tid, offer.spot)
         if self._threads.is_refused(tid, offer.spot):
             raise _moved(tid)
         with (
@@ -363,8 +363,10 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         tid, offer = self._offer(config, writes, task_id, task_path)
+        if not self._threads.is_known(tid):
+            await asyncio.to_thread(self._threads.read, tid)
         if not await self._threads.offers.ataken(tid, offer):
-            await whole(self._write, tid, offer)
+            await whole(self._write, tid, offer)  # which waited for its checkpoint in the loop
         elif not offer.is_stored:
             await whole(offer.settle)
 

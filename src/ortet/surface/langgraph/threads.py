@@ -51,7 +51,7 @@ class Threads:
         self._epoch = -1  # in which they were read
         self._stored = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
-        self.offers = Offers(lambda tid, spot: tid not in self._known or self._is_here(tid, spot))
+        self.offers = Offers(self.is_known, self._is_here)
 
     @contextmanager
     def reading(self, tid: str) -> Iterator[Thread | None]:
@@ -59,6 +59,15 @@ class Threads:
         with self.lent.hub() as hub:
             found, fence = self._journal(hub, tid)
             yield None if found is None else self._caught_up(tid, *found, fence=fence)
+
+    def is_known(self, tid: str) -> bool:
+        """Whether this process has read the thread, so that a look at it needs no disk."""
+        return tid in self._known
+
+    def read(self, tid: str) -> None:
+        """Read a thread, if there is one, so that it is known."""
+        with self.reading(tid):
+            pass
 
     @contextmanager
     def latest(self, tid: str) -> Iterator[Thread | None]:
