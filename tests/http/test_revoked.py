@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pytest
 from tests.fixtures.http_server import Client, Server
+from tests.fixtures.http_terminal import shown, terminal, type_
 from tests.fixtures.waiting import WAIT
 from tests.http.rawly import raw
 from tests.http.streaming import streaming
-from tests.http.test_terminal import live, shown, terminal, type_
+from tests.http.test_terminal import live
 from websockets.exceptions import ConnectionClosed
 
 from ortet.config import open_hub
