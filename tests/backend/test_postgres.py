@@ -32,13 +32,6 @@ def event(seq: int, body: bytes = b"body") -> EventRow:
     return EventRow(seq, os.urandom(32), b"salt", body)
 
 
-@pytest.fixture
-def catalog(schema: str) -> Iterator[PostgresCatalog]:
-    catalog = PostgresCatalog(shared().url(), schema=schema)
-    yield catalog
-    catalog.close()
-
-
 def asked(schema: str, statement: str) -> list[tuple[object, ...]]:
     with psycopg.connect(
         shared().url(), autocommit=True, options=f"-csearch_path={schema}"

@@ -11,20 +11,13 @@ import pytest
 from tests.fixtures.postgres import Server, Shared, drop_schema, new_schema, shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backend import posts
 from ortet.backend.postgres import PostgresCatalog
 from ortet.backend.postgres_pool import Database
 from ortet.backend.postgres_signal import PostgresSignal
 from ortet.backend.posts import _POSTS
 from ortet.errors import Invalid
 
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow host, too, who closes it has told all that it was to tell."""
-    monkeypatch.setattr(posts, "_LAST", WAIT)
+pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("unhurried")]
 
 
 @pytest.fixture

@@ -33,13 +33,6 @@ def event(seq: int) -> EventRow:
 
 
 @pytest.fixture
-def catalog(schema: str) -> Iterator[PostgresCatalog]:
-    catalog = PostgresCatalog(shared().url(), schema=schema)
-    yield catalog
-    catalog.close()
-
-
-@pytest.fixture
 def leases(catalog: PostgresCatalog) -> list[Lease]:
     """Each of a timeline of its own."""
     lines = [Timeline(line(number)) for number in range(COUNT)]

@@ -115,12 +115,8 @@ assert catalog.head("h") is None
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "catalog.db"
-
-
-@pytest.fixture
 def catalog(path: Path) -> Iterator[SqliteCatalog]:
+    """A catalog in a SQLite file."""
     catalog = SqliteCatalog(path)
     yield catalog
     catalog.close()

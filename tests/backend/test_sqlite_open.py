@@ -22,11 +22,6 @@ from ortet.backend.sqlite_open import (
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "catalog.db"
-
-
 def test_shipped_migrations_are_the_known_ones() -> None:
     there = (files("ortet.backend") / "migrations").iterdir()
     shipped = [item.name for item in there if item.is_file()]

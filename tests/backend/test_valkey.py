@@ -14,7 +14,7 @@ import pytest
 from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backend import posts, valkeylink
+from ortet.backend import valkeylink
 from ortet.backend.posts import _POSTS
 from ortet.backend.valkey import cache_of, is_valkey, signal_of
 from ortet.backend.valkeyaddress import address_of
@@ -23,31 +23,19 @@ from ortet.backend.valkeylink import Link
 from ortet.backend.valkeysignal import ValkeySignal
 from ortet.errors import Invalid, Refused, Unsupported
 
-pytestmark = pytest.mark.valkey
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow host, too, who closes a signal has told all that it was to tell."""
-    monkeypatch.setattr(posts, "_LAST", WAIT)
+pytestmark = [pytest.mark.valkey, pytest.mark.usefixtures("unhurried")]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with valkey_server() as server:
-        yield server
-
-
-@pytest.fixture
-def cache(server: Server) -> Iterator[ValkeyCache]:
-    cache = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+def cache(valkey: Server) -> Iterator[ValkeyCache]:
+    cache = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
     yield cache
     cache.close()
 
 
 @pytest.fixture
-def hears(server: Server) -> Iterator[ValkeySignal]:
-    signal = ValkeySignal(address_of(server.url), "space")
+def hears(valkey: Server) -> Iterator[ValkeySignal]:
+    signal = ValkeySignal(address_of(valkey.url), "space")
     yield signal
     signal.close()
 
@@ -69,44 +57,44 @@ def kept(cache: ValkeyCache, key: str, value: bytes) -> bool:
 
 
 def test_a_cache_is_empty_while_the_server_is_down_and_works_after_restart(
-    cache: ValkeyCache, server: Server
+    cache: ValkeyCache, valkey: Server
 ) -> None:
     cache.put("key", b"value")
-    server.kill()
+    valkey.kill()
     assert cache.get("key") is None
     cache.put("key", b"other")
-    server.start()
+    valkey.start()
     eventually(lambda: kept(cache, "key", b"third"))
 
 
 def test_values_restored_by_a_server_restart_are_not_returned(
-    cache: ValkeyCache, server: Server
+    cache: ValkeyCache, valkey: Server
 ) -> None:
     cache.put("replaced", b"old")
     cache.put("dropped/1", b"old")
-    server.ask("SAVE")
+    valkey.ask("SAVE")
     cache.put("replaced", b"new")
     cache.drop("dropped/")
-    server.kill()
-    server.start()
-    assert server.ask("DBSIZE") == 2  # the state of before, both of them
+    valkey.kill()
+    valkey.start()
+    assert valkey.ask("DBSIZE") == 2  # the state of before, both of them
     eventually(lambda: kept(cache, "probe", b""))
     assert cache.get("replaced") is None
     assert cache.get("dropped/1") is None
     cache.clear()  # also what is not given any more
-    assert server.ask("DBSIZE") == 0
+    assert valkey.ask("DBSIZE") == 0
 
 
-def test_a_cache_works_after_a_server_flush(cache: ValkeyCache, server: Server) -> None:
+def test_a_cache_works_after_a_server_flush(cache: ValkeyCache, valkey: Server) -> None:
     cache.put("key", b"value")
-    server.ask("FLUSHALL")
-    server.ask("SCRIPT", "FLUSH")
+    valkey.ask("FLUSHALL")
+    valkey.ask("SCRIPT", "FLUSH")
     assert cache.get("key") is None
     assert kept(cache, "key", b"again")
 
 
-def test_a_value_whose_drop_failed_is_not_returned(cache: ValkeyCache, server: Server) -> None:
-    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+def test_a_value_whose_drop_failed_is_not_returned(cache: ValkeyCache, valkey: Server) -> None:
+    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
     other.put("secret/1", b"theirs")
     cache.put("secret/2", b"ours")
     cache.put("public", b"seen")
@@ -129,42 +117,42 @@ def test_a_failed_put_does_not_leave_the_old_value(cache: ValkeyCache) -> None:
 
 
 def test_a_server_that_is_full_does_not_leave_the_old_one(
-    cache: ValkeyCache, server: Server
+    cache: ValkeyCache, valkey: Server
 ) -> None:
     cache.put("key", b"old")
-    server.ask("CONFIG", "SET", "maxmemory", "1")
+    valkey.ask("CONFIG", "SET", "maxmemory", "1")
     cache.put("key", b"new")
     assert cache.get("key") is None
-    server.ask("CONFIG", "SET", "maxmemory", "0")
+    valkey.ask("CONFIG", "SET", "maxmemory", "0")
     assert kept(cache, "key", b"new")
 
 
-def test_a_put_that_arrives_after_its_timeout_is_not_applied(server: Server) -> None:
+def test_a_put_that_arrives_after_its_timeout_is_not_applied(valkey: Server) -> None:
     """A server that was stopped does what it was told when it goes on."""
-    cache = ValkeyCache(Link(address_of(server.url), patience=0.1), "space")
+    cache = ValkeyCache(Link(address_of(valkey.url), patience=0.1), "space")
     eventually(lambda: kept(cache, "key", b"first"))
-    [key] = server.ask("KEYS", "*:key")
-    before = _scripts(server)
-    server.pause()
+    [key] = valkey.ask("KEYS", "*:key")
+    before = _scripts(valkey)
+    valkey.pause()
     cache.put("key", b"given up")
-    server.resume()
-    eventually(lambda: _scripts(server) > before)
-    assert server.ask("GET", key) == b"first"
+    valkey.resume()
+    eventually(lambda: _scripts(valkey) > before)
+    assert valkey.ask("GET", key) == b"first"
     eventually(lambda: kept(cache, "probe", b""))
     assert cache.get("key") is None
     cache.close()
 
 
-def _scripts(server: Server) -> int:
+def _scripts(valkey: Server) -> int:
     """How many puts it has done, or refused to do."""
-    told = server.ask("INFO", "commandstats").decode()
+    told = valkey.ask("INFO", "commandstats").decode()
     return int(told.partition("cmdstat_evalsha:calls=")[2].partition(",")[0] or 0)
 
 
-def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
-    cache = ValkeyCache(Link(address_of(server.url), patience=0.5), "space")
+def test_a_stopped_server_is_asked_once_a_second(valkey: Server) -> None:
+    cache = ValkeyCache(Link(address_of(valkey.url), patience=0.5), "space")
     eventually(lambda: kept(cache, "key", b"value"))
-    server.pause()
+    valkey.pause()
     begun = time.monotonic()
     assert cache.get("key") is None
     assert time.monotonic() - begun >= 0.5  # it was waited for, once
@@ -172,7 +160,7 @@ def test_a_stopped_server_is_asked_once_a_second(server: Server) -> None:
         for n in range(1000):
             assert cache.get(f"key/{n}") is None
             cache.put(f"key/{n}", b"")
-    server.resume()
+    valkey.resume()
     eventually(lambda: kept(cache, "key/1", b"value"))
     cache.close()
 
@@ -186,32 +174,32 @@ def test_too_many_failed_writes_clear_the_whole_cache(cache: ValkeyCache) -> Non
     assert kept(cache, "key", b"again")
 
 
-def test_caches_of_different_spaces_are_isolated(cache: ValkeyCache, server: Server) -> None:
-    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "spac")
+def test_caches_of_different_spaces_are_isolated(cache: ValkeyCache, valkey: Server) -> None:
+    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "spac")
     cache.put("key", b"value")
     assert other.get("key") is None
     other.clear()
     assert cache.get("key") == b"value"
     other.close()
     with pytest.raises(Invalid) as caught:
-        ValkeyCache(Link(address_of(server.url)), "a:b*")
+        ValkeyCache(Link(address_of(valkey.url)), "a:b*")
     assert caught.value.kind == "bad_space"
 
 
-def test_a_value_without_a_ttl_expires_within_a_day(cache: ValkeyCache, server: Server) -> None:
+def test_a_value_without_a_ttl_expires_within_a_day(cache: ValkeyCache, valkey: Server) -> None:
     cache.put("key", b"value")
-    [key] = server.ask("KEYS", "*")
-    assert 0 < server.ask("PTTL", key) <= 24 * 3600 * 1000
+    [key] = valkey.ask("KEYS", "*")
+    assert 0 < valkey.ask("PTTL", key) <= 24 * 3600 * 1000
 
 
-def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, server: Server) -> None:
-    other = ValkeyCache(Link(address_of(server.url), patience=WAIT), "space")
+def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, valkey: Server) -> None:
+    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
     taken = [(cache, other)[n % 2].take("name", rate=0.001, burst=4) for n in range(4)]
     assert taken == [0.0] * 4
     waits = [one.take("name", rate=0.001, burst=4) for one in (cache, other)]
     assert all(wait is not None and 900 < wait <= 1000 for wait in waits)
     assert other.take("another", rate=0.001, burst=4) == 0.0
-    server.kill()
+    valkey.kill()
     assert cache.take("name", rate=0.001, burst=4) is None
     other.close()
 
@@ -219,15 +207,15 @@ def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, server: Server)
 # signal
 
 
-def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, server: Server) -> None:
+def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, valkey: Server) -> None:
     token = hears.token("topic")
-    server.kill()
+    valkey.kill()
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
     token = hears.token("topic")
     assert hears.wait("topic", token, WAIT) is True  # each second again
     assert hears.trouble
     hears.notify("topic")  # is no error
-    server.start()
+    valkey.start()
     eventually(lambda: not hears.trouble)
     token, _ = hears.news(None, 0.0)
 
@@ -240,56 +228,56 @@ def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, server
     eventually(is_heard)
 
 
-def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, server: Server) -> None:
+def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, valkey: Server) -> None:
     token = hears.token("topic")
-    server.pause()
+    valkey.pause()
     assert hears.wait("topic", token, WAIT) is True
-    server.resume()
+    valkey.resume()
     eventually(lambda: not hears.trouble)
 
 
 def test_a_signal_connects_when_the_server_starts_later() -> None:
-    server = Server()
-    signal = ValkeySignal(address_of(server.url), "space")
+    valkey = Server()
+    signal = ValkeySignal(address_of(valkey.url), "space")
     try:
         token = signal.token("topic")
         assert signal.wait("topic", token, WAIT) is True
-        server.start()
+        valkey.start()
         eventually(lambda: not signal.trouble)
     finally:
         signal.close()
-        server.close()
+        valkey.close()
 
 
-def test_signals_of_a_process_share_their_connections(server: Server) -> None:
-    address, others = address_of(server.url), set(threading.enumerate())
+def test_signals_of_a_process_share_their_connections(valkey: Server) -> None:
+    address, others = address_of(valkey.url), set(threading.enumerate())
     signals = [ValkeySignal(address, "space") for _ in range(20)]
     for signal in signals:
         signal.token("topic")
         signal.notify("topic")
-    eventually(lambda: _clients(server) == 2)  # one hears, one tells
+    eventually(lambda: _clients(valkey) == 2)  # one hears, one tells
     for signal in signals:
         signal.close()
-    assert not _is_shared(server)
-    eventually(lambda: _clients(server) == 0)
+    assert not _is_shared(valkey)
+    eventually(lambda: _clients(valkey) == 0)
     eventually(lambda: not [t for t in {*threading.enumerate()} - others if "valkey" in t.name])
 
 
-def _is_shared(server: Server) -> bool:
+def _is_shared(valkey: Server) -> bool:
     """Other tests may have left some of their own."""
-    address = address_of(server.url)
+    address = address_of(valkey.url)
     return any(getattr(wire, "address", None) == address for wire in _POSTS)
 
 
-def _clients(server: Server) -> int:
+def _clients(valkey: Server) -> int:
     """Without the one who asks."""
-    return len(server.ask("CLIENT", "LIST").splitlines()) - 1
+    return len(valkey.ask("CLIENT", "LIST").splitlines()) - 1
 
 
-def test_a_garbage_collected_signal_releases_its_connection(server: Server) -> None:
-    ValkeySignal(address_of(server.url), "space").token("topic")
-    eventually(lambda: not _is_shared(server))
-    eventually(lambda: _clients(server) == 0)
+def test_a_garbage_collected_signal_releases_its_connection(valkey: Server) -> None:
+    ValkeySignal(address_of(valkey.url), "space").token("topic")
+    eventually(lambda: not _is_shared(valkey))
+    eventually(lambda: _clients(valkey) == 0)
 
 
 def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
@@ -305,8 +293,8 @@ def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
     assert caught.value.kind == "bad_topic"
 
 
-def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, server: Server) -> None:
-    other = ValkeySignal(address_of(server.url), "other")
+def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, valkey: Server) -> None:
+    other = ValkeySignal(address_of(valkey.url), "other")
     token, _ = hears.news(None, 0.0)
     other.notify("theirs")
     other.close()
@@ -333,8 +321,8 @@ def test_a_child_has_connections_of_its_own(hears: ValkeySignal, cache: ValkeyCa
 
 
 def test_a_wrong_password_is_refused_by_check_and_caches_nothing() -> None:
-    with valkey_server("--requirepass", "right") as server:
-        for url in (server.url, f"{server.url}?password_file={_file(server, 'wrong')}"):
+    with valkey_server("--requirepass", "right") as valkey:
+        for url in (valkey.url, f"{valkey.url}?password_file={_file(valkey, 'wrong')}"):
             link = Link(address_of(url), patience=WAIT)
             with pytest.raises(Refused) as caught:
                 link.check()
@@ -343,13 +331,13 @@ def test_a_wrong_password_is_refused_by_check_and_caches_nothing() -> None:
             cache.put("key", b"value")
             assert cache.get("key") is None  # as one that is gone
             cache.close()
-        good = cache_of(f"{server.url}?password_file={_file(server, 'right')}", space="space")
+        good = cache_of(f"{valkey.url}?password_file={_file(valkey, 'right')}", space="space")
         eventually(lambda: (good.put("key", b"value"), good.get("key"))[1] == b"value")
         good.close()
 
 
-def _file(server: Server, password: str) -> Path:
-    path = server.directory / f"{password}.txt"
+def _file(valkey: Server, password: str) -> Path:
+    path = valkey.directory / f"{password}.txt"
     path.write_text(f"{password}\n")
     return path
 
@@ -397,16 +385,16 @@ def test_without_the_redis_package_the_error_names_the_extra(
     assert "pip install 'ortet[valkey]'" in str(caught.value)
 
 
-def test_caches_of_a_process_share_a_link(server: Server) -> None:
-    caches = [cache_of(server.url, space=f"space-{n}") for n in range(20)]
+def test_caches_of_a_process_share_a_link(valkey: Server) -> None:
+    caches = [cache_of(valkey.url, space=f"space-{n}") for n in range(20)]
     for one in caches:
         one.put("key", b"value")
-    eventually(lambda: _clients(server) <= 1)
+    eventually(lambda: _clients(valkey) <= 1)
     for one in caches[1:]:
         one.close()
-    eventually(lambda: _clients(server) <= 1)
+    eventually(lambda: _clients(valkey) <= 1)
     caches[0].close()
-    eventually(lambda: _clients(server) == 0)
-    again = cache_of(server.url, space="space-0")
+    eventually(lambda: _clients(valkey) == 0)
+    again = cache_of(valkey.url, space="space-0")
     eventually(lambda: again.take("n", rate=1, burst=99) == 0.0)
     again.close()

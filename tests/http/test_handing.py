@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 from tests.fixtures.http_server import Client, Server
+from tests.fixtures.rooms import Make, begin, is_held, say
 from tests.fixtures.valkey import valkey_server
 from tests.fixtures.waiting import WAIT, eventually
 from tests.http.farm import Farm, said, servers, settled
-from tests.http.test_rooms import Make, begin, is_held, make, say
 
 from ortet.session.lending import left, taken, wanted
 from ortet.surface.http import handing
 from ortet.surface.http.rooms import Rooms
 
 pytestmark = [pytest.mark.postgres, pytest.mark.valkey]
-
-__all__ = ["make"]
 
 _TURNS = 6
 _NOBODY_POLLS = """from ortet.session import lending

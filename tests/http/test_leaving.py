@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.http.test_locked import locked
-from tests.http.test_rooms import Make, begin, make, said, say
+from tests.fixtures.locking import locked
+from tests.fixtures.rooms import Make, begin, said, say
 
 import ortet
 from ortet.backend.patience import patient
 from ortet.session.hub import Hub
 from ortet.surface.http import readers
 from ortet.surface.http.rooms import Rooms
-
-__all__ = ["make"]
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again(make: Make, tmp_path: Path) -> None:

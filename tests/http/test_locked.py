@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.fixtures import forked
 from tests.fixtures.http_server import Client, Reply, Serve
+from tests.fixtures.locking import locked
 from tests.fixtures.waiting import eventually
 
 import ortet
@@ -18,30 +15,6 @@ from ortet.backend.patience import ours, patient
 from ortet.backend.sqlite import SqliteCatalog
 from ortet.errors import Conflict, Unavailable
 from ortet.surface.http.once import Answered, once
-
-HOLD = """
-import sys, apsw
-connection = apsw.Connection(sys.argv[1])
-connection.execute("BEGIN IMMEDIATE")
-print("held", flush=True)
-sys.stdin.read()
-connection.execute("ROLLBACK")
-"""
-
-
-@contextmanager
-def locked(catalog: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """By a process of its own, which writes and does not end."""
-    with forked.Popen(
-        [sys.executable, "-c", HOLD, str(catalog)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == b"held\n"
-        try:
-            yield process
-            assert process.poll() is None  # all that time
-        finally:
-            process.stdin.close()
 
 
 @pytest.fixture

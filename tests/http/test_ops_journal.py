@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fixtures.http_server import Client
-
-
-def all_of(client: Client, path: str, **query: Any) -> list[Any]:
-    """Every page of a list."""
-    items = []
-    while True:
-        page = client.get(path, **query)
-        items += page["items"]
-        if page["next"] is None:
-            return items
-        query["after"] = page["next"]
+from tests.fixtures.http_server import Client, all_of
 
 
 def test_messages_and_batches_are_read_back_in_order(client: Client) -> None:

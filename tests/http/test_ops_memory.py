@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fixtures.http_server import Client, Serve
-from tests.http.test_ops_journal import all_of
+from tests.fixtures.http_server import Client, Serve, all_of
 
 
 def texts(page: Any) -> list[str]:

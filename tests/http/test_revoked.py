@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 from tests.fixtures.http_server import Client, Server
+from tests.fixtures.http_terminal import shown, terminal, type_
 from tests.fixtures.waiting import WAIT
 from tests.http.rawly import raw
 from tests.http.streaming import streaming
-from tests.http.test_terminal import live, shown, terminal, type_
 from websockets.exceptions import ConnectionClosed
 
 from ortet.config import open_hub
@@ -85,7 +85,7 @@ def test_event_stream_ends_when_its_token_is_revoked(scene: Scene) -> None:
         assert [(one.name, one.data) for one in events] == [("end", {"reason": "token"})]
 
 
-@live
+@pytest.mark.criu
 def test_terminal_input_after_revocation_is_not_executed(scene: Scene) -> None:
     path = scene.owner.new("typed")
     token, row = scene.tokens.create("one", "admin")

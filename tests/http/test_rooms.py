@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
+from tests.fixtures.rooms import Make, begin, is_held, said, say
 from tests.fixtures.waiting import eventually
 
 import ortet
@@ -19,51 +18,15 @@ from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.surface.http.rooms import Rooms
 
-Make = Callable[..., Rooms]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Rooms of one store, each as a server of its own has them."""
-    with ExitStack() as last:
-
-        def made(**settings: Any) -> Rooms:
-            rooms = Rooms(lambda: ortet.open(tmp_path / "store"), **settings)
-            last.callback(rooms.close, 0.0)
-            return rooms
-
-        yield made
-
 
 @pytest.fixture
 def rooms(make: Make) -> Rooms:
     return make()
 
 
-def begin(rooms: Rooms, name: str = "one", **options: Any) -> str:
-    opened = lambda hub: hub.session(name, **options)  # noqa: E731
-    with rooms.begin("default", name, opened, anew=bool(options)) as session:
-        return session.id
-
-
-def say(rooms: Rooms, id_: str, text: str) -> None:
-    with rooms.enter(rooms.row(id_)) as session:
-        session.say("user", text)
-
-
-def said(rooms: Rooms, id_: str) -> list[Any]:
-    with rooms.view(id_) as view:
-        return [message.content for message in view.messages()]
-
-
 def kinds(rooms: Rooms, id_: str) -> list[str]:
     with rooms.view(id_) as view:
         return [event.kind for event in view.events()]
-
-
-def is_held(rooms: Rooms, id_: str) -> bool:
-    with rooms.hub() as hub:
-        return hub.is_open(id_)
 
 
 class TestBegin:

@@ -4,53 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.fixtures.http_terminal import said, shown, terminal, type_
 from tests.fixtures.waiting import WAIT, eventually
 from tests.http.streaming import streaming
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
 
 if TYPE_CHECKING:
     from tests.fixtures.http_server import Client, Serve, Server
 
 live = pytest.mark.criu
-
-
-@contextmanager
-def terminal(url: str, path: str, token: str = "", **options: Any) -> Iterator[ClientConnection]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    at = url.replace("http://", "ws://") + path + "/terminal"
-    # it is answered when its machine lives
-    socket = connect(
-        at, additional_headers=headers, open_timeout=WAIT, ping_timeout=WAIT, **options
-    )
-    with socket:
-        yield socket
-
-
-def shown(socket: ClientConnection, pattern: str) -> str:
-    """What is shown until it has this."""
-    seen = ""
-    while not re.search(pattern, seen):
-        frame = socket.recv(timeout=WAIT)
-        seen += frame.decode("utf-8", "replace") if isinstance(frame, bytes) else ""
-    return seen
-
-
-def said(socket: ClientConnection) -> Any:
-    """The next text frame."""
-    while isinstance(frame := socket.recv(timeout=WAIT), bytes):
-        pass
-    return json.loads(frame)
-
-
-def type_(socket: ClientConnection, line: str) -> None:
-    socket.send(f"{line}\n".encode())
 
 
 @live

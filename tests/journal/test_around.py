@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.fixtures.journals import Bench
 
 from ortet.graph.maps import Maps
 from ortet.journal.around import (
@@ -22,8 +23,6 @@ from ortet.journal.around import (
 from ortet.journal.events import Event
 from ortet.journal.folding import KINDS, fold
 from ortet.journal.mind import Mind
-
-from .conftest import Bench
 
 
 def event(seq: int, kind: str, /, **data: Any) -> Event:

@@ -14,7 +14,7 @@ from ortet.journal.events import Draft, Tip
 from ortet.journal.line import Span, shared_by
 
 if TYPE_CHECKING:
-    from tests.journal.conftest import Bench
+    from tests.fixtures.journals import Bench
 
 FIRST, SECOND = "0" * 31 + "1", "0" * 31 + "2"
 Say = Callable[[str], Draft]

@@ -16,7 +16,7 @@ from ortet.journal.mind import Mind
 from ortet.store.abc import Kind, Objects
 
 if TYPE_CHECKING:
-    from tests.journal.conftest import Bench
+    from tests.fixtures.journals import Bench
 
 NAMES = st.sampled_from("abcdef")
 TEXTS = st.text(max_size=20)

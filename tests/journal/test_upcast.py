@@ -17,7 +17,7 @@ from ortet.journal.mind import Mind
 from ortet.journal.upcast import Upcasts
 
 if TYPE_CHECKING:
-    from tests.journal.conftest import Bench
+    from tests.fixtures.journals import Bench
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from ortet.machine.kernels import Kernels
 from ortet.machine.mounts import privileged
 from ortet.machine.overlay import OverlayEngine
 from ortet.machine.overlaymachine import OverlayMachine
+from ortet.session.hub import Hub
+from ortet.session.workspace import Workspace
 
 from .inits import Init, ordinary
 
@@ -179,3 +181,9 @@ def kernels(machine: OverlayMachine) -> Iterator[Kernels]:
 def kernel(kernels: Kernels) -> Kernel:
     """The first kernel of `kernels`."""
     return kernels.get("main", python=PYTHON)[0]
+
+
+@pytest.fixture
+def ws(hub: Hub, work: Path) -> Workspace:
+    """A workspace with the process engine, instead of the folder engine."""
+    return hub.workspace(work, engine="criu")

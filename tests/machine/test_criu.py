@@ -44,12 +44,6 @@ for line in sys.stdin:
 _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 
-@pytest.fixture
-def ws(hub: Hub, work: Path) -> Workspace:
-    """A workspace with the process engine."""
-    return hub.workspace(work, engine="criu")
-
-
 def machine_of(workspace: Workspace) -> CriuMachine:
     machine = workspace._machine
     assert isinstance(machine, CriuMachine)

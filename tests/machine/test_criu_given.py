@@ -15,16 +15,9 @@ import ortet
 from ortet.errors import Invalid, Unavailable
 from ortet.machine.criumachine import CriuMachine
 from ortet.machine.jobs import Job
-from ortet.session.hub import Hub
 from ortet.session.workspace import Workspace
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({})]
-
-
-@pytest.fixture
-def ws(hub: Hub, work: Path) -> Workspace:
-    """A workspace with the process engine."""
-    return hub.workspace(work, engine="criu")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", "\0", "\udcff", "x" * 101])

@@ -13,9 +13,8 @@ import httpx
 import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
-from tests.fixtures.mcp_project import Agent, Project, drive
+from tests.fixtures.mcp_project import Agent, Project, drive, is_free, running
 from tests.fixtures.waiting import WAIT
-from tests.mcp.test_serving import is_free, running
 
 from ortet.surface.mcp.transports import _listening
 

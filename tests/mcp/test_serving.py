@@ -11,19 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.mcp_project import WAYS, Agent, Project, drive
+from tests.fixtures.mcp_project import WAYS, Agent, Project, drive, is_free, running
 from tests.fixtures.waiting import WAIT, aeventually, eventually
 from tests.mcp.wire import Wire
-
-
-def running(file: Path) -> int:
-    """Wait for the number that a command writes when it runs."""
-    return int(eventually(lambda: file.read_text().strip() if file.exists() else None))
-
-
-def is_free(project: Project) -> None:
-    """Nobody has the session open: a command of its user's may have it at once."""
-    project.ortet("-C", str(project.path), "say", "-s", "proj", "still mine")
 
 
 def test_standard_output_carries_the_protocol_alone(project: Project) -> None:

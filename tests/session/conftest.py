@@ -1,12 +1,17 @@
-"""Other processes that work on the same store at the same time."""
+"""Other processes that work on the same store at the same time, and what few files share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fixtures.workers import Start, Worker
+
+from ortet.session.hub import Hub
+from ortet.session.session import Session
+from ortet.store import remotesweep
 
 
 @pytest.fixture
@@ -37,3 +42,21 @@ def together(start: Start) -> Callable[..., list[Any]]:
         return [worker.done for worker in workers]
 
     return run
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user of the test's own, whose home directory is made when needed."""
+    return {"HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def live(with_criu: None, hub: Hub, work: Path) -> Session:
+    """A session in a machine of the process engine."""
+    return hub.session("live", workspace=work, engine="criu")
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a garbage collection remove packs at once."""
+    monkeypatch.setattr(remotesweep, "GRACE", -60.0)

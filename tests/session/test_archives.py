@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.erasing import OTHER, SECRET, fill, holds, seqs_of
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.session.hub import Hub
 from ortet.testing.clock import ManualClock
-
-from .test_erasure import OTHER, SECRET, fill, holds, seqs_of
 
 DAY = 86_400 * 10**9
 

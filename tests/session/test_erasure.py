@@ -9,66 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.erasing import OTHER, SECRET, fill, holds, seqs_of, unpacked
 
-from ortet.codec import decompress
 from ortet.config import open_hub
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused
 from ortet.session.hub import Hub
-from ortet.store import frame
-
-SECRET = "my card is 4111-1111-1111-1111"
-OTHER = "nothing to hide"
 
 POINTS = ["begun", "objects", "replaced", "rows", "wiped", "swept"]
-
-
-def holds(store: Path, text: str) -> list[str]:
-    """Files of a store in which a text is to be found, also packed."""
-    found = []
-    for path in sorted(store.rglob("*")):
-        if path.is_file():
-            data = path.read_bytes()
-            if text.encode() in data or text.encode() in unpacked(data):
-                found.append(str(path.relative_to(store)))
-    return found
-
-
-def unpacked(data: bytes) -> bytes:
-    out, at = [], 0
-    while at + frame.HEADER_BYTES <= len(data):
-        try:
-            header = frame.parse_header(data[at : at + frame.HEADER_BYTES])
-            payload = data[at + header.lead : at + header.size]
-        except Exception:
-            at += 1
-            continue
-        try:
-            out.append(decompress(payload, header.raw))
-        except Corrupt:
-            out.append(payload)
-        at += max(header.size, 1)
-    return b"".join(out)
-
-
-def fill(hub: Hub) -> str:
-    """A session whose secret is in a message, a fact, a decision and an action; 3 commits."""
-    with hub.session("s", goal="help") as s:
-        s.say("user", OTHER)
-        s.commit("one")
-        s.say("user", SECRET, user="alice")
-        s.learn(f"a fact: {SECRET}")
-        s.commit("two")
-        s.act(lambda text: text, SECRET, why=SECRET, name="echo")
-        s.decide("go on", why=SECRET)
-        s.spend(tokens=5)
-        s.commit("three")
-        s.say("user", f"again {SECRET}")
-        s.learn("kept")
-        return s.id
-
-
-def seqs_of(hub: Hub, id_: str) -> list[int]:
-    return [event.seq for event in hub.get(id_).events() if SECRET in str(event.data)]
 
 
 class TestErase:

@@ -4,14 +4,14 @@ very chain, and missed by nobody when Valkey is gone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.valkey import Server
+from tests.fixtures.valkey_hub import opened
 from tests.fixtures.waiting import WAIT
-from tests.session.test_on_valkey import opened
 
 from ortet.backend.valkeycache import ValkeyCache
 from ortet.journal import folding
@@ -28,14 +28,8 @@ Opens = Callable[[], AbstractContextManager[Hub]]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with valkey_server() as server:
-        yield server
-
-
-@pytest.fixture
-def opens(tmp_path: Path, server: Server) -> Opens:
-    return lambda: opened(tmp_path / "store", server)
+def opens(tmp_path: Path, valkey: Server) -> Opens:
+    return lambda: opened(tmp_path / "store", valkey)
 
 
 @pytest.fixture
@@ -59,8 +53,8 @@ def write(hub: Hub, words: str = "word") -> None:
         s.note("where", "here")
 
 
-def kept(server: Server) -> list[bytes]:
-    found: list[bytes] = server.ask("KEYS", "*:fold/*")
+def kept(valkey: Server) -> list[bytes]:
+    found: list[bytes] = valkey.ask("KEYS", "*:fold/*")
     return found
 
 
@@ -99,11 +93,11 @@ def test_commit_from_cached_state_contains_all_facts(opens: Opens, tmp_path: Pat
 
 
 def test_state_folded_by_a_reader_is_cached_for_others(
-    opens: Opens, server: Server, folded: list[int]
+    opens: Opens, valkey: Server, folded: list[int]
 ) -> None:
     with opens() as one:
         write(one)
-    server.ask("FLUSHALL")
+    valkey.ask("FLUSHALL")
     with opens() as two, opens() as three:
         two.get("s")
         assert len(folded) >= MANY
@@ -112,47 +106,47 @@ def test_state_folded_by_a_reader_is_cached_for_others(
         assert folded == []
 
 
-def test_state_of_a_short_event_log_is_not_cached(opens: Opens, server: Server) -> None:
+def test_state_of_a_short_event_log_is_not_cached(opens: Opens, valkey: Server) -> None:
     with opens() as one:
         with one.session("s") as s:
             s.say("user", "hello")
-        assert kept(server) == []
+        assert kept(valkey) == []
 
 
 @pytest.mark.parametrize("trouble", ["foreign", "cut", "of another chain"])
 def test_cached_state_of_another_chain_or_damaged_is_ignored(
-    opens: Opens, server: Server, folded: list[int], trouble: str
+    opens: Opens, valkey: Server, folded: list[int], trouble: str
 ) -> None:
     with opens() as one, opens() as two:
         write(one)
-        (key,) = kept(server)
-        value = server.ask("GET", key)
+        (key,) = kept(valkey)
+        value = valkey.ask("GET", key)
         if trouble == "foreign":
-            server.ask("SET", key, b"something else")
+            valkey.ask("SET", key, b"something else")
         elif trouble == "cut":
-            server.ask("SET", key, value[:-1])
+            valkey.ask("SET", key, value[:-1])
         else:
             with one.session("t", goal="another goal") as s:
                 for number in range(MANY + 5):
                     s.say("user", str(number))
-            (other,) = set(kept(server)) - {key}
-            server.ask("SET", key, server.ask("GET", other))
+            (other,) = set(kept(valkey)) - {key}
+            valkey.ask("SET", key, valkey.ask("GET", other))
         folded.clear()
         assert two.get("s").goal == "the goal"
         assert len(folded) >= MANY
 
 
 def test_older_cached_state_is_used_and_only_newer_events_are_folded(
-    opens: Opens, server: Server, folded: list[int]
+    opens: Opens, valkey: Server, folded: list[int]
 ) -> None:
     with opens() as one, opens() as two:
         write(one)
-        (key,) = kept(server)
-        value = server.ask("GET", key)
+        (key,) = kept(valkey)
+        value = valkey.ask("GET", key)
         with one.session("s") as s:
             s.say("user", "later")
             last = s.say("user", "last").seq
-        server.ask("SET", key, value)
+        valkey.ask("SET", key, value)
         folded.clear()
         assert two.get("s").messages()[-1].content == "last"
         assert folded[-1] > last - 1
@@ -173,7 +167,7 @@ def test_state_after_a_commit_is_read_from_the_commit(opens: Opens, folded: list
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_erased_fact_does_not_come_back_from_the_cache(
-    opens: Opens, server: Server, reached: bool
+    opens: Opens, valkey: Server, reached: bool
 ) -> None:
     with opens() as one, opens() as two:
         write(one)
@@ -188,31 +182,31 @@ def test_erased_fact_does_not_come_back_from_the_cache(
         for hub in (one, two):
             assert "4711" not in str(list(hub.get("s").facts()))
         if reached:
-            assert not any(b"4711" in server.ask("GET", key) for key in kept(server))
+            assert not any(b"4711" in valkey.ask("GET", key) for key in kept(valkey))
 
 
-def test_removing_a_session_deletes_its_cache_entries(opens: Opens, server: Server) -> None:
+def test_removing_a_session_deletes_its_cache_entries(opens: Opens, valkey: Server) -> None:
     with opens() as one, opens() as two:
         write(one)
         two.get("s").working()
-        (key,) = kept(server)
-        assert 0 < server.ask("PTTL", key) <= TTL_NS // 1_000_000
-        assert server.ask("KEYS", "*:working/*")
+        (key,) = kept(valkey)
+        assert 0 < valkey.ask("PTTL", key) <= TTL_NS // 1_000_000
+        assert valkey.ask("KEYS", "*:working/*")
         two.remove(two.get("s").id)
-        assert kept(server) == []
-        assert server.ask("KEYS", "*:working/*") == []
+        assert kept(valkey) == []
+        assert valkey.ask("KEYS", "*:working/*") == []
 
 
-def test_killed_or_flushed_valkey_loses_no_message(opens: Opens, server: Server) -> None:
+def test_killed_or_flushed_valkey_loses_no_message(opens: Opens, valkey: Server) -> None:
     said = []
     with opens() as one, opens() as two:
         for turn in range(8):
             if turn == 2:
-                server.kill()
+                valkey.kill()
             elif turn == 4:
-                server.start()
+                valkey.start()
             elif turn == 6:
-                server.ask("FLUSHALL")
+                valkey.ask("FLUSHALL")
             hub, other = (one, two) if turn % 2 else (two, one)
             with hub.session("s", goal="g") as s:
                 texts = [f"{turn}.{number}" for number in range(LEAST)]

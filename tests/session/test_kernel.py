@@ -314,11 +314,6 @@ def test_variables_are_unpickled_inside_only(s: Session, tmp_path: Path) -> None
 # in a live machine, whose processes are part of a commit
 
 
-@pytest.fixture
-def live(with_criu: None, hub: Hub, work: Path) -> Session:
-    return hub.session("live", workspace=work, engine="criu")
-
-
 def test_memory_is_part_of_a_commit(live: Session) -> None:
     kernel = live.kernel()
     kernel.run("import threading\nn = 1; lock = threading.Lock()\nprint('out')")

@@ -13,13 +13,7 @@ from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Unavailable
-from ortet.session.hub import Hub
 from ortet.session.session import Session
-
-
-@pytest.fixture
-def live(with_criu: None, hub: Hub, work: Path) -> Session:
-    return hub.session("live", workspace=work, engine="criu")
 
 
 def test_forks_have_memory_and_files_of_their_own(live: Session) -> None:

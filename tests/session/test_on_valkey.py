@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 
-import msgspec
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
-from tests.fixtures.valkey import Server, valkey_server
+from tests.fixtures.valkey import Server
+from tests.fixtures.valkey_hub import opened
 from tests.fixtures.waiting import WAIT
 
 from ortet.backend.valkeyaddress import address_of
 from ortet.backend.valkeycache import ValkeyCache
 from ortet.backend.valkeylink import Link
-from ortet.backend.valkeysignal import ValkeySignal
 from ortet.config import open_hub
-from ortet.session.hub import Hub
 from ortet.settings import Serve
 from ortet.surface.http.answers import TooMany
 from ortet.surface.http.limits import Limits
@@ -29,51 +27,34 @@ from ortet.surface.http.tokens import Caller
 pytestmark = pytest.mark.valkey
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with valkey_server() as server:
-        yield server
-
-
-@contextmanager
-def opened(store: Path, server: Server) -> Iterator[Hub]:
-    """As another server of the same store would."""
-    with open_hub(store) as plain:
-        address = address_of(server.url)
-        cache = ValkeyCache(Link(address, patience=WAIT), "store")
-        signal = ValkeySignal(address, "store")
-        with Hub(msgspec.structs.replace(plain._parts, signal=signal, cache=cache)) as hub:
-            yield hub
-
-
 def test_working_memory_cached_by_one_hub_is_used_by_another(
-    tmp_path: Path, server: Server
+    tmp_path: Path, valkey: Server
 ) -> None:
-    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+    with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
         with one.session("s", goal="g") as session:
             session.say("user", "hello")
         made = one.get("s").working()
-        hits = _hits(server)
+        hits = _hits(valkey)
         assert two.get("s").working() == made
-        assert _hits(server) == hits + 1
+        assert _hits(valkey) == hits + 1
 
 
-def _hits(server: Server) -> int:
-    told = server.ask("INFO", "stats").decode()
+def _hits(valkey: Server) -> int:
+    told = valkey.ask("INFO", "stats").decode()
     return int(told.partition("keyspace_hits:")[2].split()[0])
 
 
-def test_killed_or_flushed_valkey_loses_no_turn(tmp_path: Path, server: Server) -> None:
+def test_killed_or_flushed_valkey_loses_no_turn(tmp_path: Path, valkey: Server) -> None:
     """Two hubs alternate; each knows at once what the other stored."""
     said = []
-    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+    with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
         for turn in range(12):
             if turn == 3:
-                server.kill()
+                valkey.kill()
             elif turn == 6:
-                server.start()
+                valkey.start()
             elif turn == 9:
-                server.ask("FLUSHALL")
+                valkey.ask("FLUSHALL")
             hub, other = (one, two) if turn % 2 else (two, one)
             with hub.session("s", goal="g") as session:
                 session.say("user", f"turn {turn}")
@@ -84,9 +65,9 @@ def test_killed_or_flushed_valkey_loses_no_turn(tmp_path: Path, server: Server) 
 
 
 def test_erased_message_is_not_returned_from_an_unreachable_cache(
-    tmp_path: Path, server: Server
+    tmp_path: Path, valkey: Server
 ) -> None:
-    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
+    with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
         with one.session("s") as session:
             event = session.say("user", "a secret thing")
         assert "secret" in str(two.get("s").working())
@@ -97,10 +78,10 @@ def test_erased_message_is_not_returned_from_an_unreachable_cache(
 
 
 def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
-    tmp_path: Path, server: Server
+    tmp_path: Path, valkey: Server
 ) -> None:
-    with opened(tmp_path / "store", server) as one, opened(tmp_path / "store", server) as two:
-        ends: list[Callable[[], None]] = [lambda: one.tell("topic"), server.kill]
+    with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
+        ends: list[Callable[[], None]] = [lambda: one.tell("topic"), valkey.kill]
         for end in ends:
             token, woken = two.signal.token("topic"), Event()
 
@@ -115,9 +96,9 @@ def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
             assert woken.is_set()
 
 
-def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(server: Server) -> None:
+def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(valkey: Server) -> None:
     settings = Serve(rate=0.001, burst=3)
-    caches = [ValkeyCache(Link(address_of(server.url), patience=WAIT), "store") for _ in range(2)]
+    caches = [ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "store") for _ in range(2)]
     one, two = (Limits(settings, cache) for cache in caches)
     caller = Caller(token="t", name="n")
     for limits in (one, two, one):
@@ -125,7 +106,7 @@ def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(server: Se
     for limits in (one, two):
         with pytest.raises(TooMany):
             limits.admit(caller)
-    server.kill()
+    valkey.kill()
     two.admit(caller)  # of its own it has given two
     with pytest.raises(TooMany):
         two.admit(caller)
@@ -134,11 +115,11 @@ def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(server: Se
 
 
 def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
-    postgres: Shared, tmp_path: Path, server: Server
+    postgres: Shared, tmp_path: Path, valkey: Server
 ) -> None:
     """PostgreSQL, a bucket and Valkey, of which the last one may stand still."""
     schema = new_schema()
-    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}&signal={server.url}"
+    url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}&signal={valkey.url}"
     hosts = [{**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("a", "b", "c")]
     with ExitStack() as last:
         last.callback(drop_schema, shared().url(), schema)
@@ -150,7 +131,7 @@ def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
         token = two.signal.token("topic")
         one.tell("topic")
         assert two.signal.wait("topic", token, WAIT) is True
-        server.pause()
+        valkey.pause()
         with two.session("s") as session:
             session.say("user", "again")
         three = last.enter_context(open_hub(url, environ=hosts[2]))

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from tests.fixtures import forked
+from tests.fixtures.erasing import holds
 
 from ortet.config import open_hub
 from ortet.errors import Conflict, Diverged, Invalid, NotFound
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.testing.clock import ManualClock
-
-from .test_erasure import holds
 
 START = 1_700_000_000
 """Where the clock of these tests begins, in seconds."""
@@ -30,11 +29,6 @@ STATE = {"cookies": [{"name": "sid", "value": COOKIE}], "origins": []}
 TOKEN = "ghp_do-not-show-me-4711"
 
 OpenAt = Callable[..., Hub]
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return {"HOME": str(tmp_path / "home")}
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fixtures.erasing import holds
 from tests.fixtures.waiting import WAIT
 
 from ortet.config import open_hub
-
-from .test_erasure import holds
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.fixtures.talk import TALK
 from tests.fixtures.waiting import eventually
 
 from ortet.config import open_hub
@@ -16,15 +17,6 @@ from ortet.session.hits import Recalled
 from ortet.session.hub import Hub
 from ortet.session.session import Session
 from ortet.testing.clock import ManualClock
-
-TALK = [
-    ("user", "Where did you go last summer?"),
-    ("assistant", "Lisbon, for a week, with my sister"),
-    ("user", "And how was the food there?"),
-    ("assistant", "The grilled sardines were the best part"),
-    ("user", "My cat Momo is sick since Tuesday"),
-    ("assistant", "Sorry to hear that, I hope Momo gets better"),
-]
 
 
 def talk(hub: Hub, name: str = "s", **options: str) -> None:

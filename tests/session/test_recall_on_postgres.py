@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from tests.fixtures.postgres import shared
 from tests.fixtures.stores import OpenAs, host_environ
+from tests.fixtures.talk import TALK
 from tests.fixtures.waiting import eventually
 from tests.memory.embedding import Hashing
-from tests.session.test_recall import TALK
 
 from ortet.config import open_hub
 from ortet.session.hub import Hub

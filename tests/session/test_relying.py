@@ -20,13 +20,10 @@ from ortet.session.whatif import fork_behind
 from ortet.store import remotesweep
 from ortet.store.abc import Kind
 
+pytestmark = pytest.mark.usefixtures("no_grace")
+
 DATA = os.urandom(50_000)
 POINTS = ["sweep.after-marks", "sweep.after-epoch", "sweep.before-delete"]
-
-
-@pytest.fixture(autouse=True)
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
 
 
 def at_point(monkeypatch: pytest.MonkeyPatch, point: str, deed: Callable[[], object]) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fixtures.talk import texts
 
 from ortet.config import open_hub
 from ortet.errors import Invalid, NotFound
 from ortet.session.hub import Hub
-from ortet.session.view import View
 from ortet.testing.clock import ManualClock
-
-
-def texts(view: View, scope: str | None = None) -> list[str]:
-    return [fact.text for fact in view.facts(scope=scope)]
 
 
 class TestPublishing:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.stores import Open
-from tests.session.test_scopes import texts
+from tests.fixtures.talk import texts
 
 from ortet.config import open_hub
 from ortet.errors import Unavailable

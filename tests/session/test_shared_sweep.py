@@ -24,10 +24,7 @@ from ortet.store import remotesweep
 from ortet.store.abc import Kind
 from ortet.store.faults import ENVIRONMENT
 
-
-@pytest.fixture(autouse=True)
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remotesweep, "GRACE", -60.0)  # packs may go at once
+pytestmark = pytest.mark.usefixtures("no_grace")
 
 
 def packs(tmp_path: Path) -> set[str]:

@@ -25,12 +25,6 @@ OpenWith = Callable[..., Hub]
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    """A user of their own: the key file is made below."""
-    return {"HOME": str(tmp_path / "home")}
-
-
-@pytest.fixture
 def open_with(store: Path, env: dict[str, str]) -> Iterator[OpenWith]:
     hubs: list[Hub] = []
 

@@ -20,6 +20,7 @@ def mind(hub: Hub) -> Session:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
+    """A directory with the one file that the tasks of tests/swarm/tasks.py change."""
     place = tmp_path / "work"
     place.mkdir()
     (place / "all").write_text("before\n")

@@ -62,7 +62,7 @@ def mortal(tmp_path: Path) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def hub(postgres: Shared, tmp_path: Path) -> Iterator[Hub]:
-    """On a store that many hosts share."""
+    """A hub on a store that many hosts share, because tasks of the cluster open it too."""
     schema = new_schema()
     url = f"{shared().url()}&bucket=file://{tmp_path}/bucket&schema={schema}"
     with open_hub(url, environ={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "here")}) as hub:

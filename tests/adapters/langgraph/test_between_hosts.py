@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage
+from tests.fixtures.checkpoints import OF, put
 from tests.fixtures.stores import OpenAs
 
 from ortet.backend.postgres_open import Link
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
-
-from .test_latest import OF, put
 
 SIZE = 40
 

@@ -28,11 +28,6 @@ def of(thread: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread}}
 
 
-@pytest.fixture
-def saver(hub: Hub) -> OrtetSaver:
-    return OrtetSaver(hub)
-
-
 def said(state: Any) -> list[str]:
     return [message.content for message in state["messages"]]
 

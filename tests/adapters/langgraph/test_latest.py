@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from tests.fixtures import forked
+from tests.fixtures.checkpoints import OF, put, whole
 
 import ortet
 from ortet.config import open_hub
@@ -24,20 +23,10 @@ from ortet.session.traces import DERIVED
 from ortet.surface.langgraph import OrtetSaver, latest
 from ortet.testing.clock import ManualClock
 
-OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest, "_FEW", 5)
-
-
-def put(saver: OrtetSaver, on: Any, values: dict[str, Any], **more: Any) -> Any:
-    made: Any = {**empty_checkpoint(), "v": 4, "id": str(uuid6()), "channel_values": values}
-    made["channel_versions"] = dict.fromkeys(values, more.pop("version", 1))
-    meta: Any = {"source": "loop", "step": 1, "parents": {}, "run_id": more.pop("run", "")}
-    made |= more
-    return saver.put(on, made, meta, made["channel_versions"])
 
 
 def talk(saver: OrtetSaver, turns: int, said: list[AnyMessage] | None = None) -> Any:
@@ -56,14 +45,6 @@ def cold(hub: Hub) -> tuple[Any, bool]:
     with OrtetSaver(hub) as saver:
         found = saver.get_tuple(OF)
         return found, "t" not in saver._threads._known and found is not None
-
-
-def whole(hub: Hub) -> Any:
-    """By who has read all of it."""
-    with OrtetSaver(hub) as saver:
-        with saver._threads.reading("t"):
-            pass
-        return saver.get_tuple(OF)
 
 
 def noted(hub: Hub) -> bytes:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from tests.fixtures.checkpoints import OF, put, whole
 
 from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
 from ortet.surface.langgraph.messages import snapshot
 from ortet.surface.langgraph.rows import LEAST, Row, Rows
-
-from .test_latest import OF, put, whole
 
 SIZE = 2 * LEAST
 Change = Callable[[list[AnyMessage], random.Random], list[AnyMessage]]

@@ -24,11 +24,6 @@ from ortet.session.hub import Hub
 from ortet.surface.langgraph import OrtetSaver
 
 
-@pytest.fixture
-def saver(hub: Hub) -> OrtetSaver:
-    return OrtetSaver(hub)
-
-
 def of(thread: Any, **more: Any) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": "", **more}}
 

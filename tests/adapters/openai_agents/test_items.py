@@ -3,69 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.fixtures.agent_items import ITEMS
 
 from ortet.errors import Invalid
 from ortet.journal.pairs import calls_of, results_of
 from ortet.journal.things import Message
 from ortet.surface.openai_agents.items import items_of, messages_of
-
-ITEMS: list[list[dict[str, Any]]] = [
-    [{"role": "user", "content": "hi"}],
-    [{"role": "user", "content": "hi", "type": "message"}],
-    [{"role": "system", "content": ""}, {"role": "developer", "content": [{"type": "x"}]}],
-    [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-    [{"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "low"}]}],
-    [{"role": "user"}, {"role": "odd", "content": {"a": 1}}],
-    [{"role": "assistant", "content": "plain"}],
-    [{"role": "assistant", "content": "plain"}, {"role": "assistant", "content": "again"}],
-    [{"role": "assistant", "content": []}, {"role": "assistant", "content": None}],
-    [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}],
-    [
-        {
-            "id": "m",
-            "role": "assistant",
-            "type": "message",
-            "status": "completed",
-            "content": [
-                {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-                {"type": "refusal", "refusal": "no"},
-            ],
-        }
-    ],
-    [{"role": "assistant", "content": [{"type": "output_text", "text": 5}]}],
-    [
-        {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "x"},
-        {"role": "assistant", "content": "then", "id": "m", "type": "message", "phase": "p"},
-        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "id": "fc"},
-        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}", "namespace": "n"},
-        {"type": "function_call_output", "call_id": "b", "output": "2"},
-        {"type": "function_call_output", "call_id": "a", "output": "1", "status": "completed"},
-    ],
-    [
-        {"type": "function_call", "call_id": "a", "name": "f", "arguments": {"x": 1}},
-        {"type": "function_call", "call_id": "b"},
-        {"type": "function_call_output", "call_id": "a"},
-        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text"}]},
-    ],
-    [
-        {"type": "computer_call", "call_id": "k", "id": "1", "action": {"type": "click"}},
-        {"type": "computer_call_output", "call_id": "k", "output": {"type": "computer_screenshot"}},
-        {"type": "custom_tool_call", "call_id": "t", "name": "n", "input": "raw"},
-        {"type": "custom_tool_call_output", "call_id": "t", "output": "r"},
-        {"type": "tool_search_output", "call_id": None, "tools": []},
-        {"type": "tool_search_call", "call_id": "s", "arguments": {}},
-        {"type": "tool_search_output", "call_id": "s", "tools": []},
-    ],
-    [
-        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {}},
-        {"type": "mcp_approval_request", "id": "r", "name": "n", "arguments": "{}"},
-        {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
-        {"type": "compaction", "id": "cmp", "encrypted_content": "zzz"},
-        {"type": "item_reference", "id": "x"},
-        {"type": "of a later release", "deep": {"er": [1, {"a": None}]}},
-        {},
-    ],
-]
 
 
 def said(messages: list[dict[str, Any]]) -> list[Message]:

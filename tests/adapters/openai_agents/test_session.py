@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agents import SessionSettings, SQLiteSession
 from agents.memory import Session
-from tests.adapters.openai_agents.test_items import ITEMS
+from tests.fixtures.agent_items import ITEMS
 from tests.fixtures.waiting import loop_turns
 
 import ortet
