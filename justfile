@@ -12,6 +12,10 @@ test *args:
 soak *args:
     scripts/soak {{args}}
 
+# how many small changes of the source the tests notice; prints a table
+mutation *args:
+    scripts/mutation {{args}}
+
 # Ortet and its peers in one run; writes bench/RESULTS.md
 bench *args:
     scripts/bench {{args}}

@@ -85,6 +85,7 @@ def test_lock_files_record_no_address() -> None:
         "language-server.txt",
         "memory-peers.txt",
         "minilm.txt",
+        "mutation.txt",
         "quick.txt",
         "run.txt",
     ]

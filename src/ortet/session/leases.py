@@ -18,6 +18,8 @@ _BEATS = 3
 """How often a lease is renewed in its time."""
 _SOON = 1.0
 """Seconds for which a heart keeps the connection from who uses it."""
+_UNREAD = "alive"
+"""The start time of a process that exists and whose start time cannot be read."""
 
 
 def process_here(host: str) -> str:
@@ -27,15 +29,23 @@ def process_here(host: str) -> str:
 
 
 def is_dead(owner: str, host: str) -> bool:
-    """True only when it was a process of this host and is no more."""
+    """True only when it was a process of this host and is no more.
+
+    A start time that either side could not read says nothing: such a lease ends by its time.
+    """
     parts = owner.split(":")
     if len(parts) != 4 or parts[0] != host or not parts[1].isdigit():
         return False
-    return _started(int(parts[1])) != parts[2]
+    began, now = parts[2], _started(int(parts[1]))
+    return not now or (now != began and _UNREAD not in (now, began))
 
 
 def _started(pid: int) -> str:
-    """When a process began, in ticks since boot: with it a number is not taken for another's."""
+    """When a process began, in ticks since boot: with it a number is not taken for another's.
+
+    "" when there is no such process. Without /proc, or when /proc hides other users' processes,
+    it is only known that the process exists.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *told = file.read().rpartition(b")")[2].split()
@@ -44,10 +54,13 @@ def _started(pid: int) -> str:
         return told[18].decode()
     except (OSError, IndexError, ValueError):
         pass
-    with suppress(ProcessLookupError, PermissionError):
+    try:
         os.kill(pid, 0)
-        return "alive"
-    return ""
+    except (ProcessLookupError, OverflowError):
+        return ""
+    except PermissionError:  # it belongs to another user
+        pass
+    return _UNREAD
 
 
 def take(catalog: Catalog, name: str, owner: str, host: str, ttl_ns: int = TTL_NS) -> Lease:
