@@ -136,9 +136,7 @@ def test_async_writes_to_a_new_thread_leave_the_pool_to_its_first_checkpoint(
         tasks = [saver.aput_writes(of_it, [("n", i)], f"task-{i}") for i in range(5)]
         waiting = asyncio.gather(*tasks)
         await aeventually(lambda: len(saver._threads.offers._waiting.get("t", ())) == 5)
-        await asyncio.sleep(5 * offers.GATHER)
-        assert len(saver._threads.offers._waiting["t"]) == 5  # in the loop: no thread waits
-        await saver.aput(OF, made, meta, {})
+        await saver.aput(OF, made, meta, {})  # in the pool's one thread: no write waits in it
         await waiting
 
     asyncio.run(write_first())
