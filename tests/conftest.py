@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
+    "tests.fixtures.tally",  # before those that import it: pytest rewrites assertions of plugins
     "tests.fixtures.markers",
     "tests.fixtures.services",
-    "tests.fixtures.tally",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
     "tests.fixtures.clouds",

@@ -32,10 +32,10 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteCatalog]:
-    catalog = SqliteCatalog(tmp_path / "catalog.db", clock=clock)
-    yield catalog
-    catalog.close()
+def sqlite_catalog(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteCatalog]:
+    sqlite_catalog = SqliteCatalog(tmp_path / "catalog.db", clock=clock)
+    yield sqlite_catalog
+    sqlite_catalog.close()
 
 
 @pytest.fixture
@@ -163,19 +163,19 @@ class Told:
 
 class TestTaking:
     def test_lease_of_a_dead_process_is_taken_at_once(
-        self, catalog: Catalog, clock: ManualClock, ended: str
+        self, sqlite_catalog: Catalog, clock: ManualClock, ended: str
     ) -> None:
-        old = catalog.acquire("w", ended, TTL)
-        new = leases.take(catalog, "w", "here:1:1:2", "here", TTL)
+        old = sqlite_catalog.acquire("w", ended, TTL)
+        new = leases.take(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
         assert new == Lease("w", "here:1:1:2", new.fence, clock.now_ns() + TTL)
         assert new.fence > old.fence
 
-    def test_lease_of_a_live_process_is_refused(self, catalog: Catalog) -> None:
-        old = catalog.acquire("w", f"{process_here('here')}:1", TTL)
+    def test_lease_of_a_live_process_is_refused(self, sqlite_catalog: Catalog) -> None:
+        old = sqlite_catalog.acquire("w", f"{process_here('here')}:1", TTL)
         with pytest.raises(Refused) as caught:
-            leases.take(catalog, "w", "here:1:1:2", "here", TTL)
+            leases.take(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
         assert caught.value.kind == "lease_held"
-        assert catalog.lease("w") == old
+        assert sqlite_catalog.lease("w") == old
 
     def test_other_refusals_and_a_lease_released_meanwhile_are_raised(self, ended: str) -> None:
         held = Lease("w", ended, 1, 1)
@@ -184,21 +184,23 @@ class TestTaking:
                 leases.take(cast(Catalog, told), "w", "me", "here")
             assert caught.value.kind == told.kind
 
-    def test_lease_is_held_until_it_expires(self, catalog: Catalog, clock: ManualClock) -> None:
+    def test_lease_is_held_until_it_expires(
+        self, sqlite_catalog: Catalog, clock: ManualClock
+    ) -> None:
         now = clock.now_ns()
-        assert not is_held(catalog, "w", "here", now)
-        catalog.acquire("w", "ann", TTL)
-        assert is_held(catalog, "w", "here", now)
-        assert is_held(catalog, "w", "here", now + TTL - 1)
-        assert not is_held(catalog, "w", "here", now + TTL)
-        assert not is_held(catalog, "w", "here", now + 2 * TTL)
+        assert not is_held(sqlite_catalog, "w", "here", now)
+        sqlite_catalog.acquire("w", "ann", TTL)
+        assert is_held(sqlite_catalog, "w", "here", now)
+        assert is_held(sqlite_catalog, "w", "here", now + TTL - 1)
+        assert not is_held(sqlite_catalog, "w", "here", now + TTL)
+        assert not is_held(sqlite_catalog, "w", "here", now + 2 * TTL)
 
     def test_lease_of_a_dead_process_is_not_held(
-        self, catalog: Catalog, clock: ManualClock, ended: str
+        self, sqlite_catalog: Catalog, clock: ManualClock, ended: str
     ) -> None:
-        catalog.acquire("w", ended, TTL)
-        assert not is_held(catalog, "w", "here", clock.now_ns())
-        assert is_held(catalog, "w", "there", clock.now_ns())
+        sqlite_catalog.acquire("w", ended, TTL)
+        assert not is_held(sqlite_catalog, "w", "here", clock.now_ns())
+        assert is_held(sqlite_catalog, "w", "there", clock.now_ns())
 
 
 class TestRefusal:
@@ -226,61 +228,66 @@ class TestRefusal:
 
 class TestHolding:
     @pytest.fixture
-    def holding(self, catalog: Catalog, clock: ManualClock) -> Holding:
-        return Holding(catalog, clock, catalog.acquire("w", "ann", TTL), TTL)
+    def holding(self, sqlite_catalog: Catalog, clock: ManualClock) -> Holding:
+        return Holding(sqlite_catalog, clock, sqlite_catalog.acquire("w", "ann", TTL), TTL)
 
     @pytest.mark.parametrize(
         ("passed", "renewed"), [(0, False), (30, False), (31, True), (90, True), (-1, True)]
     )
     def test_lease_is_renewed_after_a_third_of_its_time_or_when_the_clock_went_back(
-        self, catalog: Catalog, clock: ManualClock, holding: Holding, passed: int, renewed: bool
+        self,
+        sqlite_catalog: Catalog,
+        clock: ManualClock,
+        holding: Holding,
+        passed: int,
+        renewed: bool,
     ) -> None:
         before = holding.lease
         clock.advance(passed)
         holding.beat()
-        assert catalog.lease("w") == holding.lease
+        assert sqlite_catalog.lease("w") == holding.lease
         expires = clock.now_ns() + TTL if renewed else before.expires
         assert holding.lease == Lease("w", "ann", before.fence, expires)
 
     def test_lease_taken_by_another_is_lost_at_the_next_renewal(
-        self, catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
     ) -> None:
         clock.advance(TTL)
-        catalog.acquire("w", "bob", TTL)
+        sqlite_catalog.acquire("w", "bob", TTL)
         for renew in (holding.beat, holding.renew):
             with pytest.raises(Refused) as caught:
                 renew()
             assert caught.value.kind == "lease_lost"
 
     def test_renew_extends_the_lease_at_once(
-        self, catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
     ) -> None:
         clock.advance(1)
         holding.renew()
-        assert catalog.lease("w") == holding.lease
+        assert sqlite_catalog.lease("w") == holding.lease
         assert holding.lease.expires == clock.now_ns() + TTL
 
     def test_ended_lease_is_released_and_never_renewed(
-        self, catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
     ) -> None:
         assert not holding.ended
         holding.end()
         assert holding.ended
-        assert catalog.lease("w") is None
+        assert sqlite_catalog.lease("w") is None
         clock.advance(TTL)
         holding.beat()
         with pytest.raises(Refused) as caught:
             holding.renew()
         assert caught.value.kind == "closed"
-        again = catalog.acquire("w", "ann", TTL)
+        again = sqlite_catalog.acquire("w", "ann", TTL)
         holding.lease = again
         holding.end()  # a second end must not release what was acquired since
-        assert catalog.lease("w") == again
+        assert sqlite_catalog.lease("w") == again
 
     def test_reader_has_no_lease_and_cannot_get_one(
-        self, catalog: Catalog, clock: ManualClock
+        self, sqlite_catalog: Catalog, clock: ManualClock
     ) -> None:
-        unheld = Unheld(catalog, clock, "w")
+        unheld = Unheld(sqlite_catalog, clock, "w")
         assert unheld.lease == Lease("w", "", 0, 0)
         unheld.beat()
         with pytest.raises(Refused) as caught:
@@ -289,7 +296,7 @@ class TestHolding:
         assert not unheld.ended
         unheld.end()
         assert unheld.ended
-        assert catalog.lease("w") is None
+        assert sqlite_catalog.lease("w") is None
 
 
 class Beating:
