@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,8 @@ from cosmic_ray.plugins import get_operator, operator_names  # type: ignore[impo
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = 80
 SEED = 0
+MEMORY = 4 << 30
+"""Bytes for one run: a mutant may fill a list for ever."""
 WARM = ("apsw", "blake3", "click", "cryptography.hazmat.primitives.ciphers.aead", "hypothesis")
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Operators that swap equality and identity: with None and interned text they change nothing."""
@@ -140,6 +143,7 @@ class Runner:
         code = 3
         try:
             os.setsid()
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             os.chdir(self.copy)
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             null = os.open(os.devnull, os.O_RDONLY)
