@@ -45,9 +45,9 @@ EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Operators that swap equality and identity: with None and interned text they change nothing."""
 
 
-LEFT_ALONE = ("os.kill(", "if TYPE_CHECKING", "        *,")
+LEFT_ALONE = ("os.kill(", "if TYPE_CHECKING")
 """Lines without mutants. One of os.kill could end a process that the tests have not started; the
-others only say what a type checker reads, or which arguments have to be named."""
+other is for type checkers only."""
 
 
 class Subject(NamedTuple):
@@ -209,8 +209,9 @@ def mutants(source: str, functions: Sequence[str]) -> list[list[Mutant]]:
         for number, start in enumerate(found):
             if any(a <= start < b for a, b in skipped):
                 continue
-            if any(word in lines[start[0] - 1] for word in LEFT_ALONE):
-                continue
+            line = lines[start[0] - 1]
+            if any(word in line for word in LEFT_ALONE) or line[start[1] :].startswith("*,"):
+                continue  # the latter is no operator: arguments behind it have to be named
             if functions and not any(a <= start[0] <= b for a, b in wanted):
                 continue
             made = mutate_code(source, kind(), number)
