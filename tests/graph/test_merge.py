@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.graph.merge import FileConflict, Merged, merge_images
+from ortet.graph.merge import MAX_TEXT, FileConflict, Merged, merge_images
 from ortet.graph.records import Entry, Image, System
 from ortet.graph.textmerge import Favor
 from ortet.graph.tree import Trees
@@ -350,3 +350,25 @@ def test_equal_subtrees_are_not_read(bench: Bench, reads: list[Oid]) -> None:
     )
     assert merged.conflicts == []
     assert len(reads) == 3
+
+
+@pytest.mark.parametrize("side", ["base", "ours", "theirs"])
+def test_text_above_four_mebibytes_is_not_merged_line_by_line(bench: Bench, side: str) -> None:
+    assert MAX_TEXT == 4 * 1024 * 1024
+    ends = {"base": (b"a\n", b"b\n"), "ours": (b"A\n", b"b\n"), "theirs": (b"a\n", b"B\n")}
+    for size, conflicts in ((MAX_TEXT, []), (MAX_TEXT + 1, [("content", "f")])):
+        middle = b"x" * (size - 5) + b"\n"
+        specs = {name: {"f": first + middle + last} for name, (first, last) in ends.items()}
+        if conflicts:
+            for name in set(specs) - {side}:  # only this side is too large
+                specs[name] = {"f": ends[name][0] + b"y\n" + ends[name][1]}
+        merged = bench.merge(specs["base"], specs["ours"], specs["theirs"])
+        assert kinds(merged) == conflicts
+
+
+def test_results_of_a_merge_cannot_be_changed_in_place(bench: Bench) -> None:
+    merged = bench.merge({}, {"a": b"1"}, {"a": b"2"})
+    with pytest.raises(AttributeError):
+        merged.conflicts = []  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        merged.conflicts[0].path = ""  # type: ignore[misc]

@@ -104,7 +104,14 @@ def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
         (changed(xattrs=b"x" * 32), False),
         (changed(data=b"2" * 32), False),
         (changed(mode=stat.S_IFLNK | 0o644), False),
+        (changed(rdev=7), False),
     ],
 )
 def test_only_touched_is_true_for_time_and_hole_changes_alone(entry: Entry, expected: bool) -> None:
     assert only_touched(BASE, entry) is expected
+    assert only_touched(entry, BASE) is expected
+
+
+def test_verdict_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        Verdict(BASE).conflict = "type"  # type: ignore[misc]

@@ -10,6 +10,7 @@ import pytest
 from ortet.codec import encode
 from ortet.graph.merge import merge_images
 from ortet.graph.records import Entry, Image
+from ortet.graph.textmerge import Favor
 from ortet.graph.tree import Trees
 from ortet.graph.walk import read_links
 from ortet.store.abc import Kind, Objects
@@ -36,13 +37,16 @@ def merge(trees: Trees, objects: Objects, make_root: Callable[..., Entry]) -> Me
         links = objects.put(Kind.META, encode(sorted(groups))) if groups else b""
         return Image(make_root(spec), links=links)
 
-    def run(base: str | None, ours: str, theirs: str) -> tuple[dict[str, str], list[str]]:
+    def run(
+        base: str | None, ours: str, theirs: str, favor: Favor | None = None
+    ) -> tuple[dict[str, str], list[str]]:
         merged = merge_images(
             trees,
             objects,
             base=None if base is None else image(base),
             ours=image(ours),
             theirs=image(theirs),
+            favor=favor,
         ).image
         found = {
             path.decode(): b"".join(read_file(objects, entry)).decode()
@@ -105,3 +109,34 @@ def test_without_a_base_the_hardlink_groups_of_both_sides_stay(merge: Merge) -> 
 
 def test_hardlink_groups_follow_a_renamed_directory(merge: Merge) -> None:
     assert merge("d/a=d/b:1", "d/a=d/b:1 x:1", "e/a=e/b:1")[1] == ["e/a=e/b"]
+
+
+def test_first_name_of_a_group_may_be_deleted(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "b:1") == ({"b": "1", "x": "1"}, [])
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_deleted_name_that_favor_brings_back_is_linked_again(merge: Merge, kept: str) -> None:
+    """Our side says nothing about the link: it has only one of the two names."""
+    found = merge("a=b:1", f"{kept}:1", "a=b:2", "theirs")
+    assert found == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_groups_that_both_sides_kept_stay_beside_new_groups(merge: Merge) -> None:
+    same = "a=b:1 c=d:2 e=f:3"
+    _, groups = merge(same, f"{same} g=h:4", f"{same} i=j:5")
+    assert groups == ["a=b", "c=d", "e=f", "g=h", "i=j"]
+
+
+@pytest.mark.parametrize("old", ["a", "d"])
+def test_new_names_follow_a_written_file_through_a_chain_of_links(merge: Merge, old: str) -> None:
+    found, groups = merge(f"{old}:1", "a=b=c=d:1", "a=b=c=d:2")
+    assert found == dict.fromkeys("abcd", "2")
+    assert groups == ["a=b=c=d"]
+
+
+def test_link_between_two_files_that_the_other_side_wrote_loses_neither(merge: Merge) -> None:
+    assert merge("a:1 b:1", "a:2 b:3", "a=b:1") == ({"a": "2", "b": "3"}, [])
+    found, groups = merge("a:1 b:1 c:1 d:1", "a:2 b:3 c:1 d:1", "a=b:1 c=d:1")
+    assert found == {"a": "2", "b": "3", "c": "1", "d": "1"}
+    assert groups == ["c=d"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.graph.textmerge import TextConflict, merge_text
+from ortet.graph.textmerge import TextConflict, TextMerge, merge_text
 
 texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\r\n", b"\n", b"z"]), max_size=12).map(
     b"".join
@@ -110,5 +110,38 @@ def test_different_insertions_at_one_place_are_a_conflict() -> None:
 def test_binary_is_never_mixed() -> None:
     merged = merge_text(b"a\nb\0\nc\n", b"A\nb\0\nc\n", b"a\nb\0\nC\n")
     assert merged.data == b"A\nb\0\nc\n"
-    assert len(merged.conflicts) == 1
+    assert merged.conflicts == [TextConflict((0, 0), (0, 0), (0, 0))]
     assert merge_text(b"\0", b"\0a", b"\0b", favor="theirs").data == b"\0b"
+
+
+def test_changes_far_behind_the_last_change_of_the_other_side_are_merged() -> None:
+    base = [b"%d\n" % number for number in range(300)]
+    early, late = [b"first\n", *base[1:]], [*base[:-1], b"last\n"]
+    both = b"".join([b"first\n", *base[1:-1], b"last\n"])
+    for ours, theirs in ((early, late), (late, early)):
+        assert merge_text(b"".join(base), b"".join(ours), b"".join(theirs)) == TextMerge(both)
+
+
+@pytest.mark.parametrize("start", [b"new\none\n", b"new\nand new\none\n", b""])
+def test_change_behind_lines_that_the_other_side_added_or_removed_is_merged(start: bytes) -> None:
+    base = b"one\n2\n3\n4\nfive\n"
+    longer, changed = start + b"2\n3\n4\nfive\n", b"one\n2\n3\n4\nFIVE\n"
+    both = TextMerge(start + b"2\n3\n4\nFIVE\n")
+    assert merge_text(base, longer, changed) == both
+    assert merge_text(base, changed, longer) == both
+
+
+def test_conflict_of_overlapping_changes_names_all_lines_of_both_sides() -> None:
+    base = b"".join(b"%d\n" % number for number in range(9))
+    short = base.replace(b"2\n3\n", b"x\n")
+    long = base.replace(b"3\n4\n5\n6\n", b"a\nb\n")
+    assert merge_text(base, short, long).conflicts == [TextConflict((2, 7), (2, 6), (2, 5))]
+    assert merge_text(base, long, short).conflicts == [TextConflict((2, 7), (2, 5), (2, 6))]
+
+
+def test_results_of_a_text_merge_cannot_be_changed_in_place() -> None:
+    merged = merge_text(BASE, BASE + b"ours\n", BASE + b"theirs\n")
+    with pytest.raises(AttributeError):
+        merged.data = b""  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        merged.conflicts[0].base = (0, 0)  # type: ignore[misc]

@@ -12,14 +12,25 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fixtures import forked
 from tests.fixtures.stores import Open
 
+from ortet.backend.abc import RowChange
 from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
-from ortet.session.budget import levels, purse_rows
+from ortet.session.budget import (
+    _again,
+    kind_of,
+    left_for,
+    levels,
+    opened,
+    purse_rows,
+    reserved,
+)
 from ortet.session.hub import Hub
+from ortet.session.purses import Account, Limits, Purse
 from ortet.session.session import Session
 from ortet.testing.clock import ManualClock
 
@@ -160,6 +171,177 @@ class TestLimits:
             with pytest.raises(Invalid):
                 hub.session("t", budget=budget)
         assert [row.name for row in hub.sessions()] == ["s"]
+
+
+class TestRows:
+    """What is reserved, where it is written, and when it is returned."""
+
+    def purse(self, hub: Hub, s: Session) -> Purse:
+        return levels(hub.catalog, s.row)[0].purse
+
+    def test_levels_cannot_be_changed_in_place(self, hub: Hub) -> None:
+        with hub.session("s") as s, pytest.raises(AttributeError):
+            levels(hub.catalog, s.row)[0].key = "x"  # type: ignore[misc]
+
+    def test_session_that_brings_spend_from_another_store_begins_with_new_rows(
+        self, hub: Hub
+    ) -> None:
+        with hub.session("s") as s:
+            row, kind = s.row, kind_of(s.row.family)
+            assert opened(row, Limits(), "", {}) == []
+            account = Account(limits={"usd": 5.0}, granted={"usd": 2.0}, outer="f")
+            assert opened(row, Limits({"usd": 5.0}), "f", {"usd": 2.0}) == [
+                RowChange(kind, "account", encode(account), expect=0),
+                RowChange(kind, row.id, encode(Purse({"usd": 2.0}, {"usd": 2.0})), expect=0),
+            ]
+
+    def test_spend_event_names_the_model_only_if_there_is_one(self, hub: Hub) -> None:
+        with hub.session("s") as s:
+            s.spend(usd=1)
+            s.spend(usd=2, model="m")
+            assert kinds(s, "spend") == [
+                {"amounts": {"usd": 1}},
+                {"amounts": {"usd": 2}, "model": "m"},
+            ]
+
+    def test_pause_and_fork_return_what_is_reserved_and_not_spent(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 8})
+        s.spend(usd=0.5)
+        assert self.purse(hub, s).granted == {"usd": 1.0}
+        s.fork(1)
+        assert self.purse(hub, s).granted == {"usd": 0.5}
+        s.spend(usd=0.1)
+        assert self.purse(hub, s).granted["usd"] > 1
+        s.pause()
+        assert self.purse(hub, s).granted == {"usd": pytest.approx(0.6)}
+
+    def test_first_fork_of_a_reopened_session_returns_what_a_killed_process_reserved(
+        self, store: Path, clock: ManualClock
+    ) -> None:
+        killed = open_hub(store, clock=clock)
+        killed.session("s", budget={"usd": 8}).spend(usd=0.5)
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s") as s:
+            assert self.purse(hub, s).granted == {"usd": 1.0}
+            s.fork(1)
+            assert self.purse(hub, s).granted == {"usd": 0.5}
+        killed.close()
+
+    def test_new_limit_returns_what_every_session_has_reserved(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 8})
+        one, two = s.fork(2)
+        one.spend(usd=0.1)
+        assert self.purse(hub, one).granted == {"usd": 1.0}
+        two.budget(usd=16)
+        assert self.purse(hub, one).granted == {"usd": 0.1}
+        assert levels(hub.catalog, s.row)[0].account.granted == {"usd": 0.1}
+
+    def test_spend_beyond_what_is_free_returns_what_closed_sessions_have_reserved(
+        self, store: Path, clock: ManualClock
+    ) -> None:
+        killed = open_hub(store, clock=clock)
+        one, two = killed.session("s", budget={"usd": 8}).fork(2)
+        one.spend(usd=0.1)
+        two.pause()
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s/2") as two:
+            two.spend(usd=7.5)
+            assert self.purse(hub, one).granted == {"usd": 0.1}
+            account = levels(hub.catalog, two.row)[0].account
+            assert account.granted == {"usd": pytest.approx(7.6)}
+        killed.close()
+
+    def test_limit_of_a_child_leaves_the_limit_of_its_parent(self, hub: Hub) -> None:
+        with hub.session("p", budget={"usd": 8}) as p, hub.session("c", parent=p.id) as c:
+            c.budget(usd=2)
+            own, outer = levels(hub.catalog, c.row)
+            assert (own.account.limits, outer.account.limits) == ({"usd": 2.0}, {"usd": 8.0})
+
+    def test_share_of_a_new_session_is_reserved_and_limits_what_is_left(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 10}) as s:
+            s.spend(usd=1)
+            s.budget(usd=10)  # returns what is reserved
+            row = replace(s.row, id="0" * 32, name="kid")
+            hub.catalog.move([], verb="x", rows=reserved(hub.catalog, row, {"usd": 4, "pages": 2}))
+            assert left_for(hub.catalog, row) == {"usd": 4.0, "pages": 2.0}
+            (level,) = levels(hub.catalog, row)
+            assert level.purse == Purse({"usd": 4.0}, {}, {"usd": 4.0, "pages": 2.0})
+            assert level.account.granted == {"usd": 5.0}
+            paid = replace(level.purse, spent={"usd": 3.0, "pages": 5.0})
+            change = RowChange(kind_of(row.family), row.id, encode(paid))
+            hub.catalog.move([], verb="x", rows=[change])
+            assert left_for(hub.catalog, row) == {"usd": 1.0, "pages": 0.0}
+
+    def test_share_above_what_is_free_is_refused_with_what_is_left(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 10, "pages": 9}) as s:
+            s.spend(usd=1)
+            s.budget(usd=10)
+            row = replace(s.row, id="0" * 32, name="kid")
+            error = refused(reserved, hub.catalog, row, {"usd": 9.5, "pages": 9})
+            assert error.details["left"] == {"usd": 9.0}
+            assert "usd 9.5 of 9 left" in str(error)
+
+    def test_change_is_tried_a_hundred_times_while_siblings_are_faster(self) -> None:
+        tries: list[str] = []
+
+        def attempt(kind: str) -> None:
+            tries.append(kind)
+            raise Conflict(kind, "no")
+
+        for kind in ("row_moved", "head_moved"):
+            with pytest.raises(Conflict):
+                _again(lambda kind=kind: attempt(kind))  # type: ignore[misc]
+        assert tries == ["row_moved"] * 100 + ["head_moved"]
+
+
+class TestTime:
+    """The counter `seconds`, when clocks or processes do not do as they should."""
+
+    def test_clock_that_was_set_back_gives_no_time_back(self, hub: Hub, clock: ManualClock) -> None:
+        with hub.session("s", budget={"seconds": 100}) as s:
+            clock.advance(-(10**9))
+            assert s.budget_left() == {"seconds": 100}
+            s.spend(usd=1)
+            assert s.spent() == {"usd": 1}
+
+    def test_time_that_is_overrun_is_zero(self, hub: Hub, clock: ManualClock) -> None:
+        with hub.session("s", budget={"seconds": 100}) as s:
+            clock.advance(100 * 10**9 + 10**8)
+            assert s.budget_left() == {"seconds": 0}
+            s.budget(seconds=None)
+
+    @pytest.mark.parametrize("soft", [False, True])
+    def test_time_of_a_killed_process_is_counted_to_its_last_event(
+        self, store: Path, clock: ManualClock, soft: bool
+    ) -> None:
+        budget = {"soft": {"seconds": 100}} if soft else {"seconds": 100}
+        killed = open_hub(store, clock=clock)
+        with killed.session("s", budget=budget) as s:
+            clock.advance(3 * 10**9)
+        clock.advance(HOUR)
+        s = killed.session("s")
+        clock.advance(4 * 10**9)
+        s.spend(usd=1)  # counts these four
+        clock.advance(2 * 10**9)
+        s.say("user", "the last sign of life")
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s") as t:
+            assert t.spent() == {"usd": 1, "seconds": 9}
+            amounts = [data["amounts"] for data in kinds(t, "spend")]
+            assert amounts == [{"seconds": 3}, {"usd": 1, "seconds": 4}, {"seconds": 2}]
+        killed.close()
+
+    def test_process_killed_right_after_a_count_adds_nothing(
+        self, store: Path, clock: ManualClock
+    ) -> None:
+        killed = open_hub(store, clock=clock)
+        s = killed.session("s", budget={"seconds": 100})
+        clock.advance(4 * 10**9)
+        s.spend(usd=1)
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s") as t:
+            assert [data["amounts"] for data in kinds(t, "spend")] == [{"usd": 1, "seconds": 4}]
+        killed.close()
 
 
 class TestFamily:

@@ -135,7 +135,18 @@ class LeaseTests:
     def test_a_forged_lease_moves_nothing(self, catalog: Catalog) -> None:
         lease = catalog.acquire("w", "ann", 100)
         self._check_refused(catalog, Lease("w", "bob", lease.fence, lease.expires))
+        self._check_refused(catalog, Lease("w", "abe", lease.fence, lease.expires))
         self._check_refused(catalog, Lease("w", "ann", lease.fence + 1, lease.expires))
+        self._check_refused(catalog, Lease("w", "ann", lease.fence - 1, lease.expires))
+
+    def test_an_earlier_lease_of_the_same_owner_moves_nothing(self, catalog: Catalog) -> None:
+        earlier = catalog.acquire("w", "ann", 100)
+        catalog.release(earlier)
+        catalog.acquire("w", "ann", 100)
+        self._check_refused(catalog, earlier)
+
+    def test_a_lease_may_last_one_nanosecond(self, catalog: Catalog, clock: ManualClock) -> None:
+        assert catalog.acquire("w", "ann", 1).expires == clock.now_ns() + 1
 
     def _check_refused(self, catalog: Catalog, lease: Lease) -> None:
         with pytest.raises(Refused) as caught:
