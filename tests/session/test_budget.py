@@ -19,6 +19,7 @@ from ortet.backend.abc import RowChange
 from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.session.billing import Bill, Second, Span, Spent, bill, spends
 from ortet.session.budget import (
     _again,
     kind_of,
@@ -594,6 +595,49 @@ class TestBill:
         hub.session("a").spend(usd=1)
         assert {line.name: line.amounts["usd"] for line in hub.bill()} == {"old": 5, "a": 1}
         assert [line.key for line in hub.bill(by="day")] == ["2023-11-14"]
+
+    def test_spends_are_listed_with_the_second_session_and_model(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
+        clock.advance(HOUR - clock.now_ns() % HOUR + 61 * 10**9)
+        at = clock.now_ns()
+        with hub.session("s") as s:
+            s.spend(usd=1)
+            s.spend(usd=2)
+            clock.advance(5 * 10**9 + 7)
+            s.spend(usd=4, model="m")
+        hour = datetime.fromtimestamp(at // 10**9, UTC).strftime("%Y-%m-%dT%H")
+        span = Span("a", "old", "old", "", {"usd": 8.0}, 3)
+        hub.catalog.move([], verb="x", rows=[RowChange("bill", f"{hour}/old/", encode(span))])
+        assert sorted(spends(hub.catalog, None), key=lambda one: one.time) == [
+            Spent(at - 61 * 10**9, "old", "", {"usd": 8.0}),
+            Spent(at, s.id, "", {"usd": 3}),
+            Spent(at + 5 * 10**9, s.id, "m", {"usd": 4}),
+        ]
+        assert [one.model for one in spends(hub.catalog, at + 2 * 10**9)] == ["m"]
+
+    def test_several_spends_in_one_second_are_all_counted(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
+        with hub.session("s") as s:
+            for _ in range(3):
+                s.spend(usd=1)
+        for since in (None, clock.now_ns()):
+            assert [(one.amounts, one.spends) for one in hub.bill(since=since)] == [({"usd": 3}, 3)]
+
+    def test_bill_leaves_out_agents_that_its_reader_may_not_see(self, hub: Hub) -> None:
+        for agent in ("one", "two", "three"):
+            with hub.session("s", agent=agent) as s:
+                s.spend(usd=1)
+        for hidden in ("one", "two", "three"):
+            lines = bill(hub.catalog, None, "agent", sees=hidden.__ne__)
+            assert {line.key for line in lines} == {"one", "two", "three"} - {hidden}
+
+    def test_lines_and_rows_of_a_bill_cannot_be_changed_in_place(self) -> None:
+        rows = (Bill("k", "n", {}, 0), Second(0, {}, 0), Spent(0, "", "", {}), Span("", "", ""))
+        for row in rows:
+            with pytest.raises(AttributeError):
+                row.amounts = {}  # type: ignore[misc]
 
     def test_bill_with_a_bad_grouping_or_date_is_refused(self, hub: Hub) -> None:
         for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):
