@@ -304,6 +304,32 @@ class TestRows:
         assert tries == ["row_moved"] * 100 + ["head_moved"]
 
 
+class TestShares:
+    """A session that was given a share of its family's budget."""
+
+    def share(self, hub: Hub, s: Session, usd: float) -> Session:
+        (kid,) = s.fork(1)
+        rows = [RowChange(kind_of(kid.row.family), kid.id, encode(Purse(share={"usd": usd})))]
+        hub.catalog.move([], verb="x", rows=rows)
+        return kid
+
+    def test_spent_share_is_told_as_the_share(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 10}) as s:
+            error = refused(self.share(hub, s, 1).spend, usd=2)
+            assert "has spent its share (usd 2 of 1)" in str(error)
+            assert (error.details["limits"], error.details["left"]) == ({"usd": 1}, {"usd": 0})
+
+    def test_spent_budget_is_told_as_the_budget_while_the_share_lasts(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 1}) as s:
+            error = refused(self.share(hub, s, 5).spend, usd=2)
+            assert "the budget is spent (usd 2 of 1)" in str(error)
+            assert error.details["limits"] == {"usd": 1}
+
+    def test_limit_of_nothing_is_told_as_nothing_spent(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 0})
+        assert "(usd 0 of 0)" in str(refused(s.act, len, "abc"))
+
+
 class TestTime:
     """The counter `seconds`, when clocks or processes do not do as they should."""
 
@@ -314,9 +340,13 @@ class TestTime:
             s.spend(usd=1)
             assert s.spent() == {"usd": 1}
 
-    def test_time_that_is_overrun_is_zero(self, hub: Hub, clock: ManualClock) -> None:
+    def test_time_left_has_fractions_and_is_zero_when_it_is_overrun(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
-            clock.advance(100 * 10**9 + 10**8)
+            clock.advance(10**9 + 5 * 10**8)
+            assert s.budget_left() == {"seconds": 98.5}
+            clock.advance(99 * 10**9)
             assert s.budget_left() == {"seconds": 0}
             s.budget(seconds=None)
 
@@ -339,6 +369,22 @@ class TestTime:
             assert t.spent() == {"usd": 1, "seconds": 9}
             amounts = [data["amounts"] for data in kinds(t, "spend")]
             assert amounts == [{"seconds": 3}, {"usd": 1, "seconds": 4}, {"seconds": 2}]
+        killed.close()
+
+    def test_time_of_a_process_killed_after_a_restore_is_counted_from_the_restore(
+        self, store: Path, clock: ManualClock
+    ) -> None:
+        killed = open_hub(store, clock=clock)
+        s = killed.session("s", budget={"seconds": 100})
+        point = s.commit("here").oid
+        s.say("user", "a way that is left")
+        clock.advance(3 * 10**9)
+        s.restore(point)
+        clock.advance(4 * 10**9)
+        s.say("user", "the last sign of life")
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s") as t:
+            assert t.spent() == {"seconds": pytest.approx(7, abs=0.002)}
         killed.close()
 
     def test_process_killed_right_after_a_count_adds_nothing(
