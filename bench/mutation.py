@@ -45,9 +45,9 @@ EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Operators that swap equality and identity: with None and interned text they change nothing."""
 
 
-LEFT_ALONE = ("os.kill(", "if TYPE_CHECKING")
+LEFT_ALONE = ("os.kill(", "if TYPE_CHECKING", "@overload")
 """Lines without mutants. One of os.kill could end a process that the tests have not started; the
-other is for type checkers only."""
+others are for type checkers only."""
 
 
 class Subject(NamedTuple):
@@ -81,7 +81,7 @@ SUBJECTS = [
     Subject("merge", "graph/mergefile.py", "graph/test_mergefile.py graph/test_merge.py"),
     Subject("merge", "graph/mergelinks.py", "graph/test_mergelinks.py graph/test_merge.py"),
     Subject("merge", "graph/textmerge.py", "graph/test_textmerge.py graph/test_merge.py"),
-    Subject("merge", "journal/union.py", "session/test_joining.py"),
+    Subject("merge", "journal/union.py", "journal/test_union.py session/test_joining.py"),
     Subject(
         "effects",
         "session/deeds.py",
@@ -92,7 +92,8 @@ SUBJECTS = [
     Subject(
         "effects",
         "session/actions.py",
-        "session/test_session.py session/test_replaying.py session/test_odd_values.py",
+        "session/test_actions.py session/test_session.py session/test_replaying.py "
+        "session/test_odd_values.py",
     ),
 ]
 

@@ -20,6 +20,7 @@ from ortet.backend.abc import RowChange
 from ortet.codec import encode
 from ortet.config import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
+from ortet.session.billing import Bill, Second, Span, Spent, bill, spends
 from ortet.session.budget import (
     _again,
     kind_of,
@@ -294,6 +295,32 @@ class TestRows:
         assert tries == ["row_moved"] * 100 + ["head_moved"]
 
 
+class TestShares:
+    """A session that was given a share of its family's budget."""
+
+    def share(self, hub: Hub, s: Session, usd: float) -> Session:
+        (kid,) = s.fork(1)
+        rows = [RowChange(kind_of(kid.row.family), kid.id, encode(Purse(share={"usd": usd})))]
+        hub.catalog.move([], verb="x", rows=rows)
+        return kid
+
+    def test_spent_share_is_told_as_the_share(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 10}) as s:
+            error = refused(self.share(hub, s, 1).spend, usd=2)
+            assert "has spent its share (usd 2 of 1)" in str(error)
+            assert (error.details["limits"], error.details["left"]) == ({"usd": 1}, {"usd": 0})
+
+    def test_spent_budget_is_told_as_the_budget_while_the_share_lasts(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 1}) as s:
+            error = refused(self.share(hub, s, 5).spend, usd=2)
+            assert "the budget is spent (usd 2 of 1)" in str(error)
+            assert error.details["limits"] == {"usd": 1}
+
+    def test_limit_of_nothing_is_told_as_nothing_spent(self, hub: Hub) -> None:
+        s = hub.session("s", budget={"usd": 0})
+        assert "(usd 0 of 0)" in str(refused(s.act, len, "abc"))
+
+
 class TestTime:
     """The counter `seconds`, when clocks or processes do not do as they should."""
 
@@ -304,9 +331,13 @@ class TestTime:
             s.spend(usd=1)
             assert s.spent() == {"usd": 1}
 
-    def test_time_that_is_overrun_is_zero(self, hub: Hub, clock: ManualClock) -> None:
+    def test_time_left_has_fractions_and_is_zero_when_it_is_overrun(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
-            clock.advance(100 * 10**9 + 10**8)
+            clock.advance(10**9 + 5 * 10**8)
+            assert s.budget_left() == {"seconds": 98.5}
+            clock.advance(99 * 10**9)
             assert s.budget_left() == {"seconds": 0}
             s.budget(seconds=None)
 
@@ -329,6 +360,22 @@ class TestTime:
             assert t.spent() == {"usd": 1, "seconds": 9}
             amounts = [data["amounts"] for data in kinds(t, "spend")]
             assert amounts == [{"seconds": 3}, {"usd": 1, "seconds": 4}, {"seconds": 2}]
+        killed.close()
+
+    def test_time_of_a_process_killed_after_a_restore_is_counted_from_the_restore(
+        self, store: Path, clock: ManualClock
+    ) -> None:
+        killed = open_hub(store, clock=clock)
+        s = killed.session("s", budget={"seconds": 100})
+        point = s.commit("here").oid
+        s.say("user", "a way that is left")
+        clock.advance(3 * 10**9)
+        s.restore(point)
+        clock.advance(4 * 10**9)
+        s.say("user", "the last sign of life")
+        clock.advance(31 * 10**9)
+        with open_hub(store, clock=clock) as hub, hub.session("s") as t:
+            assert t.spent() == {"seconds": pytest.approx(7, abs=0.002)}
         killed.close()
 
     def test_process_killed_right_after_a_count_adds_nothing(
@@ -585,6 +632,49 @@ class TestBill:
         hub.session("a").spend(usd=1)
         assert {line.name: line.amounts["usd"] for line in hub.bill()} == {"old": 5, "a": 1}
         assert [line.key for line in hub.bill(by="day")] == ["2023-11-14"]
+
+    def test_spends_are_listed_with_the_second_session_and_model(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
+        clock.advance(HOUR - clock.now_ns() % HOUR + 61 * 10**9)
+        at = clock.now_ns()
+        with hub.session("s") as s:
+            s.spend(usd=1)
+            s.spend(usd=2)
+            clock.advance(5 * 10**9 + 7)
+            s.spend(usd=4, model="m")
+        hour = datetime.fromtimestamp(at // 10**9, UTC).strftime("%Y-%m-%dT%H")
+        span = Span("a", "old", "old", "", {"usd": 8.0}, 3)
+        hub.catalog.move([], verb="x", rows=[RowChange("bill", f"{hour}/old/", encode(span))])
+        assert sorted(spends(hub.catalog, None), key=lambda one: one.time) == [
+            Spent(at - 61 * 10**9, "old", "", {"usd": 8.0}),
+            Spent(at, s.id, "", {"usd": 3}),
+            Spent(at + 5 * 10**9, s.id, "m", {"usd": 4}),
+        ]
+        assert [one.model for one in spends(hub.catalog, at + 2 * 10**9)] == ["m"]
+
+    def test_several_spends_in_one_second_are_all_counted(
+        self, hub: Hub, clock: ManualClock
+    ) -> None:
+        with hub.session("s") as s:
+            for _ in range(3):
+                s.spend(usd=1)
+        for since in (None, clock.now_ns()):
+            assert [(one.amounts, one.spends) for one in hub.bill(since=since)] == [({"usd": 3}, 3)]
+
+    def test_bill_leaves_out_agents_that_its_reader_may_not_see(self, hub: Hub) -> None:
+        for agent in ("one", "two", "three"):
+            with hub.session("s", agent=agent) as s:
+                s.spend(usd=1)
+        for hidden in ("one", "two", "three"):
+            lines = bill(hub.catalog, None, "agent", sees=hidden.__ne__)
+            assert {line.key for line in lines} == {"one", "two", "three"} - {hidden}
+
+    def test_lines_and_rows_of_a_bill_cannot_be_changed_in_place(self) -> None:
+        rows = (Bill("k", "n", {}, 0), Second(0, {}, 0), Spent(0, "", "", {}), Span("", "", ""))
+        for row in rows:
+            with pytest.raises(AttributeError):
+                row.amounts = {}  # type: ignore[misc]
 
     def test_bill_with_a_bad_grouping_or_date_is_refused(self, hub: Hub) -> None:
         for wrong in ({"by": "mood"}, {"since": "yesterday"}, {"since": 1.5}):

@@ -247,6 +247,19 @@ class TestKeys:
         assert s.act(work, name="pay", key="k", scope="timeline") == 7
         assert [effect.state for effect in s.effects()] == ["done", "done"]
 
+    @pytest.mark.parametrize("by_fork", [False, True])
+    def test_effect_begun_by_another_session_of_the_family_is_in_flight(
+        self, s: Session, by_fork: bool
+    ) -> None:
+        """Also one that may be repeated with its key: the other session does it now."""
+        (fork,) = s.fork(1)
+        one, other = (fork, s) if by_fork else (s, fork)
+        one.intend("put", key="k", replay="idempotent")
+        with pytest.raises(Conflict) as caught:
+            other.intend("put", key="k", replay="idempotent")
+        assert caught.value.kind == "in_flight"
+        assert caught.value.details["session"] == one.id
+
     def test_effect_that_another_thread_declares_is_in_flight(self, hub: Hub, s: Session) -> None:
         begun = s.intend("pay", key="k").effect
         deeds = s._deeds
@@ -307,6 +320,13 @@ class TestShown:
         assert said_of(ValueError("no")) == "ValueError: no"
         assert len(said_of(ValueError("x" * 3000))) == 2000
         assert said_of(ValueError("\udc80")) == "ValueError: ?"
+
+    def test_failure_that_cannot_be_printed_is_recorded_by_its_class(self) -> None:
+        class Odd(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no")
+
+        assert said_of(Odd()) == "Odd"
 
     def test_command_of_an_effect_is_clipped_to_five_hundred_characters(self, hub: Hub) -> None:
         with hub.session("s") as s:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from threading import Event as Flag
+from threading import enumerate as enumerate_threads
 from typing import Any, cast
 
 import pytest
@@ -338,6 +339,12 @@ class TestHeart:
             for one in held:
                 one.beaten.clear()
             assert all(one.beaten.wait(30) for one in held)
+
+    def test_renewing_thread_does_not_keep_the_process_alive(self, heart: Heart) -> None:
+        before = set(enumerate_threads())
+        heart.add(cast(Holding, Beating()))
+        (thread,) = set(enumerate_threads()) - before
+        assert (thread.name, thread.daemon) == ("ortet-heart", True)
 
     def test_renewal_waits_one_second_for_a_locked_store(self, heart: Heart) -> None:
         one = Beating()
