@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = [
     "tests.fixtures.tally",  # before those that import it: pytest rewrites assertions of plugins
     "tests.fixtures.markers",
+    "tests.fixtures.order",
+    "tests.fixtures.slow",
     "tests.fixtures.services",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",

@@ -54,6 +54,7 @@ def test_bench_only_runs_the_selected_row(tmp_path: Path) -> None:
     assert "part: files" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.criu
 def test_the_live_part_runs_beside_raw_criu(tmp_path: Path) -> None:
     done = run(tmp_path, "--part", "live", peers=True)
@@ -68,6 +69,7 @@ def live_titles() -> list[str]:
     return re.findall(r'^ +Row\(\s*"live-[^"]+",\s*"([^"]+)"', ROWS.read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_memory_part_runs_without_peers(tmp_path: Path) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")
@@ -83,6 +85,7 @@ def test_the_memory_part_runs_without_peers(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_serve_part_writes_its_rows_and_keeps_others(tmp_path: Path) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")
@@ -105,6 +108,7 @@ def test_the_serve_part_writes_its_rows_and_keeps_others(tmp_path: Path) -> None
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_adapters_part_runs_without_peers(tmp_path: Path) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")
@@ -120,6 +124,7 @@ def test_the_adapters_part_runs_without_peers(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_scale_part_runs_without_peers(tmp_path: Path, module: Any) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")

@@ -19,10 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 NEEDS = {
     "live.md": ("root", "criu"),
-    "scale-out.md": ("postgres", "s3", "valkey"),
-    "ray.md": ("ray",),
+    "scale-out.md": ("postgres", "s3", "valkey", "slow"),
+    "ray.md": ("ray", "slow"),
+    "swarms.md": ("slow",),
+    "cli.md": ("slow",),
 }
-"""Page -> what its blocks need; all of them need an installed `ortet`."""
+"""Page -> the markers of what its blocks need; all of them need an installed `ortet`."""
 NOT_EXECUTED = {"text", "toml"}
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 MARK = "<<step %d ended with %d>>"

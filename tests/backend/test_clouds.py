@@ -70,6 +70,7 @@ def test_a_server_that_stays_busy_is_unavailable(cloud: Cloud) -> None:
     assert caught.value.kind == "bucket_unavailable"
 
 
+@pytest.mark.slow
 def test_delete_of_more_keys_than_one_request_takes_succeeds(bucket: S3Bucket) -> None:
     keys = [f"k{number}" for number in range(260)]  # Azure takes 256
     assert not bucket.put_all(dict.fromkeys(keys[:-1], b"x"))

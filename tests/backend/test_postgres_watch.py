@@ -31,6 +31,7 @@ def opened(server: Server, connect: int = 5) -> PostgresCatalog:
     return PostgresCatalog(f"{server.url()}&connect_timeout={connect}")
 
 
+@pytest.mark.slow
 def test_a_paused_server_is_reported_as_gone(server: Server) -> None:
     told: list[str] = []
 

@@ -181,6 +181,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_its_uploads_to_the_next(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def check_commit(hub: Hub, base: Path, oid: str, gen: int, files: bool) -> None:
         place.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("how", "seed"),

@@ -279,6 +279,7 @@ def test_an_idle_agent_ends(ortet: Ortet, work: Path) -> None:
     eventually(lambda: not sock.exists())
 
 
+@pytest.mark.slow
 def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, work: Path) -> None:
     with ended_by(told(agent, work)["pid"]):
         shutil.rmtree(agent.store)

@@ -53,6 +53,7 @@ def test_session_opened_outside_the_server_is_refused_at_once(patient: Server) -
             assert not other.signal.wait("rooms", asked, 0)
 
 
+@pytest.mark.slow
 def test_session_with_a_running_program_is_not_lent(patient: Server) -> None:
     begin(patient)
     ran = patient.client().ask(

@@ -23,6 +23,7 @@ def here(serve: Serve) -> tuple[Client, Path]:
     return server.client(), server.store / "catalog.db"
 
 
+@pytest.mark.slow
 def test_write_to_a_locked_store_is_503_and_reads_succeed(here: tuple[Client, Path]) -> None:
     client, catalog = here
     path = client.new("s")

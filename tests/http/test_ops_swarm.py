@@ -115,6 +115,7 @@ def test_the_best_of_eight_is_adopted_and_every_attempt_is_told(
     assert (wrong.status, wrong.kind) == (422, "bad_cursor")
 
 
+@pytest.mark.slow
 def test_swarm_stream_resumes_after_the_last_event_id(
     server: Server, client: Client, gate: Gate
 ) -> None:

@@ -77,6 +77,7 @@ def not_ready(server: Server, part: str) -> list[str]:
     return [reply.data["message"] for reply in replies]
 
 
+@pytest.mark.slow
 def test_server_is_not_ready_while_its_database_is_paused_or_stopped(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_server_is_not_ready_while_its_database_is_paused_or_stopped(
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_readiness_reports_a_bucket_that_does_not_answer(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:
@@ -132,6 +134,7 @@ def _all_but_the_bucket(replies: list[Reply]) -> bool:
     return all((reply.status, reply.data) == (200, said) for reply in replies)
 
 
+@pytest.mark.slow
 def test_server_stops_while_its_database_is_paused(
     serve: Serve, postgres: Postgres, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_upload_that_stops_sending_is_408(scene: Scene) -> None:
     assert not scene.received
 
 
+@pytest.mark.slow
 def test_slow_upload_without_a_token_is_401(scene: Scene) -> None:
     """A byte now and then would keep a place for ever."""
     for path in ("catalog/head", "signal/token", "bucket/list"):

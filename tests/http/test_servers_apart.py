@@ -148,6 +148,7 @@ def _skewed(place: Path, seconds: int) -> str:
     return str(place)
 
 
+@pytest.mark.slow
 def test_lease_holds_between_servers_whose_clocks_differ_by_minutes(
     farm: Farm, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from ortet.journal.things import Artifact, Decision, Fact
 from ortet.journal.union import Contradiction, Union, said, union
 
 if TYPE_CHECKING:
-    from tests.journal.conftest import Bench
+    from tests.fixtures.journals import Bench
 
 Things = Sequence[Fact | Decision | Artifact | Collaboration]
 

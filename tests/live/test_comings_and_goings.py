@@ -65,6 +65,7 @@ def test_restore_succeeds_when_a_process_exits_at_once(life: Life) -> None:
         assert told(session, f"kill -0 {other.pid}; echo $?") == "0"
 
 
+@pytest.mark.slow
 def test_commit_with_a_process_whose_first_thread_ended_is_refused(life: Life) -> None:
     session = life.begin()
     job = session.spawn("half", ["python3", "-c", _HEADLESS])

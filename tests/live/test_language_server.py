@@ -84,6 +84,7 @@ class Client:
             data, self.cursor = data + piece.data, piece.cursor
 
 
+@pytest.mark.slow
 def test_a_language_server_session_continues_in_each_copy(life: Life, python: Path) -> None:
     (life.project / "code.py").write_text(_CODE)
     session = life.begin()

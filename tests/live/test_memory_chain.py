@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.live.lives import Life, ask
 
 _MIB = 256
@@ -19,6 +20,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_five_generations_of_forks_keep_their_own_memory(life: Life) -> None:
     session = life.begin()
     session.spawn("holder", ["python3", "-c", _HOLDER], stdin=True)

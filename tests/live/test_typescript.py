@@ -30,6 +30,7 @@ def session(life: Life) -> Session:
     return life.begin()
 
 
+@pytest.mark.slow
 def test_the_compiler_of_each_copy_compiles_only_its_own_changed_file(
     life: Life, session: Session
 ) -> None:

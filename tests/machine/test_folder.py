@@ -410,6 +410,7 @@ class Vandal:
         os.setxattr(path, "user.count", str(self.count).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8 * SOAK))
 def test_watched_scanned_and_reopened_machines_agree_after_random_changes(
     shed: Shed, root: Path, seed: int

@@ -455,6 +455,7 @@ def mounts_of(machine: Machine) -> list[str]:
     return Path(f"/proc/{pid_of(machine)}/mounts").read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conformance/test_engine_overlay", "machine/test_upper"])
 def test_the_engine_tests_pass_as_an_unprivileged_user(place: Path, name: str) -> None:
     """The engine's suite again."""

@@ -201,6 +201,7 @@ def test_a_moved_directory_is_not_read_again(eye: Eye) -> None:
     assert eye.scan({b"": {b"a"}, b"e": {b"moved"}}) == eye.afresh()
 
 
+@pytest.mark.slow
 def test_a_scan_sees_every_change_of_file_type(eye: Eye) -> None:
     place = eye.root / "d" / "thing"
     makers: dict[str, Callable[[], object]] = {

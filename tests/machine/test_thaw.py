@@ -362,6 +362,7 @@ def lay(root: Path, things: list[tuple[str, str]]) -> None:
         subprocess.run(["sh", "-c", script], cwd=root, check=False, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,

@@ -270,6 +270,7 @@ def test_a_racy_file_is_read_again(make: Make) -> None:
     assert pair.told() == pair.seen() != one
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

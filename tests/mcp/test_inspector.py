@@ -51,6 +51,7 @@ def inspect(inspector: Path, project: Project, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_mcp_inspector_lists_and_calls_tools_over_both_transports(
     project: Project, inspector: Path
 ) -> None:

@@ -154,6 +154,7 @@ def prompt(text: str) -> str:
     return json.dumps({"hook_event_name": "UserPromptSubmit", "prompt": text})
 
 
+@pytest.mark.slow
 def test_write_to_a_session_open_elsewhere_is_refused_and_reads_succeed(project: Project) -> None:
     """It is asked for again for a moment, then refused in words; reading goes on."""
     project.ortet("init")

@@ -174,6 +174,7 @@ def hosts(tmp_path: Path, schema: str, s3: str) -> Iterator[tuple[Host, Host]]:
         yield made[0], made[1]
 
 
+@pytest.mark.slow
 def test_session_with_running_programs_moves_to_another_host_and_back(
     hosts: tuple[Host, Host],
 ) -> None:

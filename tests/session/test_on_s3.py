@@ -166,6 +166,7 @@ def test_commits_one_after_the_other_are_owed_once(
     assert not owing(other.catalog)
 
 
+@pytest.mark.slow
 def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
     host: Host, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
     host: Host, proxy: Proxy, tmp_path: Path
 ) -> None:

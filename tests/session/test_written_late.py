@@ -101,6 +101,7 @@ def test_retry_of_a_commit_writes_the_queued_events_once(
         assert said(a) == said(hub.get("a")) == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_message_sent_during_a_database_pause_is_recorded_once(tmp_path: Path) -> None:
     server = Server()
     url = f"{server.url()}&connect_timeout=5&bucket=file://{tmp_path}/bucket"

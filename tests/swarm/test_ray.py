@@ -132,6 +132,7 @@ def stall(session: Session, i: int) -> int:
     return 7
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("joined")
 def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path) -> None:
     work = tmp_path / "work"
@@ -159,6 +160,7 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
     assert (one.run("cat answer").stdout, (work / "answer").read_text()) == ("1\n", "2\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("joined")
 def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path: Path) -> None:
     """What ran ends; who goes on makes what was not done, and can be stopped."""
@@ -201,6 +203,7 @@ def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path:
     assert [row.name for row in hub.sessions()] == ["left"]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_no_node_sends_what_it_has(cluster: Address, tmp_path: Path) -> None:
     """What goes wrong is told as on one host. All nodes are this one: its directory will do."""
     more = 5
@@ -261,6 +264,7 @@ def test_a_server_has_its_cluster_from_who_started_it(cluster: Address, tmp_path
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_node_and_then_the_head_are_killed_in_the_middle(
     mortal: RayCluster, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def raced(store: Path, seconds: float, several: int) -> None:
     assert max(parents.values()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_processes_racing_on_one_thread_keep_its_history_consistent(tmp_path: Path) -> None:
     """Two for a moment, or three for half a minute."""
