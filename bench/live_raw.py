@@ -36,10 +36,13 @@ class Raw:
         machine, ground = self._machine, self._machine._ground
         home = Home(ground.objects, ground.trees, self._copy)
         self._plan, covers = ground.plan(machine._spec, home, machine._standing)
+        own, names = machine._home.place, [f"upper-{machine._standing.upper}"]
         for cover in covers:
-            cover.upper.rmdir()
-        own, names = machine._home.place, [cover.upper.name for cover in covers]
-        names.append(f"upper-{machine._standing.upper}")
+            if (
+                own / cover.upper.name
+            ).exists():  # else the host mounted it after the machine began
+                cover.upper.rmdir()
+                names.append(cover.upper.name)
         self._uppers = [str(own / name) for name in names]
         self._worker = ground.keeper.worker(machine._guard.pid)
 

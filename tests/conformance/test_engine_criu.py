@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,5 +19,7 @@ pytestmark = pytest.mark.criu
 
 class TestCriu(EngineTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
-        return CriuEngine(objects, trees, SystemClock(), root=tmp_path / "store")
+    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Iterator[Engine]:
+        engine = CriuEngine(objects, trees, SystemClock(), root=tmp_path / "store")
+        yield engine
+        engine.close()

@@ -25,8 +25,8 @@ class Life:
     def __init__(self, place: Path) -> None:
         self.project = place / "project"
         self.project.mkdir()
-        self._store = place / "store"
-        self.hub = ortet.open(self._store)
+        self.store = place / "store"
+        self.hub = ortet.open(self.store)
 
     def begin(self, name: str = "work", *, network: str | None = None) -> Session:
         return self.hub.session(
@@ -35,10 +35,10 @@ class Life:
 
     def kill(self) -> Hub:
         """End every process of every machine at once, and the hub; returns a new hub."""
-        for pid in keepers():
+        for pid in keepers(self.store):
             os.kill(pid, signal.SIGKILL)
         self.hub.close()
-        self.hub = ortet.open(self._store)
+        self.hub = ortet.open(self.store)
         return self.hub
 
     def all_of_it(self, session: Session, use: Use) -> Session:
@@ -60,9 +60,9 @@ class Life:
         self.hub.close()
 
 
-def keepers() -> Iterator[int]:
-    """The processes that this test's machines descend from."""
-    own = str(os.getpid()).encode()
+def keepers(store: Path) -> Iterator[int]:
+    """The processes that the machines of a store descend from, of those that this process began."""
+    own, area = str(os.getpid()).encode(), os.fsencode(store)
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
@@ -70,7 +70,7 @@ def keepers() -> Iterator[int]:
                 command = (place / "cmdline").read_bytes()
             except OSError:
                 continue
-            if parent == own and b"/keeper.py" in command:
+            if parent == own and b"/keeper.py" in command and area in command:
                 yield int(place.name)
 
 

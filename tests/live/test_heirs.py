@@ -90,9 +90,9 @@ def test_forks_are_started_after_the_commit_if_they_could_not_start_early(
     until(fork, f"[ $(cat n) -gt {number} ]")
 
 
-def test_fork_succeeds_after_a_waiting_criu_was_killed(session: Session) -> None:
-    eventually(lambda: len(crius()) >= 3, say=crius)  # they are begun, and nobody waits for them
-    waiting = crius()
+def test_fork_succeeds_after_a_waiting_criu_was_killed(life: Life, session: Session) -> None:
+    eventually(lambda: len(crius(life)) >= 3)  # they are begun, and nobody waits for them
+    waiting = crius(life)
     assert len(waiting) == 3  # for the next commit, and for two restores
     for pid in waiting:
         with open_pidfd(pid) as fd:
@@ -103,10 +103,10 @@ def test_fork_succeeds_after_a_waiting_criu_was_killed(session: Session) -> None
         until(fork, f"[ $(cat n) -gt {number} ]")
 
 
-def crius() -> list[int]:
+def crius(life: Life) -> list[int]:
     """Those that wait until somebody needs one."""
     found = []
-    for keeper in keepers():
+    for keeper in keepers(life.store):
         for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
             with suppress(OSError):
                 if b"swrk" in Path(f"/proc/{pid}/cmdline").read_bytes():
